@@ -11,7 +11,7 @@ from tests.chaos.tally import markdown, write_section
 
 
 def main() -> int:
-    """Run as the arguments say; 1 where something was violated."""
+    """Run with the given arguments; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5)

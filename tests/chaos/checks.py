@@ -1,4 +1,4 @@
-"""What must hold, as functions of what was seen; each returns the violations in words. Pure."""
+"""The invariants, as pure functions of observations that return violations as messages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tests.chaos.disk import Seen
 from tests.chaos.flips import Flip
 from tests.chaos.readers import Line
 
-RESTART_SECONDS = 10.0  # the promise is 2 s; the rest is for everything else that runs here
+RESTART_SECONDS = 10.0  # the guarantee is 2 s; the rest allows for the load of this harness
 PROGRESS_SECONDS = 90.0
 RACE_SECONDS = 0.5  # a reader's clock and ours differ by a scheduling delay
 
-# What a loader may raise while there is something wrong with the index.
+# Messages that a loader may raise while the index is damaged.
 _INDEX_WORDS = ("the index", "no cache at", "was removed", "has no samples yet")
 _TENSORFLOW_DAMAGE = ("DataLossError", "corrupted record", "truncated record")
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What readers had to live with lately.
+    """The faults that readers met recently.
 
     Attributes:
-        flips: of this round and the one before.
-        index_faults: when an index was damaged or missing: (from, to), monotonic seconds.
-        full_disks: when there was no room: (from, to).
+        flips: Bits flipped in this round and the one before.
+        index_faults: Spans (from, to) with a damaged or missing index, in monotonic seconds.
+        full_disks: Spans (from, to) with a full disk.
     """
 
     flips: Sequence[Flip] = ()
@@ -38,12 +38,12 @@ class Circumstances:
 
 
 def bound(seen: Seen) -> list[str]:
-    """G1: at no look was more allocated than allowed."""
+    """G1: allocated bytes never exceed the bound."""
     return [f"G1: {used:,} bytes in use, {most:,} allowed" for most, used in seen.over[:3]]
 
 
 def totals(found: CacheTotals, lost_before: int) -> list[str]:
-    """Samples do not vanish from the books, and shards not from the disk."""
+    """Samples do not vanish from the totals, nor shards from the disk."""
     wrong = []
     if found.drawn != found.samples + found.evicted_samples and found.lost_shards == 0:
         wrong.append(
@@ -56,7 +56,7 @@ def totals(found: CacheTotals, lost_before: int) -> list[str]:
 
 
 def findings(found: Iterable[Finding], damaged: set[int]) -> list[str]:
-    """G2: ``check`` finds what was damaged on purpose, and nothing else."""
+    """G2: ``check`` finds the deliberate damage, and nothing else."""
     return [
         f"G2: {finding.message}"
         for finding in found
@@ -65,7 +65,7 @@ def findings(found: Iterable[Finding], damaged: set[int]) -> list[str]:
 
 
 def holes(sidecar: Sidecar) -> list[str]:
-    """Only an object that was rewritten or deleted is a hole; a store's refusals are none."""
+    """Only rewritten or deleted objects become holes; a refusal by the store makes none."""
     return [
         f"shard {sidecar.number} has a hole of an object that never changed: {hole.reason}"
         for hole in sidecar.holes
@@ -74,7 +74,7 @@ def holes(sidecar: Sidecar) -> list[str]:
 
 
 def delivered_wrong(line: Line, now: Circumstances) -> list[str]:
-    """G2: nothing wrong is delivered but what was damaged after it had been verified."""
+    """G2: a wrong sample is delivered only if its shard was damaged after verification."""
     since = line.facts["since"] - RACE_SECONDS
     if any(flip.at >= since for flip in now.flips):
         return []
@@ -85,7 +85,7 @@ def delivered_wrong(line: Line, now: Circumstances) -> list[str]:
 
 
 def reader_error(line: Line, now: Circumstances) -> list[str]:
-    """G3: a reader meets no error but a named one, for which there is a reason."""
+    """G3: a reader raises only named errors, and only with a cause."""
     kind, message, since = line.facts["type"], line.facts["message"], line.facts["since"]
     if _within(line.at, now.index_faults) and any(w in message for w in _INDEX_WORDS):
         return []
@@ -100,13 +100,13 @@ def _within(at: float, spans: Iterable[tuple[float, float]]) -> bool:
 
 
 def restart(seconds: float, *, ready: bool, words: str, load: float = 1.0) -> list[str]:
-    """G6: the next start is quick, and needs nobody.
+    """G6: the next start is quick and needs no intervention.
 
     Args:
-        seconds: that it took.
-        ready: whether it owned the cache then.
-        words: its last ones.
-        load: processes that want to run, per core: what others have of the machine.
+        seconds: The duration of the start.
+        ready: Whether the service then owned the cache.
+        words: The end of its output.
+        load: Runnable processes per core, as a measure of competing load.
     """
     if not ready:
         return [f"G6: the service did not start: {words}"]
@@ -116,20 +116,20 @@ def restart(seconds: float, *, ready: bool, words: str, load: float = 1.0) -> li
 
 
 def is_refusal(words: str, *, full: bool) -> bool:
-    """Whether a start was refused because there was not one block left for the index."""
+    """Return whether a start was refused because a full disk had no block for the index."""
     return full and "no room on the disk for the index" in words
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What lies about after the service was stopped.
+    """Everything that is left after the service has stopped.
 
     Attributes:
-        exit_code: of the service.
-        processes: samplers that still run.
-        locks: lock files that somebody holds.
-        temporary: files that only a running service has a use for.
-        errors: what ``growcache check`` found, and its exit code.
+        exit_code: The service's exit code.
+        processes: Samplers that still run.
+        locks: Lock files that are still held.
+        temporary: Files that only a running service uses.
+        errors: The errors of ``growcache check``, and its exit code.
     """
 
     exit_code: int = 0
@@ -149,14 +149,14 @@ def stopped(left: Leftovers) -> list[str]:
 
 
 def named(state: str, waiting_for: str | None) -> list[str]:
-    """Liveness: whoever waits names the event that ends the wait."""
+    """Liveness: a waiting service names the event that ends the wait."""
     if state not in ("waiting", "full", "shrinking") or waiting_for:
         return []
     return [f"liveness: the service is {state}, and names no event"]
 
 
 def progress(drew: bool, waited_seconds: float, waiting_for: str | None) -> list[str]:
-    """Liveness: with nothing wrong any more, samples are drawn, or the event is named."""
+    """Liveness: without faults, samples are drawn or the awaited event is named."""
     if drew or waited_seconds < PROGRESS_SECONDS:
         return []
     awaited = f"it waits for {waiting_for}" if waiting_for else "and it names no event"
@@ -164,7 +164,7 @@ def progress(drew: bool, waited_seconds: float, waiting_for: str | None) -> list
 
 
 def reading(role: str, silent_seconds: float) -> list[str]:
-    """Liveness: with nothing wrong any more, every reader is served."""
+    """Liveness: without faults, every reader receives batches."""
     if silent_seconds < PROGRESS_SECONDS:
         return []
     return [f"liveness: {role} was given nothing for {silent_seconds:.0f} s"]

@@ -1,9 +1,8 @@
-"""What every sample holds: a function of (key, version, row), so whoever gets one can check it.
+"""The content of every sample: a function of (key, version, row), which any reader can check.
 
 A sample is 128 words of 64 bits: the key's number, the object's version, the row, 124 words
-mixed from those three, and the exclusive or of all words before it. There is no word that
-another one does not determine, so no flipped bit, no short copy and no mixture of two
-versions passes for a sample.
+mixed from those three, and the exclusive or of all words before it. Every word is determined by
+the others. So no flipped bit, short copy or mixture of two versions passes for a sample.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 _Mixed: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
 WORDS = 128
-ROWS = 96  # of an object: above 64 KiB, so it is read by range, header first
+ROWS = 96  # of an object: above 64 KiB, so that it is read by ranges, header first
 MOST_ROWS = 150  # of a heavy-tailed object
 PARETO_SHAPE = 1.1
 _HEAD = 3
 _STEPS = np.arange(_HEAD, WORDS - 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
-# Only these are ever changed: a rewritten object is a hole for as long as it is another
-# one, and a source of nothing but holes would test nothing.
-CHANGING = 5  # one object of so many
+# Only these objects ever change. A rewritten object is a hole until its listed version returns,
+# and a source of nothing but holes would test nothing.
+CHANGING = 5  # one object in five
 
 
 def key_name(number: int) -> str:
@@ -39,12 +38,12 @@ def key_name(number: int) -> str:
 
 
 def changes(key: str) -> bool:
-    """Whether the object is one of those that are rewritten and deleted."""
+    """Return whether the object is one of those that are rewritten and deleted."""
     return int(key.partition("/")[2].removesuffix(".npy")) % CHANGING == 0
 
 
 def _mix(values: _Mixed) -> _Mixed:
-    """splitmix64's finalizer: every bit of the result hangs on every bit of the value."""
+    """splitmix64's finalizer: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -62,13 +61,13 @@ def samples(head: Words) -> Words:
 
 
 def wrong(batch: Words) -> Flags:
-    """Return which samples of int64 [n, WORDS] are not what their own head says."""
+    """Return which samples of int64 [n, WORDS] do not match their own first words."""
     bad: Flags = (samples(batch[:, :_HEAD]) != batch).any(axis=1)
     return bad
 
 
 def rows_of(key: int, *, heavy_tailed: bool) -> int:
-    """Return how many rows an object has."""
+    """Return the number of rows of an object."""
     if not heavy_tailed:
         return ROWS
     return min(MOST_ROWS, int(random.Random(key).paretovariate(PARETO_SHAPE)))

@@ -1,4 +1,4 @@
-"""A file system of the cache's own, which fills when it is told to, and who watches it."""
+"""A file system for the cache that can be filled on demand, and a process that watches it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ LOOK_SECONDS = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where the cache lies.
+    """The directory of the cache, and its file system.
 
     Attributes:
-        root: the directory.
-        size: bytes of its file system; 0 where it has none of its own.
+        root: The directory.
+        size: The size of its file system in bytes; 0 if it has none of its own.
     """
 
     root: Path
     size: int
 
     def fill(self, spare: int = 0) -> bool:
-        """Leave the file system but ``spare`` bytes; whether it could be done.
+        """Leave only ``spare`` bytes free; return whether that worked.
 
-        It becomes as small as what lies in it, so nothing else of it is disturbed.
+        The file system shrinks to its contents, so nothing in it is disturbed.
         """
-        # Others write meanwhile, and it cannot become smaller than what lies in it.
+        # A file system cannot shrink below its contents, and other processes write meanwhile.
         return bool(self.size) and any(
             self._resize(max(4096, used_bytes(self.root) + spare + 4096 * n)) for n in range(20)
         )
 
     def free(self) -> None:
-        """Give the file system its size back."""
+        """Restore the file system's size."""
         if self.size:
             self._resize(self.size)
 
@@ -55,7 +55,7 @@ class Disk:
 
 @contextlib.contextmanager
 def own_disk(root: Path, size: int) -> Iterator[Disk]:
-    """Mount a file system of ``size`` bytes; where that is not allowed, use the directory."""
+    """Mount a file system of ``size`` bytes; if mounting is forbidden, use the directory."""
     root.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -68,20 +68,20 @@ def own_disk(root: Path, size: int) -> Iterator[Disk]:
 
 
 def used_bytes(root: Path) -> int:
-    """Return what the file system says is used."""
+    """Return the used bytes of the file system."""
     found = os.statvfs(root)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the watcher saw.
+    """The observations of the watcher.
 
     Attributes:
-        looks: how often it looked.
-        longest_gap_seconds: between two looks.
-        most_bytes: that it ever saw.
-        over: each time usage was above what was allowed: (allowed, found).
+        looks: The number of observations.
+        longest_gap_seconds: The longest time between two of them.
+        most_bytes: The highest usage.
+        over: Each observation above the allowed usage: (allowed, found).
     """
 
     looks: int = 0
@@ -91,7 +91,7 @@ class Seen:
 
 
 class Watcher:
-    """A process that looks at the disk every few milliseconds."""
+    """A process that measures the disk's usage every few milliseconds."""
 
     def __init__(self, disk: Disk, log: IO[bytes], report: Path) -> None:
         self._report = report
@@ -100,13 +100,13 @@ class Watcher:
         self._process = spawn(command, log=log, stdin=subprocess.PIPE, victim=False)
 
     def allow(self, nbytes: int) -> None:
-        """Say what may be used from now on."""
+        """Set the allowed usage from now on."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{nbytes}\n".encode())
         self._process.stdin.flush()
 
     def seen(self) -> Seen:
-        """Return what it saw up to about now."""
+        """Return the observations up to about now."""
         try:
             found = json.loads(self._report.read_text())
         except (FileNotFoundError, ValueError):
@@ -114,7 +114,7 @@ class Watcher:
         return Seen(**{**found, "over": tuple(map(tuple, found["over"]))})
 
     def close(self) -> Seen:
-        """End it; return all it saw."""
+        """End the process; return all its observations."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
@@ -123,7 +123,7 @@ class Watcher:
 
 
 class _Look:
-    """One process' account of a disk."""
+    """The watcher's measurements, in its own process."""
 
     def __init__(self, root: Path, *, own: bool) -> None:
         self._root, self._own = root, own
@@ -137,7 +137,7 @@ class _Look:
         if self._own:
             found = os.statvfs(self._root)
             same, self._blocks = found.f_blocks == self._blocks, found.f_blocks
-            if not same:  # resized this instant: the two counts may not be of one size
+            if not same:  # just resized, so the two counts may be of different sizes
                 return
             used = (found.f_blocks - found.f_bfree) * found.f_frsize
         else:
@@ -154,7 +154,7 @@ class _Look:
 
 
 def main() -> None:
-    """``DIRECTORY own|shared REPORT``: look, until standard input ends."""
+    """``DIRECTORY own|shared REPORT``: measure until standard input ends."""
     root, own, report = sys.argv[1:4]
     look, written = _Look(Path(root), own=own == "own"), 0.0
     while True:

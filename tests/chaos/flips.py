@@ -1,4 +1,4 @@
-"""Bits that change on the disk, and what became of each."""
+"""Bits that are flipped on the disk, and how each flip was found."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NUMBER = re.compile(r"/(\d{8})\.")
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A bit of a live shard that was turned over.
+    """A flipped bit of a live shard.
 
     Attributes:
-        kind: in which of its files.
-        number: of the shard.
-        digest: that its row gives.
-        path: of the file.
-        place: byte and bit.
-        at: monotonic seconds.
+        kind: The kind of file.
+        number: The shard's number.
+        digest: The digest in the shard's row.
+        path: The file.
+        place: Byte and bit.
+        at: Monotonic seconds.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class Flip:
     at: float
 
     def heal(self) -> None:
-        """Turn the bit back, if the file is there still."""
+        """Flip the bit back if the file still exists."""
         turn_over(self.path, self.place)
 
 
 def turn_over(path: Path, place: tuple[int, int]) -> bool:
-    """Turn over one bit of a file; False where the file is gone or shorter."""
+    """Flip one bit of a file; return False if the file is gone or shorter."""
     offset, bit = place
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -61,7 +61,7 @@ def turn_over(path: Path, place: tuple[int, int]) -> bool:
 
 
 def some_place(path: Path, dice: random.Random, tries: int = 1) -> tuple[int, int]:
-    """Return a byte and a bit of a file; with more tries rather one that says something."""
+    """Return a random byte and bit of a file; more tries favour a byte that is not zero."""
     data = path.read_bytes() or b"\0"
     offset = dice.randrange(len(data))
     while not data[offset] and tries > 1:
@@ -70,7 +70,7 @@ def some_place(path: Path, dice: random.Random, tries: int = 1) -> tuple[int, in
 
 
 def flip_shard(root: Path, kind: str, luck: float, sound: Collection[int]) -> Flip | None:
-    """Turn over a bit of a live shard that is sound still; None where there is none."""
+    """Flip a bit of a sound live shard; return None if there is no such shard."""
     dice, layout = random.Random(luck), CacheLayout(root)
     try:
         rows = [r for r in read_index(root).shards if r.samples and r.number in sound]
@@ -83,27 +83,27 @@ def flip_shard(root: Path, kind: str, luck: float, sound: Collection[int]) -> Fl
     return flip if turn_over(path, place) else None
 
 
-def numbers_told(lines: Iterable[Line]) -> dict[int, set[str]]:
-    """Return the shards that readers passed over as damaged, with their roles."""
-    told: dict[int, set[str]] = {}
+def skipped_shards(lines: Iterable[Line]) -> dict[int, set[str]]:
+    """Return the shards that readers skipped as damaged, with the readers' roles."""
+    skipped: dict[int, set[str]] = {}
     for line in lines:
         if line.event == "warning" and (found := _NUMBER.search(line.facts["message"])):
-            told.setdefault(int(found[1]), set()).add(line.role)
-    return told
+            skipped.setdefault(int(found[1]), set()).add(line.role)
+    return skipped
 
 
 def became(
-    flip: Flip, told: dict[int, set[str]], found: Collection[int], live: Collection[int]
+    flip: Flip, skipped: dict[int, set[str]], found: Collection[int], live: Collection[int]
 ) -> str:
-    """Return what became of a flip.
+    """Return how a flip was found.
 
     Args:
-        flip: the flip.
-        told: what readers passed over since.
-        found: shards in which ``check`` found something since.
-        live: shards that are live still.
+        flip: The flip.
+        skipped: The shards that readers have skipped since, with their roles.
+        found: Shards in which ``check`` has found errors since.
+        live: Shards that are still live.
     """
-    if flip.number in told:
+    if flip.number in skipped:
         return "a loader"
     if flip.number in found:
         return "check"

@@ -1,4 +1,4 @@
-"""Files among the leases that no reader of ours made."""
+"""Entries of the lease directory that no reader of growcache made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARK = "foreign-"
 
 
 def put_foreign_lease(root: Path, luck: float) -> Path:
-    """Put one among the leases; return its path. On a full disk it may be an empty one."""
+    """Put an entry among the leases; return its path. On a full disk the file may be empty."""
     dice = random.Random(luck)
     path = root / "leases" / f"{MARK}{dice.randrange(10**9):09d}.lease"
     try:

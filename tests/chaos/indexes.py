@@ -1,4 +1,4 @@
-"""What an index file says, so that it can be told what a flipped bit has changed."""
+"""The content of an index file, which shows the effect of a flipped bit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from growcache.cache.files import CacheLayout
 
-# What decides which samples are served, and which are drawn. The rest is counted for show:
-# uses, the history, what files take on disk (that is looked up at each start), a row per sample.
+# The rows that decide which samples are served and drawn. The others are only shown: uses, the
+# history, a row per sample, and disk usage, which each start measures again.
 _DECISIVE = (
     "SELECT 'shard', number, seq, state, group_number, edition, round, samples, parts, holes,"
     " shard_bytes, record_bytes, digest FROM shards",
@@ -23,14 +23,14 @@ _DECISIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """All rows of an index, and those that decide something, each as text."""
+    """All rows of an index, and the decisive rows, each as text."""
 
     rows: frozenset[str]
     decisive: frozenset[str]
 
 
 def content(layout: CacheLayout) -> Content:
-    """Return what SQLite can read of the index; nothing where it cannot read on."""
+    """Return the rows of the index that SQLite can read, up to the first error."""
     uri = f"file:{quote(str(layout.index))}?mode=ro"
     rows: set[str] = set()
     decisive: set[str] = set()

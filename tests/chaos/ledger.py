@@ -1,4 +1,4 @@
-"""What was ever seen in the cache, and whether what is seen now agrees with it."""
+"""Everything ever seen in the cache, and checks that the present agrees with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from growcache.cache.index.schema import ShardState
 from growcache.cache.sidecar import Sidecar
 from tests.chaos.content import changes
 
-# Which visits of a shard yielded nothing, because their object was another one or none.
+# The origins of a shard's samples. They differ if an object had changed or was gone.
 Drawn: TypeAlias = tuple[tuple[str, int, int], ...]  # key, first row, one past the last
 
 
 class Row(NamedTuple):
-    """What the index says of a shard."""
+    """A shard's row in the index."""
 
     number: int
     seq: int
@@ -31,13 +31,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """All rows of the index, and the ranges [first, last] of those it forgot."""
+    """All rows of the index, and the ranges [first, last] of deleted shards without a row."""
 
     rows: tuple[Row, ...]
     ranges: tuple[tuple[int, int], ...]
 
     def unknown(self, numbers: Iterable[int]) -> list[int]:
-        """Return those numbers that do not count as drawn."""
+        """Return the numbers that do not count as drawn."""
         known = {row.number for row in self.rows}
         return [
             number
@@ -51,7 +51,7 @@ class Books:
 
 
 def read_books(root: Path) -> Books:
-    """Return what the index says now; `sqlite3.Error` where it cannot be read."""
+    """Read the index; raise `sqlite3.Error` if that fails."""
     uri = f"file:{quote(str(CacheLayout(root).index))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None)) as db:
         db.execute("BEGIN")
@@ -64,7 +64,7 @@ class Ledger:
     """Remembers numbers, commits and digests over the whole run.
 
     Attributes:
-        redrawn: shards that were drawn a second time, and came out the same.
+        redrawn: The number of shards that were drawn a second time, with equal bytes.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Ledger:
         self.redrawn = 0
 
     def enter(self, books: Books) -> list[str]:
-        """Compare the index with what it said before."""
+        """Compare the index with its earlier contents."""
         wrong = []
         live = books.live()
         for number in live & self._gone:
@@ -87,31 +87,31 @@ class Ledger:
                 wrong.append(f"shard {row.number} was committed twice ({seq}, {row.seq})")
         lost = books.unknown(self._seqs)
         wrong += [f"G6: the index has forgotten shard {number}" for number in lost[:3]]
-        # A retired one may come back: for a reader that wishes for it, or with a new index.
+        # A retired shard may return: because of a refetch, or with a rebuilt index.
         self._gone |= {row.number for row in books.rows if row.state == ShardState.DELETED}
         return wrong
 
     def new_index(self, books: Books | None) -> None:
-        """Note that the index was rebuilt: sequence numbers begin anew.
+        """Record that the index was rebuilt, so sequence numbers start again.
 
         Args:
-            books: what it says now; what it did not adopt may be drawn again.
+            books: The rebuilt index. Shards that it did not adopt may be drawn again.
         """
         self._seqs.clear()
         if books is not None:
             self._seqs.update((row.number, row.seq) for row in books.rows)
 
     def may_return(self, numbers: Iterable[int]) -> None:
-        """Note shards that were lost to damage: they are drawn again, in the same place."""
+        """Record shards that were lost to damage, and will be drawn again."""
         for number in numbers:
             self._gone.discard(number)
             self._seqs.pop(number, None)
 
     def describe(self, sidecars: Mapping[int, Sidecar]) -> list[str]:
-        """G4: the same number has the same samples, but for objects that change, and bytes.
+        """G4: a number keeps its samples, except those of changing objects, and its bytes.
 
-        The shards of a group are dealt the samples of each visit in turns, so an object
-        that had gone is missed by all of them, while one of them has the hole.
+        The samples of each visit are distributed over the shards of a group in turns. So every
+        shard of the group misses an object that is gone, but only one of them has the hole.
         """
         wrong = []
         for number, sidecar in sidecars.items():
@@ -131,7 +131,7 @@ class Ledger:
 
 
 def drawn_from(sidecar: Sidecar) -> Drawn:
-    """Return where the shard's samples are from, in their order."""
+    """Return the origins of the shard's samples, in their order."""
     o = sidecar.origins
     rows = zip(o.object, o.start, o.stop, strict=True)
     return tuple((o.keys[place], start, stop) for place, start, stop in rows)

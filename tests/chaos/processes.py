@@ -1,4 +1,4 @@
-"""Processes of the harness: none outlives it, however it ends."""
+"""Processes of the harness, none of which outlives it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers import die_with_parent
 
 def _be_a_victim() -> None:
     die_with_parent()
-    os.nice(2)  # whoever aims at moments of a millisecond has to be there first
+    os.nice(2)  # the harness must win the race for moments of a millisecond
 
 
 def spawn(
@@ -41,7 +41,7 @@ def spawn(
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; False where nobody is there."""
+    """Send a signal; return False if the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -50,7 +50,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs, rather than being gone or a zombie."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def is_running(pid: int) -> bool:
 
 
 def samplers_of(pid: int) -> list[int]:
-    """Return the process ids of a supervisor's samplers that run, or are stopped."""
+    """Return the pids of a supervisor's samplers that run or are stopped."""
     try:
         children = psutil.Process(pid).children()
     except psutil.Error:
@@ -69,12 +69,12 @@ def samplers_of(pid: int) -> list[int]:
 def _is_sampler(child: psutil.Process) -> bool:
     try:
         return "sampler" in child.cmdline()
-    except psutil.Error:  # it ended, and its parent does not know yet
+    except psutil.Error:  # it has ended
         return False
 
 
 def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
-    """Return those processes that still run after so long."""
+    """Wait for the processes to end; return those that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     left = list(pids)
     while (left := [pid for pid in left if is_running(pid)]) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The readers, as the harness sees them: processes, and the lines of their logs."""
+"""The readers as the harness sees them: processes, and the lines of their logs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.chaos.processes import send, spawn
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Something a reader said; see `reading`.
+    """A line of a reader's log; see `reading`.
 
     Attributes:
-        role: of the reader.
+        role: The reader's role.
         event: up, beat, warning, wrong, error.
-        at: monotonic seconds.
-        facts: everything else.
+        at: Monotonic seconds.
+        facts: All other values.
     """
 
     role: str
@@ -32,13 +32,13 @@ class Line:
 
 
 class ReaderProcess:
-    """One of the readers; it is started again whenever it ends.
+    """One of the readers, which is restarted whenever it ends.
 
     Attributes:
-        role: which.
-        samples: verified by it so far, all its processes together.
-        beat_at: when it last had delivered something, monotonic seconds.
-        paused: whether it is stopped at the moment.
+        role: The reader's role.
+        samples: Samples verified by all its processes.
+        beat_at: The time of its last delivery, in monotonic seconds.
+        paused: Whether it is stopped by a signal.
     """
 
     def __init__(self, role: str, folder: Path, root: Path, seed: int) -> None:
@@ -68,20 +68,20 @@ class ReaderProcess:
 
     @property
     def pid(self) -> int:
-        """Of the latest process."""
+        """The pid of the latest process."""
         return int(self._process.pid)
 
     @property
     def exit_code(self) -> int | None:
-        """Of the latest process; None while it runs."""
+        """The exit code of the latest process; None while it runs."""
         return self._process.poll()
 
     def pause(self) -> None:
-        """Stop it, wherever it stands."""
+        """Stop it by a signal, at any point."""
         self.paused = send(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Continue it."""
         send(self.pid, signal.SIGCONT)
         self.paused = False
 
@@ -93,7 +93,7 @@ class ReaderProcess:
         self.paused = False
 
     def news(self) -> list[Line]:
-        """Return what it said since the last look."""
+        """Return the lines that were logged since the last call."""
         with self._log.open("rb") as file:
             file.seek(self._read)
             data = file.read()
@@ -110,7 +110,7 @@ class ReaderProcess:
         return Line(self.role, values.pop("event"), values.pop("at"), values)
 
     def last_words(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of its output."""
         size = os.path.getsize(self._output)  # noqa: PTH202
         with self._output.open("rb") as file:
             file.seek(max(0, size - 1500))

@@ -1,7 +1,7 @@
-"""A reader, as a program: it trains on nothing and checks every sample it is given.
+"""The program of a reader: it trains nothing, and checks every sample that it receives.
 
-``python -m tests.chaos.reading KIND CACHE LOG SEED``; what it has to say goes into the log, a
-line of JSON each, so that it is there whatever becomes of the process.
+``python -m tests.chaos.reading KIND CACHE LOG SEED``. It writes one line of JSON per event to
+its log, which survives the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.chaos.content import wrong
 from tests.chaos.schedule import RESUMABLE, STOPPED, TENSORFLOW, TORCH, UNFINISHED
 
 BATCH = 32
-MIN_SAMPLES = 256  # so that one damaged shard leaves enough for a batch
+MIN_SAMPLES = 256  # so that one damaged shard leaves enough samples for a batch
 PAUSE_SECONDS = {
     TORCH: 0.01,
     TENSORFLOW: 0.015,
@@ -32,23 +32,23 @@ PAUSE_SECONDS = {
     RESUMABLE: 0.05,
 }
 BEAT_SECONDS = 0.25
-FAILED = 3  # the exit code after an error that the log tells
+FAILED = 3  # exit code after an error, which is in the log
 
 
 class Log:
-    """An append-only file, of whole lines."""
+    """An append-only file of whole lines."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def say(self, event: str, **facts: Any) -> None:
-        """Add a line."""
+        """Append a line."""
         line = json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **facts})
         os.write(self._descriptor, line.encode() + b"\n")
 
 
 class _Corrupt(logging.Handler):
-    """Tells the log what the loaders warn of."""
+    """Writes the loaders' warnings to the log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
@@ -59,11 +59,11 @@ class _Corrupt(logging.Handler):
 
 
 class Reader:
-    """Counts and checks what a loader delivers.
+    """Counts and checks the samples that a loader delivers.
 
     Args:
-        log: to tell.
-        pause_seconds: the training step.
+        log: The log to write to.
+        pause_seconds: The duration of a training step.
     """
 
     def __init__(self, log: Log, pause_seconds: float) -> None:
@@ -72,15 +72,15 @@ class Reader:
         self._samples = self._batches = 0
         self._epochs = 0
         self._told = 0.0
-        # What an epoch delivers was verified after the epoch before it had begun.
+        # The batches of an epoch were verified after the previous epoch had started.
         self.verified_since = self._began = time.monotonic()
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[None]:
-        """Take an epoch's batches, and check them."""
+        """Take the batches of an epoch and check them."""
         self.verified_since, self._began = self._began, time.monotonic()
         for batch in batches:
             values = batch["x"]
-            # Heavy-tailed samples: their rows one after the other, as every loader has them.
+            # Heavy-tailed samples: every loader delivers their rows concatenated.
             self._check(np.asarray(getattr(values, "flat_values", values)))
             time.sleep(self._pause)
             yield
@@ -118,7 +118,7 @@ def _loader(kind: str, root: str, seed: int) -> Any:
 
 
 def read(kind: str, root: str, log: Log, seed: int) -> None:
-    """Read epoch after epoch, for ever; the unfinished one breaks each of them off."""
+    """Read epoch after epoch, for ever; the unfinished reader breaks off each of them."""
     reader, dice = Reader(log, PAUSE_SECONDS[kind]), random.Random(seed)
     try:
         loader = _loader(kind, root, seed)
@@ -130,7 +130,7 @@ def read(kind: str, root: str, log: Log, seed: int) -> None:
                     loader.state_dict()
                 if kind == UNFINISHED and time.monotonic() > until:
                     break
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is judged elsewhere
+    except Exception as error:  # noqa: BLE001 - the harness judges every error
         log.say(
             "error",
             type=type(error).__name__,
@@ -143,7 +143,7 @@ def read(kind: str, root: str, log: Log, seed: int) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Run the reader that the arguments name."""
     kind, root, path, seed = sys.argv[1:5]
     log = Log(Path(path))
     logging.getLogger("growcache").addHandler(_Corrupt(log))

@@ -1,4 +1,4 @@
-"""The store: a real S3 server behind a bad link, and objects that somebody rewrites and deletes."""
+"""The store: a real S3 server behind a bad link, and objects that are rewritten and deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CALM: dict[str, float] = {
 
 @contextlib.contextmanager
 def s3_server(kind: str) -> Iterator[S3Server]:
-    """Run an S3 server: ``ceph``, ``moto``, or ``auto`` for the stricter one that is there."""
+    """Run an S3 server: ``ceph``, ``moto``, or ``auto`` for the stricter installed one."""
     if kind == "moto" or (kind == "auto" and missing()):
         with moto() as server:
             yield server
@@ -39,13 +39,13 @@ def s3_server(kind: str) -> Iterator[S3Server]:
 
 
 class Remote:
-    """The objects, and what was done to them.
+    """The objects, and their changes.
 
     Attributes:
-        versions: per key the version that is there now; None where it is deleted.
-        link: the bad link.
-        heavy_tailed: whether an object is one sample, of a heavy-tailed size.
-        bad_key: of the object that answers nothing but 503; empty: none.
+        versions: The present version of each key; None if it is deleted.
+        link: The bad link.
+        heavy_tailed: Whether each object is one sample, of a heavy-tailed size.
+        bad_key: The key that is always answered with 503; empty if there is none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Remote:
     @classmethod
     @contextlib.contextmanager
     def running(cls, kind: str, count: int, *, heavy_tailed: bool = False) -> Iterator[Remote]:
-        """Fill a bucket of a server of this kind, behind a link, with ``count`` objects."""
+        """Fill a bucket of such a server with ``count`` objects, behind a link."""
         with s3_server(kind) as server:
             bucket = Bucket.make(server)
             with slowlink(server.endpoint) as link, ThreadPoolExecutor(8) as pool:
@@ -96,16 +96,16 @@ class Remote:
         }
 
     def set_link(self, faults: dict[str, float]) -> None:
-        """Make the link so bad from now on."""
+        """Set the faults of the link from now on."""
         self._calm = {**_CALM, **faults}
         self.link.set(**self._calm)
 
     def outage(self) -> None:
-        """Have every request answered SlowDown."""
+        """Answer every request with SlowDown."""
         self.link.set(unavailable=1.0)
 
     def expire(self) -> None:
-        """Have every request refused, because the credentials have expired."""
+        """Refuse every request because the credentials have expired."""
         self.link.set(expired=1.0)
 
     def recover(self) -> None:
@@ -113,10 +113,10 @@ class Remote:
         self.link.set(**self._calm)
 
     def turn_bad(self, luck: float) -> bool:
-        """Have an object that nobody changes answer 503 from now on, or answer again.
+        """Let an unchanging object answer 503 from now on, or end that.
 
         Returns:
-            Whether one fails now.
+            Whether an object fails now.
         """
         steady = [key for key in self.versions if key % CHANGING]
         chosen = "" if self.bad_key else key_name(random.Random(luck).choice(steady))
@@ -125,15 +125,15 @@ class Remote:
         return bool(chosen)
 
     def rewrite(self, luck: float) -> bool:
-        """Put another version in an object's place; whether one could be."""
+        """Replace an object by another version; return whether there was one to replace."""
         return self._change(luck, lambda version: version is not None, 1)
 
     def delete(self, luck: float) -> bool:
-        """Delete an object; whether one could be."""
+        """Delete an object; return whether there was one to delete."""
         return self._change(luck, lambda version: version is not None, None)
 
     def restore(self, luck: float) -> bool:
-        """Put the listed version of an object back; whether one had gone."""
+        """Restore the listed version of an object; return whether one had changed."""
         return self._change(luck, lambda version: version != 0, 0)
 
     def _change(self, luck: float, which: Any, step: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""The rounds of a run: things go wrong, then everything that must hold is looked at."""
+"""The rounds of a run: faults are injected, then all invariants are checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from growcache.loading.snapshot import Snapshot
 from tests.chaos import checks, schedule
 from tests.chaos.content import WORDS, Words, key_name, wrong
 from tests.chaos.disk import Disk, Watcher, own_disk
-from tests.chaos.flips import Flip, became, flip_shard, numbers_told, some_place, turn_over
+from tests.chaos.flips import Flip, became, flip_shard, skipped_shards, some_place, turn_over
 from tests.chaos.foreign import put_foreign_lease
 from tests.chaos.indexes import content
 from tests.chaos.ledger import Ledger, read_books
@@ -50,27 +50,27 @@ from tests.chaos.states import current, observe, wait_for_moment
 from tests.chaos.tally import Tally
 
 DISK_BYTES = 12_000_000
-HEAVY_OBJECTS = 1500  # each of them one sample
+HEAVY_OBJECTS = 1500  # of one sample each
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
 MOST_VIOLATIONS = 10
-MEMORY_SECONDS = 300.0  # batches may wait so long in a reader that is stopped
+MEMORY_SECONDS = 300.0  # batches may stay this long in a stopped reader
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run.
+    """The settings of a run.
 
     Attributes:
-        seed: of everything that is done.
-        minutes: how long.
+        seed: The seed of all choices.
+        minutes: The duration.
         server: ``ceph``, ``moto`` or ``auto``.
-        objects: in the store.
-        readers: which of them.
-        kinds: of faults.
-        rounds: at most; None for as many as there is time for.
-        heavy_tailed: whether an object is one sample, of a heavy-tailed size.
-        aim_seconds: the patience for the moment at which somebody is to be killed.
+        objects: The number of objects in the store.
+        readers: The roles of the readers.
+        kinds: The kinds of faults.
+        rounds: The maximum number of rounds; None for no limit.
+        heavy_tailed: Whether each object is one sample, of a heavy-tailed size.
+        aim_seconds: The longest wait for the right moment of a kill.
     """
 
     seed: int
@@ -85,7 +85,7 @@ class Plan:
 
 
 def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
-    """Run; the directory is kept where something was violated."""
+    """Run, and keep the directory if an invariant was violated."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     kept = False
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def run(wanted: Plan, say: Say = lambda text: None) -> Tally:
 
 
 def _special(directory: str, names: list[str]) -> set[str]:
-    """Pipes and the like, which cannot be copied: foreign leases are some of them."""
+    """Return the special files, such as foreign leases, which `copytree` cannot copy."""
     return {
         name
         for name in names
@@ -150,7 +150,7 @@ def _running(
 
 @dataclass(slots=True)
 class _Recent:
-    """What happened in this round and the one before, as far as checks must know."""
+    """The faults of recent rounds that checks must take into account."""
 
     flips: list[Flip] = field(default_factory=list)
     index_faults: list[tuple[float, float]] = field(default_factory=list)
@@ -166,7 +166,7 @@ class _Recent:
 
 
 class Chaos:
-    """A running system, and everything that is done to it."""
+    """A running system, and the faults that are injected into it."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Chaos:
         self._recent = _Recent()
         self._open: list[Flip] = []  # of this round
         self._inspected: set[tuple[int, str]] = set()
-        self._told: list[Line] = []
+        self._warnings: list[Line] = []
         self._paused: dict[str, int] = {}
         self._filled_at: float | None = None
         self._refused = False
@@ -204,7 +204,7 @@ class Chaos:
     # ------------------------------------------------------------------ a run
 
     def play_all(self) -> None:
-        """Play rounds until the time is over, and stop the service in good order."""
+        """Play rounds until the time is over, then stop the service cleanly."""
         began = time.monotonic()
         self._await_first_samples()
         number = 0
@@ -233,7 +233,7 @@ class Chaos:
     def _end(self) -> None:
         for reader in self._readers.values():
             reader.go_on()
-        self._hear()
+        self._read_logs()
         self._stop_cleanly()
         self._ask_watcher()
         self.tally.link = self._remote.link.counts()
@@ -242,7 +242,7 @@ class Chaos:
             self.tally.samples[role] = reader.samples
 
     def play(self, this: Round) -> None:
-        """Play a round, and check everything after it."""
+        """Play a round, then check everything."""
         self._round = this.number
         self._remote.set_link(this.link)
         began = time.monotonic()
@@ -256,7 +256,7 @@ class Chaos:
         if reader:
             reader.pause()
         self._put_right()
-        self._look()
+        self._check_all()
         if this.calm:
             self._demand_progress()
         self.tally.rounds += 1
@@ -337,16 +337,16 @@ class Chaos:
             reader.start()
 
     def _freeze(self, aim: str) -> tuple[str, ...]:
-        """Stop the service at the moment that is aimed at; return what is current then.
+        """Stop the service at the given moment; return the states of its files.
 
-        Some moments are shorter than it takes to be told of them: then it goes on, and the
-        next one may be met, until the patience is at an end.
+        Some moments are shorter than their notification. Then the service continues until the
+        next such moment, as long as there is time.
         """
         patience = self._wanted.aim_seconds
         deadline = time.monotonic() + patience
         while True:
             samplers = self._service.samplers()
-            if aim == "reserved":  # a sampler that stands still does not begin to write
+            if aim == "reserved":  # a stopped sampler does not start to write
                 self._stop_all(samplers)
             wait_for_moment(self._root, aim, patience / 3)
             writers = [*samplers, self._service.pid]
@@ -456,7 +456,7 @@ class Chaos:
         self._watcher.allow(nbytes)
 
     def _follow_bound(self) -> None:
-        """A lowered bound holds from the moment that the service says so."""
+        """Apply a lowered bound from the moment that the service reports it."""
         status, bound = self._service.status(), self._service.max_bytes
         if self._allowed == bound or status is None or not self._service.ready:
             return
@@ -489,14 +489,14 @@ class Chaos:
         if code:
             self._say(self._service.last_words())
         self.tally.events["clean stops"] += 1
-        self._mend_shards(found)
+        self._repair_shards(found)
 
-    def _mend_shards(self, found: list[Finding]) -> None:
-        """Have ``check --repair`` set damaged shards aside; they are drawn again, the same."""
+    def _repair_shards(self, found: list[Finding]) -> None:
+        """Let ``check --repair`` set damaged shards aside; the same shards are drawn again."""
         damaged = self._damaged & self._live()
         self._violated(self._command("check", expect=int(bool(damaged))))
         if damaged:
-            self._hear()
+            self._read_logs()
             self._settle_flips(found, heal=False)
             self._repair(damaged)
             self.tally.events["shards set aside by check --repair"] += len(damaged)
@@ -504,14 +504,14 @@ class Chaos:
     def _repair(self, damaged: Collection[int]) -> None:
         self._violated(self._command("check", "--repair"))
         self._violated(checks.findings(self._findings(), set()))
-        self._begin_anew()
+        self._adopt_index()
         self._ledger.may_return(damaged)
 
     def _live(self) -> set[int]:
         return {row.number for row in read_index(self._root).shards}
 
     def _command(self, *words: str, expect: int = 0) -> list[str]:
-        """Run a command of growcache on the cache."""
+        """Run a growcache command on the cache; return a violation if it exits unexpectedly."""
         name, *options = words
         command = [sys.executable, "-m", "growcache", name, str(self._root), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -521,13 +521,13 @@ class Chaos:
         return [f"growcache {' '.join(words)}: exit code {done.returncode}: {said}"]
 
     def _damage_index(self, fault: Fault) -> None:
-        """Kill the service, damage or remove the index, and have it made again."""
+        """Kill the service, damage or remove the index, and have it rebuilt."""
         self._resume_service()
         self._free()
         if self._service.alive:
             self._kill_now("any")
-        self._hear()
-        self._settle_flips(self._findings())  # one thing after the other
+        self._read_logs()
+        self._settle_flips(self._findings())  # before the next fault, so that it gets no blame
         began = time.monotonic()
         self._recent.index_faults.append((began, began + 60))
         if fault.kind == schedule.NO_INDEX:
@@ -539,7 +539,7 @@ class Chaos:
         self._start()
         self._recent.index_faults[-1] = (began, time.monotonic() + 2)
         if fault.kind == schedule.NO_INDEX:
-            self._begin_anew()
+            self._adopt_index()
 
     def _flip_index(self, fault: Fault) -> str:
         dice, layout = random.Random(fault.luck), CacheLayout(self._root)
@@ -554,8 +554,8 @@ class Chaos:
         after = content(layout)
         if before == after:
             return "nobody: no row is another one"
-        if path.name.endswith("-wal"):  # a log that breaks off is what a crash leaves
-            self._begin_anew()
+        if path.name.endswith("-wal"):  # a crash can leave a truncated log too
+            self._adopt_index()
             return "nobody: the log ends earlier"
         changed = before.decisive ^ after.decisive
         if not changed:
@@ -568,16 +568,16 @@ class Chaos:
         for path in self._root.glob("index.sqlite*"):
             path.unlink()
 
-    def _begin_anew(self) -> None:
-        """The index was made again from the shards."""
+    def _adopt_index(self) -> None:
+        """Adopt the contents of the rebuilt index."""
         try:
             books = read_books(self._root)
         except sqlite3.Error as error:
-            self._violated([f"G8: the index that was made again cannot be read: {error}"])
+            self._violated([f"G8: the rebuilt index cannot be read: {error}"])
             return
         self._ledger.new_index(books)
         self._lost_shards = 0
-        self._drawn = read_index(self._root).totals.drawn  # of what was adopted
+        self._drawn = read_index(self._root).totals.drawn  # samples of the adopted shards
 
     # ----------------------------------------------------------------- checks
 
@@ -594,8 +594,8 @@ class Chaos:
             self._start()
         self._follow_bound()
 
-    def _hear(self) -> None:
-        """Judge what the readers said; start again those that ended."""
+    def _read_logs(self) -> None:
+        """Judge the readers' log lines, and restart readers that ended."""
         now = self._recent.circumstances()
         for role, reader in self._readers.items():
             for line in reader.news():
@@ -609,7 +609,7 @@ class Chaos:
 
     def _judge(self, line: Line, now: checks.Circumstances) -> None:
         if line.event == "warning":
-            self._told.append(line)
+            self._warnings.append(line)
         elif line.event == "wrong":
             found = checks.delivered_wrong(line, now)
             self._violated(found)
@@ -622,8 +622,8 @@ class Chaos:
             else:
                 self.tally.readers_ended[line.facts["type"]] += 1
 
-    def _look(self) -> None:
-        self._hear()
+    def _check_all(self) -> None:
+        self._read_logs()
         found = self._findings()
         self._violated(checks.findings(found, self._damaged))
         self._settle_flips(found)
@@ -647,20 +647,20 @@ class Chaos:
             return [Finding("error", None, str(error))]
 
     def _settle_flips(self, found: list[Finding], *, heal: bool = True) -> None:
-        told, live = numbers_told(self._told), self._live()
+        skipped, live = skipped_shards(self._warnings), self._live()
         numbers = {finding.shard for finding in found if finding.shard is not None}
         for flip in self._open:
-            outcome = became(flip, told, numbers, live)
+            outcome = became(flip, skipped, numbers, live)
             self.tally.flips[flip.kind, outcome] += 1
             if outcome == "missed":
-                self._violated([f"G2: nobody noticed a bit turned over in {flip.path}"])
+                self._violated([f"G2: a flipped bit was not noticed in {flip.path}"])
             if heal:
                 flip.heal()
         self._open.clear()
-        self._told.clear()
+        self._warnings.clear()
 
     def _inspect(self) -> None:
-        """Look at every sample of the shards that are new, and at where it says it is from."""
+        """Check every sample of the new shards, and its origin."""
         try:
             with Snapshot.take(self._root, job="harness") as snapshot:
                 sidecars = {}
@@ -693,7 +693,7 @@ class Chaos:
         self._drawn = found.drawn
 
     def _demand_progress(self) -> None:
-        """Everything is well now: samples are drawn, and every reader is served."""
+        """Without faults, samples are drawn and every reader receives batches."""
         self._remote.set_link({})
         for reader in self._readers.values():
             reader.go_on()
@@ -703,7 +703,7 @@ class Chaos:
         while not (drew and not waiting) and time.monotonic() - began < checks.PROGRESS_SECONDS:
             time.sleep(0.1)
             drew = drew or read_index(self._root).totals.drawn > before
-            self._hear()
+            self._read_logs()
             waiting = {r for r in waiting if self._readers[r].beat_at < began}
         waited = time.monotonic() - began
         status = self._service.status()
@@ -720,9 +720,9 @@ def _words(sample: object) -> Words:
 
 
 def _origins_wrong(sidecar: Sidecar, samples: Sequence[Words], remote: Remote) -> list[str]:
-    """Every sample is whole, and of the key, the rows and the version that it is said to be."""
+    """Return a violation if a sample is damaged, or is not from its recorded origin."""
     if bad := sum(int(wrong(words).any()) for words in samples):
-        return [f"G2: {bad} samples of shard {sidecar.number} are wrong, and its digest right"]
+        return [f"G2: shard {sidecar.number} has {bad} wrong samples, but a valid digest"]
     for place, words in enumerate(samples):
         origin = sidecar.origin(place)
         key, version, row = words[0, :3].tolist()
@@ -730,7 +730,7 @@ def _origins_wrong(sidecar: Sidecar, samples: Sequence[Words], remote: Remote) -
         said = (origin.key, origin.etag, start + len(words) - 1)
         if said != (key_name(key), remote.etag(key, version), int(words[-1, 2])):
             return [
-                f"shard {sidecar.number} says that sample {place} is {said}, it is row {row} of "
-                f"version {version} of {key_name(key)}"
+                f"shard {sidecar.number} records {said} for sample {place}, but it is row {row} "
+                f"of version {version} of {key_name(key)}"
             ]
     return []

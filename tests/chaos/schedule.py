@@ -1,4 +1,4 @@
-"""What goes wrong in a round, and when: a function of (seed, round). Pure."""
+"""The faults of a round, and their times: a pure function of (seed, round)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 SUPERVISOR, SAMPLER = "supervisor", "sampler"
 TORCH, TENSORFLOW, STOPPED, UNFINISHED = "torch", "tensorflow", "stopped", "unfinished"
-RESUMABLE = "resumable"  # gives states away, so that what it holds is kept when it dies
+RESUMABLE = "resumable"  # takes states, so its leases are kept when it dies
 READERS = (TORCH, TENSORFLOW, STOPPED, UNFINISHED, RESUMABLE)
 ROLES = (SUPERVISOR, SAMPLER, *READERS)
 
-# How often each is killed. TensorFlow takes seconds to start, the others do not.
+# How often each role is killed. TensorFlow is killed least, because it takes seconds to start.
 _KILLS = {
     SUPERVISOR: 5,
     SAMPLER: 7,
@@ -24,7 +24,7 @@ _KILLS = {
 }
 _PAUSES = {SUPERVISOR: 3, SAMPLER: 3, TORCH: 1, TENSORFLOW: 1, UNFINISHED: 1}
 
-# What a kill of the service waits for, for at most a moment; "any" is the dice's.
+# The moment at which the service is killed, if it comes in time; "any" is a random one.
 AIMS = ("any", "reserved", "incoming", "installing", "deleting")
 
 KILL, PAUSE, GO_ON = "kill", "pause", "go on"
@@ -38,20 +38,20 @@ EXPIRE, RENEW = "let credentials expire", "renew credentials"
 BAD_KEY = "have one key fail, or answer again"
 FOREIGN_LEASE = "put a file that is no lease among the leases"
 
-STOP_EVERY = 12  # rounds; a clean stop, in which nothing may be left behind
-CALM_EVERY = 6  # rounds after which all is well for once, and everybody must go on
+STOP_EVERY = 12  # rounds; a clean stop, which must leave nothing behind
+CALM_EVERY = 6  # rounds; all faults end, and everything must make progress
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """Something that is done to the system.
+    """A fault that is injected.
 
     Attributes:
-        at: seconds from the beginning of the round.
-        kind: what.
-        role: to which process, where it is one.
-        aim: what to wait for, for a moment, before it is done.
-        luck: 0..1, for every further choice.
+        at: Seconds from the start of the round.
+        kind: The kind of fault.
+        role: The process that it hits, if it hits one.
+        aim: The moment to wait for before the fault.
+        luck: A number in 0..1 for every further choice.
     """
 
     at: float
@@ -67,14 +67,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A few seconds of misfortune.
+    """A few seconds of faults.
 
     Attributes:
-        number: from 0.
-        seconds: how long it lasts, checks apart.
-        link: what the link to the store does all the while; see `slowlink.Faults`.
-        faults: in order of time.
-        calm: whether everything is put right at its end, and progress demanded.
+        number: The round's number, from 0.
+        seconds: Its duration without the checks.
+        link: The link's faults during the round; see `slowlink.Faults`.
+        faults: The other faults, in order of time.
+        calm: Whether all faults end after the round, and progress is required.
     """
 
     number: int
@@ -88,9 +88,9 @@ def plan(seed: int, number: int, kinds: frozenset[str]) -> Round:
     """Return a round.
 
     Args:
-        seed: of the whole run.
-        number: of the round.
-        kinds: of faults that this machine and this version can have.
+        seed: The seed of the whole run.
+        number: The round's number.
+        kinds: The kinds of faults that this machine and version support.
     """
     dice = random.Random(f"{seed}/{number}")
     seconds = dice.uniform(2.5, 5.0)

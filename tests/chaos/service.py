@@ -23,9 +23,9 @@ class Service:
     """``growcache run``, again and again on the same cache.
 
     Attributes:
-        root: of the cache.
-        max_bytes: that the config file says now.
-        starts: how often it was started.
+        root: The cache's directory.
+        max_bytes: The bound in the config file.
+        starts: The number of starts.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Service:
         self.write_config(max_bytes)
 
     def write_config(self, max_bytes: int) -> None:
-        """Write the config file with this bound, as an editor does: a new file in its place."""
+        """Write the config with this bound, by replacing the file as an editor does."""
         self.max_bytes = max_bytes
         whole_objects = not self._source["options"]
         values = {
@@ -67,7 +67,7 @@ class Service:
         temporary.rename(self._config)
 
     def start(self) -> float:
-        """Start it, and return the seconds until it owned the cache; see `ready`."""
+        """Start it; return the seconds until it owned the cache (see `ready`)."""
         began = time.monotonic()
         with self._output.open("ab") as log:
             command = ["-m", "growcache", "run", str(self._config)]
@@ -79,7 +79,7 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the latest process."""
+        """The pid of the latest process."""
         assert self._process is not None
         return int(self._process.pid)
 
@@ -90,38 +90,40 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether it told its status, which it does once the cache is its own."""
+        """Whether it has written its status, which it does once it owns the cache."""
         told = self.status()
         return self.alive and told is not None and told.pid == self.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Of the latest process; None while it runs."""
+        """The exit code of the latest process; None while it runs."""
         return self._process.poll() if self._process is not None else None
 
     def status(self) -> Status | None:
-        """Return what it last told; None before it did."""
+        """Return its last status; None before the first."""
         try:
             return Status.from_json(CacheLayout(self.root).status.read_bytes())
         except (OSError, ValueError, TypeError):
             return None
 
     def samplers(self) -> list[int]:
-        """Return the process ids of its samplers."""
+        """Return the pids of its samplers."""
         return samplers_of(self.pid) if self.alive else []
 
     def kill(self) -> list[int]:
-        """Kill it; return what still runs of its samplers after they had time to notice."""
+        """Kill it; return the samplers that have not ended in time."""
         samplers = self.samplers()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
         for pid in samplers:
-            send(pid, signal.SIGCONT)  # one that was stopped cannot notice anything
+            send(
+                pid, signal.SIGCONT
+            )  # a stopped sampler cannot notice the end of its supervisor
         return wait_for_end(samplers, STOP_SECONDS)
 
     def stop(self) -> tuple[int, list[int]]:
-        """Ask it to end; return its exit code and what runs on of its samplers."""
+        """Ask it to end; return its exit code and the samplers that still run."""
         assert self._process is not None
         samplers = self.samplers()
         self._process.terminate()
@@ -133,7 +135,7 @@ class Service:
         return code, [pid for pid in samplers if is_running(pid)]
 
     def last_words(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of its output, without the status lines."""
         lines = self._output.read_bytes()[-6000:].decode(errors="replace").splitlines()
         return "\n".join(line[:400] for line in lines if not _is_status(line))[-1500:]
 

@@ -1,4 +1,4 @@
-"""In which states files were at a moment, as seen in the directory, the index and the status."""
+"""The states of files at a moment, as seen in the directory, the index and the status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from growcache.cache.files import CacheLayout, shard_number
 from growcache.cache.index.schema import ShardState
 from growcache.cache.status import Status
 
-# In the order of a shard's life. "installing": renamed, and no row yet. "deleting": the row
+# In the order of a shard's life. "installing": renamed, but without a row. "deleting": the row
 # says retired, and the file is gone.
 STATES = ("reserved", "incoming", "installing", "live", "retired", "deleting", "deleted")
 
@@ -27,13 +27,13 @@ _EVENTS = {"incoming": 0x100, "installing": 0x80, "deleting": 0x200}  # CREATE, 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What lay there.
+    """The files, and the states that the index gives.
 
     Attributes:
-        reserved_bytes: promised, as the service last said.
-        incoming: files that samplers have written, or are writing.
-        numbers: of shards with a file in the shards directory.
-        states: per number what the index says; None where it could not be read.
+        reserved_bytes: Reserved bytes in the last status.
+        incoming: The number of files that samplers have written or are writing.
+        numbers: Shards with a file in the shards directory.
+        states: The state of each shard in the index; None if it could not be read.
     """
 
     reserved_bytes: int
@@ -61,7 +61,7 @@ def current(seen: Observation) -> tuple[str, ...]:
 
 
 def observe(root: Path) -> Observation:
-    """Return what lies there now."""
+    """Return the present state of the cache's files."""
     layout = CacheLayout(root)
     try:
         reserved = Status.from_json(layout.status.read_bytes()).reserved_bytes
@@ -105,10 +105,10 @@ def _watching(directory: Path, mask: int) -> Iterator[int]:
 
 
 def wait_for_moment(root: Path, aim: str, seconds: float) -> bool:
-    """Return when a file just entered the state that is aimed at; False where none did."""
+    """Wait until a file enters the given state; return False if none did in time."""
     layout = CacheLayout(root)
     if aim == "reserved":
-        return _wait_for_promise(layout, seconds)
+        return _wait_for_reservation(layout, seconds)
     if aim not in _EVENTS:
         return True
     directory = layout.incoming if aim == "incoming" else layout.shards
@@ -117,15 +117,15 @@ def wait_for_moment(root: Path, aim: str, seconds: float) -> bool:
         while (left := deadline - time.monotonic()) > 0:
             if select.select([descriptor], [], [], left)[0]:
                 data = os.read(descriptor, 4096)
-                # a struct of four integers, and a name: shards are told by their numbers
+                # A struct of four integers and a name; events of shards have a name.
                 (length,) = struct.unpack_from("I", data, 12)
                 if length:
                     return True
     return False
 
 
-def _wait_for_promise(layout: CacheLayout, seconds: float) -> bool:
-    """Wait for room that was promised while nothing is written: its sampler stands still."""
+def _wait_for_reservation(layout: CacheLayout, seconds: float) -> bool:
+    """Wait until space is reserved while nothing is written: the sampler is stopped."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         seen = observe(layout.root)

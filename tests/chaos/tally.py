@@ -1,4 +1,4 @@
-"""What happened in a run, counted; and how the documentation says it."""
+"""Counts of everything that happened in a run, and their table for the documentation."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ BEGIN, END = "<!-- chaos: written by make chaos -->", "<!-- chaos: end -->"
 
 @dataclass(slots=True)
 class Tally:
-    """Counts; the harness adds to them.
+    """The counts of a run, to which the harness adds.
 
     Attributes:
-        seed: of the run.
-        server: the S3 server.
-        own_disk: whether the cache had a file system of its own.
-        rounds: that were played.
-        minutes: that they took.
-        kills: by (role, "all") and (role, state that some file was in).
-        events: everything else that was done, by name.
-        flips: by (kind, what became of it).
-        starts: seconds that each start took after a kill.
-        samples: verified, by role of the reader.
-        readers_ended: readers that ended with a named error, for a reason.
-        raced: deliveries with a bit that was turned over after it had been verified.
-        drawn: samples.
-        redrawn: shards drawn a second time, with equal bytes.
-        seen: what the watcher of the disk saw.
-        link: what passed over the link.
-        violations: in words.
+        seed: The seed of the run.
+        server: The S3 server.
+        own_disk: Whether the cache had a file system of its own.
+        rounds: The number of rounds.
+        minutes: Their duration.
+        kills: By (role, "all") and (role, state that some file was in).
+        events: All other faults, by name.
+        flips: By (kind, how it was found).
+        starts: The seconds of each start after a kill.
+        samples: Verified samples, by the reader's role.
+        readers_ended: Readers that ended with a named error and a cause.
+        raced: Deliveries with a bit that was flipped after verification.
+        drawn: Drawn samples.
+        redrawn: Shards drawn a second time, with equal bytes.
+        seen: The observations of the disk's watcher.
+        link: Traffic of the link.
+        violations: Messages.
     """
 
     seed: int
@@ -62,14 +62,14 @@ class Tally:
     violations: list[str] = field(default_factory=list)
 
     def killed(self, role: str, states: Iterable[str]) -> None:
-        """Count a kill, under every state that some file was in."""
+        """Count a kill, once for every state that some file was in."""
         self.kills[role, "all"] += 1
         for state in states:
             self.kills[role, state] += 1
 
     @property
     def all_kills(self) -> int:
-        """Kills of all roles."""
+        """The number of kills of all roles."""
         return sum(self.kills[role, "all"] for role in ROLES)
 
 
@@ -146,7 +146,7 @@ def _starts(tally: Tally) -> list[str]:
 
 
 def write_section(page: Path, text: str) -> None:
-    """Put the text between the markers of a page, which are made below its heading."""
+    """Put the text between the markers of a page, which are added below its heading."""
     before = page.read_text(encoding="utf-8")
     if BEGIN not in before:
         before = before.replace("## Chaos runs\n", f"## Chaos runs\n\n{BEGIN}\n{END}\n", 1)

@@ -1,4 +1,4 @@
-"""The pure parts of the harness: it would notice what it is there to notice."""
+"""The pure parts of the harness detect the faults that they exist to detect."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_mixture_of_two_versions_passes_for_a_sample() -> None:
     old, new = (np.load(io.BytesIO(object_bytes(5, version))) for version in (0, 1))
     assert old.shape == (ROWS, WORDS)
     assert not wrong(old).any()
-    for words in (2, WORDS // 2, WORDS - 1):  # the first word is the key's
+    for words in (2, WORDS // 2, WORDS - 1):  # the first word is the key's number
         mixed = np.concatenate([old[:, :words], new[:, words:]], axis=1)
         assert wrong(mixed).all()
 
@@ -179,7 +179,7 @@ def test_a_shard_drawn_twice_has_equal_bytes_where_its_objects_did_not_change() 
     ledger = Ledger()
     steady, changing = (1, 7), CHANGING
     assert ledger.describe({5: sidecar("a", *steady, changing)}) == []
-    assert ledger.describe({5: sidecar("b", *steady)}) == [], "an object had gone"
+    assert ledger.describe({5: sidecar("b", *steady)}) == [], "an object was gone"
     assert ledger.describe({}) == []
     assert ledger.describe({5: sidecar("a", *steady, changing)}) == []
     assert ledger.redrawn == 1
@@ -206,7 +206,7 @@ def test_the_tally_stands_in_its_section(tmp_path: Path) -> None:
     page.write_text("# P\n\n## Chaos runs\n\n## Turnover\n\ntext\n")
     tally = Tally(1)
     tally.killed(schedule.TORCH, ["live", "retired"])
-    for _ in range(2):  # the second takes the place of the first
+    for _ in range(2):  # the second replaces the first
         write_section(page, markdown(tally))
     text = page.read_text()
     assert text.count(BEGIN) == text.count(END) == 1

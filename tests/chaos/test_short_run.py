@@ -1,4 +1,4 @@
-"""A few rounds of chaos, every day; ``make chaos`` plays for longer."""
+"""A few rounds of chaos for the everyday suite; ``make chaos`` runs longer."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_a_few_rounds() -> None:
     assert tally.drawn > 0
     assert tally.seen.looks > 100
     assert {role for role, count in tally.samples.items() if count} >= set(READERS) - {
-        "tensorflow"  # which takes as long to start as all this, where others are busy
+        "tensorflow"  # on a busy machine its start takes as long as this whole run
     }
