@@ -1,4 +1,4 @@
-"""What is synced before what, in the record of a writer: each promise after what it rests on."""
+"""The order of syncs in the record of a writer: each promise follows the data it rests on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def calls(
     folder = tmp_path_factory.mktemp("order")
     root, log = folder / "cache", folder / "log"
     found = tracing.record(work.writer, root, request.param, log=log, below=root)
-    # As others see them: without where the cache lies, and "." for the cache itself.
+    # Paths relative to the cache, and "." for the cache itself.
     return [
         Call(
             call.name,
@@ -41,7 +41,7 @@ def calls(
 
 
 def test_a_shard_is_on_disk_before_its_row(calls: list[Call]) -> None:
-    """Every byte synced, then renamed, then the names synced, then the row, then the word."""
+    """The order: bytes synced, file renamed, names synced, row synced, commit acknowledged."""
     told = [place for place, call in enumerate(calls) if call.mark.startswith("committed")]
     assert len(told) == 5
     for place in told:
@@ -51,7 +51,7 @@ def test_a_shard_is_on_disk_before_its_row(calls: list[Call]) -> None:
         row = _last(commit, len(commit), _is(SYNCS, WAL))
         names = _last(commit, row, _is(SYNCS, "shards"))
         log = _first(commit, names, _is(("pwrite64",), WAL))
-        assert names < log < row, "the log must not speak of a shard whose name may be lost"
+        assert names < log < row, "the log must not name a shard whose name may be lost"
         for number in numbers:
             _on_disk(commit[:names], number)
 
@@ -73,7 +73,7 @@ def _on_disk(calls: list[Call], number: int) -> None:
         for file in files:
             written = _last(calls, renamed, _is(("writev",), file))
             assert _first(calls, written, _is(SYNCS, file)) < renamed, file
-        if files != {name}:  # a directory of arrays: their names, too
+        if files != {name}:  # a directory of arrays, whose names must be synced too
             made = _last(calls, renamed, _makes(name))
             assert _first(calls, made, _is(SYNCS, name)) < renamed, name
 
@@ -83,7 +83,7 @@ def _makes(name: str) -> Test:
 
 
 def test_the_marker_is_on_disk_before_anything_else(calls: list[Call]) -> None:
-    """Whoever finds a folder with anything in it can tell whose it is."""
+    """A directory with any contents can be recognised as a cache."""
     named = _first(calls, 0, lambda c: c.name == "rename" and c.paths[1] == "growcache.json")
     temporary = calls[named].paths[0]
     assert _first(calls, 0, _is(SYNCS, temporary)) < named

@@ -13,8 +13,8 @@ from tests.crash import tracing, work
 from tests.crash.tracing import Call, need_strace
 from tests.crash.verify import Told, told, verify, verify_dead
 
-SOME = 3  # points of each record that the everyday suite takes, by the seed of the session
-SLICES = 4  # of a whole record, each a test
+SOME = 3  # random points of each record in the everyday suite, by the seed of the session
+SLICES = 4  # each slice of a whole record is a test
 SECONDS = 900
 
 
@@ -26,7 +26,7 @@ def test_a_writer_killed_at_a_call(life: str, part: int | None, tmp_path: Path) 
     calls = tracing.record(lives, root, kind, log=tmp_path / "log", below=root)
     shutil.rmtree(root)
     points = [call for call in calls if _changes(call)]
-    assert len(points) > 100, "the work must have that many calls at which to die"
+    assert len(points) > 100, "the work makes too few calls to be killed at"
     for call in _chosen(points, part):
         marks = tracing.killed(lives, root, kind, at=call, log=tmp_path / "killed")
         verify(root, KINDS[kind], told(marks), f"{life} killed at {call}", max_bytes)
@@ -43,7 +43,7 @@ def test_a_reader_killed_at_a_call(part: int | None, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole", root)
     calls = tracing.record(work.reader, root, kind, log=tmp_path / "log", below=root)
     points = [call for call in calls if _changes(call)]
-    assert len(points) > 10, "the work must have that many calls at which to die"
+    assert len(points) > 10, "the work makes too few calls to be killed at"
     for call in _chosen(points, part, slices=1):
         shutil.rmtree(root)
         shutil.copytree(tmp_path / "whole", root)
@@ -71,7 +71,7 @@ def test_a_call_at_whose_entry_one_is_killed_is_not_made(tmp_path: Path) -> None
 def test_readers_undo_what_a_service_left_while_it_made_or_closed_the_index(
     tmp_path: Path,
 ) -> None:
-    """Into its log and out of it the index goes by a journal that a reader could not undo."""
+    """The index enters and leaves WAL mode by a journal that a reader cannot roll back."""
     need_strace()
     root, kind = tmp_path / "cache", "tfrecord-fixed"
     calls = tracing.record(work.direct, root, kind, log=tmp_path / "log", below=root)
@@ -89,10 +89,10 @@ def test_readers_undo_what_a_service_left_while_it_made_or_closed_the_index(
 
 
 def _changes(call: Call) -> bool:
-    """Whether the disk is another after the call: of two alike, one point is enough."""
+    """Return whether the call changes the disk."""
     return not call.mark and call.result >= 0
 
 
 def _chosen(points: list[Call], part: int | None, slices: int = SLICES) -> list[Call]:
-    """Return a part of the list; without a part, some (pytest prints the seed of those)."""
+    """Return a slice of the list, or some random points without `part` (pytest prints the seed)."""
     return random.sample(points, SOME) if part is None else points[part::slices]

@@ -1,4 +1,4 @@
-"""The power goes at every system call of a writer; what the next start finds is right."""
+"""The power fails after every system call of a writer; the next start finds a valid cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_power_goes_after_a_call(life: str, part: int | None, tmp_path: Path
 
 
 def test_a_new_cache_is_there_after_a_power_cut(tmp_path: Path) -> None:
-    """Its directories are synced where they stand, or all of it goes, with what was issued."""
+    """The cache's directories survive, or all of it is lost with the issued groups."""
     need_strace()
     base, kind = tmp_path / "disk", "tfrecord-fixed"
     base.mkdir()

@@ -1,4 +1,4 @@
-"""What must be true of a cache whose writer is gone, and of the one that opens it next."""
+"""Invariants of a cache whose writer has died, and of the service that opens it next."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from growcache.cache.status import read_status
 from tests.cache.making import MAX_BYTES, add, equal, opened, samples_of
 
 START_SECONDS = 2.0
-PATIENCE_SECONDS = 10.0  # of the clock, for the machine may have other things to do
+PATIENCE_SECONDS = 10.0  # wall clock, because the machine may be busy
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What others were told of a cache, and so rely on.
+    """The promises about a cache that others rely on.
 
     Attributes:
-        committed: shards that live, for sure.
-        issued: the highest group that somebody was given; -1 if none.
+        committed: Shards that must be live.
+        issued: The highest group that was issued; -1 if none was.
     """
 
     committed: frozenset[int] = frozenset()
@@ -36,7 +36,7 @@ class Told:
 
 
 def told(marks: Iterable[str]) -> Told:
-    """Return what comes of the marks that a writer left."""
+    """Return the promises that a writer's marks made."""
     committed: set[int] = set()
     issued = -1
     for mark in marks:
@@ -53,13 +53,13 @@ def told(marks: Iterable[str]) -> Told:
 def verify(
     root: Path, kind: Identity, said: Told, where: str, max_bytes: int = MAX_BYTES
 ) -> None:
-    """Look at a dead cache as readers do, then start the next service on it."""
+    """Check a dead cache as readers see it, then start the next service on it."""
     dead = verify_dead(root, said, where, max_bytes)
     verify_next(root, kind, dead, said, where, max_bytes)
 
 
 def verify_dead(root: Path, said: Told, where: str, max_bytes: int = MAX_BYTES) -> IndexView:
-    """What readers see of the service that died is true, whatever lies about."""
+    """Check that readers see a consistent cache after the service died."""
     layout = CacheLayout(root)
     if root.exists():
         assert allocated_tree(root) <= max_bytes, where
@@ -78,7 +78,7 @@ def verify_dead(root: Path, said: Told, where: str, max_bytes: int = MAX_BYTES) 
 
 
 def verify_shards(root: Path) -> None:
-    """Every live shard's every sample is the one that was drawn."""
+    """Check that every sample of every live shard is the one that was drawn."""
     view = read_index(root)
     for row in view.shards:
         if row.samples:
@@ -99,7 +99,7 @@ def verify_next(
     where: str,
     max_bytes: int = MAX_BYTES,
 ) -> None:
-    """The next service goes on where the dead one was."""
+    """Check that the next service continues where the dead one was."""
     _let_time_pass(CacheLayout(root).leases)
     began, worked = time.monotonic(), time.process_time()
     with opened(root, kind, resume_seconds=0, max_bytes=max_bytes) as cache:
@@ -128,7 +128,7 @@ def verify_next(
 
 
 def _let_time_pass(leases: Path) -> None:
-    """Make what readers had begun to write so old that nobody can be writing it any more."""
+    """Make unfinished leases so old that no reader can still be writing them."""
     old = time.time() - 2 * LEASE_GRACE_SECONDS
     for path in leases.glob(".*.tmp"):
         os.utime(path, (old, old))
