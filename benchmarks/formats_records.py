@@ -1,8 +1,8 @@
-"""Formats of rows, lines and records for benchmarks/formats.py, and what reads them by hand.
+"""Formats of rows, lines and records for benchmarks/formats.py, and how they are read by hand.
 
-Where a line, a record or a member of an archive begins, nothing in the file says: who reads them
-by hand at random has read all of the file once and kept an index, which is given here for
-nothing. LMDB by hand downloads each file whole, once.
+A file does not say where its lines, records or archive members start. A hand-written reader that
+reads them at random must first read the whole file once to build an index; here it gets that
+index for free. For LMDB it downloads each file once, as a whole.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.formats_samples import CHANNELS, ROWS, Take, ranges, values
 
-GROUP = 64  # samples, of a Parquet row group
-LINES = (8_000, 24_000)  # bytes of a line, from and to
-MEMBER = 17 << 10  # bytes of a sample in an archive: a header, an .npy of 16.1 KiB, filled up,
-LABELLED = MEMBER + (1 << 10)  # and one with its header for the label
+GROUP = 64  # samples in a Parquet row group
+LINES = (8_000, 24_000)  # bytes in a line: minimum and maximum
+MEMBER = 17 << 10  # bytes of an archive's sample: header, .npy of 16.1 KiB, padding
+LABELLED = MEMBER + (1 << 10)  # the same with the label and its header
 
 
 def make_jsonl(path: Path, rng: np.random.Generator, samples: int) -> int:
@@ -39,7 +39,7 @@ def make_jsonl(path: Path, rng: np.random.Generator, samples: int) -> int:
 
 @cache
 def line_ends() -> Any:
-    """Return where lines end, in all objects alike; so many as no object has."""
+    """Return the offsets of line ends, the same in every object and more than any object needs."""
     return np.random.default_rng(1).integers(*LINES, 1 << 16).cumsum()
 
 
@@ -81,7 +81,7 @@ def make_tfrecord(path: Path, rng: np.random.Generator, samples: int) -> int:
 
     writer = TFRecordWriter(str(path))
     for number, rows in enumerate(values(rng, samples).reshape(samples, ROWS, CHANNELS)):
-        # Labels of two digits, so that all records are equally long.
+        # Labels have at most two digits, so that all records have the same length.
         writer.write({"x": (rows.tobytes(), "byte"), "label": (number % 100, "int")})
     writer.close()
     return path.stat().st_size
@@ -131,7 +131,7 @@ def lmdb_by_hand(files: Any) -> Take:
         return lmdb.open(copy, subdir=False, readonly=True, lock=False, max_spare_txns=64)
 
     def take(key: str, number: int) -> Any:
-        with once:  # or several threads would download the same one
+        with once:  # because several threads would otherwise download the same file
             opened = environment(key)
         with opened.begin() as txn:
             return pickle.loads(txn.get(b"%06d" % number))

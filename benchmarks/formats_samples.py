@@ -1,4 +1,4 @@
-"""What the cases of benchmarks/formats.py have in common: a sample, an object of many, a case."""
+"""Shared by the cases of benchmarks/formats.py: a sample, an object of many samples, a case."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-ROWS, CHANNELS = 64, 64  # float32, of a sample: 16 KiB
+ROWS, CHANNELS = 64, 64  # of a sample of float32: 16 KiB
 SAMPLE_BYTES = ROWS * CHANNELS * 4
 
-Take: TypeAlias = Callable[[str, int], Any]  # the sample of an object's key and a number
+Take: TypeAlias = Callable[[str, int], Any]  # (object's key, sample's number) -> sample
 Make: TypeAlias = Callable[[Path, np.random.Generator, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A format.
+    """A format, and the objects that hold it.
 
     Attributes:
-        name: of the row, and of the folder.
-        format: as in ``source.format``.
-        make: writes an object of so many samples, a file or a folder, and returns the bytes of
-            the rows, pages, chunks, row groups, lines or records that hold them.
-        by_hand: makes, of a file system, what takes one sample.
-        samples: of an object.
-        options: of the format.
-        sampling: as in ``sampling``.
-        objects: which of what was made are objects that are drawn from.
-        opens: whether the loop keeps something open of each object, in each thread.
-        downloads: whether it downloads all objects first.
-        goal: such that growcache is so many times as fast as the loop, at 50 ms.
-        needs: the library that makes the objects, and reads them by hand.
-        count: of the objects that are made.
-        sample_bytes: of one.
-        amplification: bytes that may be fetched for each byte that holds a sample.
+        name: Name of the row and of the folder.
+        format: Value of ``source.format``.
+        make: Writes an object of the given number of samples, a file or a folder, and returns the
+            bytes of the rows, pages, chunks, row groups, lines or records that hold them.
+        by_hand: Takes a file system and returns the function that reads one sample.
+        samples: Number of samples in an object.
+        options: Options of the format.
+        sampling: Settings of ``sampling``.
+        objects: Pattern of the keys that are drawn from.
+        opens: Whether each thread of the hand-written loop keeps every object open.
+        downloads: Whether the hand-written loop downloads all objects first.
+        goal: How many times as fast as the loop growcache must be, at 50 ms.
+        needs: The library that makes the objects and reads them by hand.
+        count: Number of objects.
+        sample_bytes: Size of a sample.
+        amplification: Bytes that may be fetched per byte that holds a sample.
     """
 
     name: str
@@ -57,16 +57,16 @@ class Case:
 
     @property
     def folder(self) -> str:
-        """The prefix of its keys."""
+        """The prefix of the case's keys."""
         return self.name.replace(",", "").replace(" ", "-")
 
     def key(self, number: int) -> str:
-        """Return the key of one of its objects; of a folder without what is in it."""
+        """Return the key of an object, or the key's prefix if the object is a folder."""
         return f"{self.folder}/{number:03d}.{self.format}"
 
 
 def values(rng: np.random.Generator, samples: int) -> Any:
-    """Return the rows of so many samples, which cannot be compressed much."""
+    """Return the rows of `samples` samples, which hardly compress."""
     return rng.random((samples * ROWS, CHANNELS), dtype=np.float32)
 
 

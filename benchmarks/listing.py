@@ -1,9 +1,9 @@
-"""`growcache run` on a folder of images with 10^6 keys: how soon it samples, what the listing costs.
+"""`growcache run` over 10^6 images in folders: the first samples, and the cost of the listing.
 
-The store answers every request after 50 ms and lists 1,000 keys at a time (see
-benchmarks/synthetic_s3.py for what is made up about it): a million images in a thousand
-folders, with MD5 sums as ETags, sizes and times that look random. Measured from the start of
-the process: to 64 samples that a reader of the index would find, and to the end of the listing.
+The store answers every request after 50 ms and lists 1,000 keys at a time (benchmarks/synthetic_s3.py
+says which parts of it are synthetic). It holds a million images in a thousand folders, with MD5
+sums as ETags and with random-looking sizes and times. Two times are measured from the start of
+the process: until a reader of the index would find 64 samples, and until the listing is complete.
 Then the process is stopped and started with ``--refresh``, which lists everything again.
 """
 
@@ -28,15 +28,15 @@ LIMIT_SECONDS = 280
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round showed.
+    """The figures of one round.
 
     Attributes:
-        first: seconds to the first samples.
-        listed: seconds to the end of the listing.
-        refreshed: seconds to the end of the second one.
-        requests: for pages, of the first.
-        nbytes: of the listing's copy, per key.
-        memory: of the supervisor when the listing ended, MiB at most until then.
+        first: Seconds until the first samples.
+        listed: Seconds until the listing is complete.
+        refreshed: Seconds until the second listing is complete.
+        requests: List requests of the first listing.
+        nbytes: Bytes of the catalog per key.
+        memory: Peak memory of the supervisor until the listing was complete, in MiB.
     """
 
     first: float
@@ -48,7 +48,7 @@ class Round:
 
 
 def measure(endpoint: str, objects: int, scratch: Path) -> Round:
-    """Run a service to the end of its listing, twice."""
+    """Run a service until its listing is complete, twice."""
     config, cache = scratch / "config.yaml", scratch / "cache"
     write_config(
         config,
@@ -77,7 +77,7 @@ def measure(endpoint: str, objects: int, scratch: Path) -> Round:
 
 
 def seconds_to_end(child: Child, cache: Path) -> float:
-    """Return how long it took a service to list its source."""
+    """Return how long a service took to list its source."""
     while not is_listed(time.time() - child.seconds, cache):
         child.check(LIMIT_SECONDS)
         time.sleep(POLL_SECONDS)
@@ -85,7 +85,7 @@ def seconds_to_end(child: Child, cache: Path) -> float:
 
 
 def is_listed(since: float, cache: Path) -> bool:
-    """Whether a service that began then says that it has listed its source to the end."""
+    """Whether a service started after `since` reports that its listing is complete."""
     try:
         status = read_status(cache)
     except CacheError:
@@ -94,7 +94,7 @@ def is_listed(since: float, cache: Path) -> bool:
 
 
 def peak_mib(pid: int) -> float:
-    """Return the most memory that a process ever had."""
+    """Return the peak memory of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     (line,) = (line for line in lines if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def row(count: int, measured: list[Round]) -> dict[str, object]:
-    """Return the medians of some rounds."""
+    """Return the medians over the rounds."""
     first = median([one.first for one in measured])
     nbytes = median([one.nbytes for one in measured])
     return {

@@ -1,7 +1,7 @@
-"""What every benchmark here shares: the machine, `growcache run` as a child, the table.
+"""Shared by all benchmarks: the machine, `growcache run` as a child process, the table.
 
-Repetitions are interleaved by the callers (a, b, a, b, …) and compared as ratios within
-one round, since another program on the machine slows both alike.
+Callers interleave the repetitions (a, b, a, b, …) and compare them as ratios within a round,
+because another program on the machine slows both equally.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import yaml
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a finished child process cost.
+    """The cost of a finished child process.
 
-    CPU is user + system of the process and of all descendants it has waited for.
+    CPU time is user + system of the process and of all descendants it has waited for.
     """
 
     wall_seconds: float
@@ -36,12 +36,14 @@ class Run:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the arguments that every benchmark understands."""
+    """Return a parser with the arguments that every benchmark accepts."""
     made = argparse.ArgumentParser(
         description=(description or "").strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--quick", action="store_true", help="small and rough: is it alive?")
+    made.add_argument(
+        "--quick", action="store_true", help="a small, rough run that checks whether it works"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     made.add_argument("--rounds", type=int, help="interleaved repetitions")
     made.add_argument(
@@ -51,7 +53,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the properties of the machine that the figures depend on."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu_name(),
@@ -75,7 +77,7 @@ def write_config(
     sampling: Mapping[str, Any],
     cache: Mapping[str, Any],
 ) -> None:
-    """Write a config that `growcache run` reads."""
+    """Write a configuration file for `growcache run`."""
     document = {"source": dict(source), "sampling": dict(sampling), "cache": dict(cache)}
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
@@ -83,12 +85,12 @@ def write_config(
 class Child:
     """A child process whose time and CPU are measured; its output goes to a file.
 
-    A pipe would fill up and stop a child that nobody reads.
+    A pipe that is not read would fill up and block the child.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self.log = log
-        # A machine that keeps no bytecode would have every start compile all modules anew.
+        # Without cached bytecode every start would compile all modules again.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self.began = time.perf_counter()
         with log.open("wb") as sink:
@@ -98,33 +100,33 @@ class Child:
 
     @classmethod
     def growcache(cls, *arguments: str, log: Path) -> Child:
-        """Start the command line's program with this Python."""
+        """Start growcache's command line with this Python."""
         return cls([sys.executable, "-m", "growcache", *arguments], log)
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the child was started."""
         return time.perf_counter() - self.began
 
     def check(self, limit_seconds: float) -> None:
-        """End the benchmark where the child failed, or takes longer than the limit."""
+        """Exit the benchmark if the child failed or exceeded the limit."""
         if self.seconds > limit_seconds:
             self.process.kill()
-            self._give_up(f"did not come so far in {limit_seconds:g} s")
-        # waitid leaves the child to be reaped by wait4, which alone tells what it cost.
+            self._give_up(f"did not get this far within {limit_seconds:g} s")
+        # waitid does not reap the child, because only wait4 reports its cost.
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_status:
             self._give_up(f"ended with {ended.si_status}")
 
     def interrupt(self) -> Run:
-        """Stop it as Ctrl-C does, and return what it cost."""
+        """Stop the child as Ctrl-C does, and return its cost."""
         self.process.send_signal(signal.SIGINT)
         return self.wait(30)
 
     def wait(self, limit_seconds: float = 600) -> Run:
-        """Return what it cost, once it ended.
+        """Wait for the child to end, and return its cost.
 
-        `wait4` counts the child with every descendant it has waited for, so samplers are
+        `wait4` counts the child and every descendant that it has waited for. Samplers are therefore
         counted because their supervisor reaps them.
         """
         pid = 0
@@ -145,12 +147,12 @@ class Child:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, rounded to what such figures can carry."""
+    """Return the median, rounded to four digits."""
     return float(f"{statistics.median(values):.4g}")
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], to: Path | None) -> None:
-    """Print the figures as a table under the machine's description, and write the JSON."""
+    """Print the machine's description and the figures as a table, and write them as JSON."""
     about = machine()
     print(f"\n{title}\n  on {', '.join(f'{k} {v}' for k, v in about.items())}")
     columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""Incompressible samples; NumPy alone, for every environment must make the same ones."""
+"""Incompressible samples, made by NumPy alone because every environment must make the same ones."""
 
 from __future__ import annotations
 
