@@ -101,7 +101,7 @@ def readable_command(arguments: Sequence[str]) -> str:
     Values of ``storage_options``, the user and password of URLs, and their signatures.
 
     >>> readable_command(["run", "--set", "source.storage_options.secret=x", "s3://k:s@b/**"])
-    "run --set source.storage_options.secret=HIDDEN_SECRET 's3://HIDDEN_SECRET@b/**'"
+    "run --set source.storage_options.secret=HIDDEN 's3://HIDDEN@b/**'"
     """
     return shlex.join(map(_without_secrets, [Path(arguments[0]).name, *arguments[1:]]))
 

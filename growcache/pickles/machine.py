@@ -11,6 +11,7 @@ from growcache.pickles.makers import (
     SHORT_TEXT,
     CopyBudget,
     KeyChecker,
+    NamedFunction,
     Unfinished,
     stand_in_for,
 )
@@ -96,7 +97,11 @@ class Machine:
         state = self.stack.pop()
         unfinished = self.stack.pop()
         if type(unfinished) is not Unfinished:
-            kind = type(unfinished).__name__
+            kind = (
+                "function"
+                if isinstance(unfinished, NamedFunction)
+                else type(unfinished).__name__
+            )
             raise FormatError(f"a pickle sets attributes of a {kind}; refused")
         made = unfinished.finish(state, self.budget)
         for place in unfinished.places:

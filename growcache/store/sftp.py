@@ -118,7 +118,8 @@ class SshServer:
                 ),
                 **settings,
             )
-            sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
+            async with asyncio.timeout(self.stall_seconds):
+                sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
         except Exception as error:  # noqa: BLE001 - see _host_error
             if ssh is None:
                 raise self._host_error(error, check) from None

@@ -142,7 +142,7 @@ REFUSED = {
     "state for a list": (b"]}b.", "sets attributes of a list"),
     "state for a dict": (b"}}" + text(b"__class__") + b"Nsb.", "sets attributes of a dict"),
     "state for a function of ours": (
-        named(b"_codecs", b"encode") + b"N}" + SETTERS + b"\x86b.", "attributes of a Function"
+        named(b"_codecs", b"encode") + b"N}" + SETTERS + b"\x86b.", "attributes of a function"
     ),
     "state for a class": (named(b"numpy", b"ndarray") + b"N}\x86b.", "attributes of a type"),
     "state for a finished array": (BLANK + STATE + b"b" + STATE + b"b.", "of a ndarray"),
