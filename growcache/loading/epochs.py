@@ -20,7 +20,7 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.system import release_at_sigterm
 from growcache.errors import CacheError, CacheMissingError, GrowcacheError
-from growcache.loading.blocks import Block, count_per_shard
+from growcache.loading.blocks import BatchCutter, Block, count_per_shard
 from growcache.loading.channel import (
     EPOCH_IS_OVER,
     EpochEnd,
@@ -34,7 +34,7 @@ from growcache.loading.channel import (
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.options import LoaderOptions
 from growcache.loading.position import Position, PositionTracker, remaining_pass
-from growcache.loading.producer import make_stage
+from growcache.loading.producer import ThreadStage
 from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
 from growcache.loading.resume import MissingShards, refuse_missing, refuse_other_cache
 
@@ -432,3 +432,17 @@ class _DeliveredBlock:
         if not before:
             return now
         return {n: more for n, count in now.items() if (more := count - before.get(n, 0))}
+
+
+def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
+    """Return a stage of a kind; a loader with a thread imports nothing of processes."""
+    cutter = BatchCutter(options, framework)
+    if kind == "thread":
+        return ThreadStage(options, framework, cutter)
+    from growcache.loading.gather_process import CutStage, ProcessStage
+
+    transfer = framework.carrier
+    if options.batch_transform is None and transfer is None:
+        return ProcessStage(options, cutter.cut)
+    lock = None if transfer is None else transfer.lock
+    return CutStage(options, ProcessStage(options, lock=lock), cutter)

@@ -26,7 +26,6 @@ from growcache.loading.channel import (
     Item,
     PassStarted,
     QueuedStage,
-    Stage,
     StageKind,
 )
 from growcache.loading.framework import Framework, ParallelCopies
@@ -351,17 +350,3 @@ class ThreadStage(QueuedStage):
             *(position, missing, ranks, self._cutter.cut_now),
         )
         self._start_thread(producer.run)
-
-
-def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
-    """Return a stage of a kind; a loader with a thread imports nothing of processes."""
-    cutter = BatchCutter(options, framework)
-    if kind == "thread":
-        return ThreadStage(options, framework, cutter)
-    from growcache.loading.gather_process import CutStage, ProcessStage
-
-    transfer = framework.carrier
-    if options.batch_transform is None and transfer is None:
-        return ProcessStage(options, cutter.cut)
-    lock = None if transfer is None else transfer.lock
-    return CutStage(options, ProcessStage(options, lock=lock), cutter)
