@@ -197,8 +197,12 @@ def check_same_object(entry: Entry, found: Entry) -> None:
 def changed_error(entry: Entry, found: Entry) -> ObjectChangedError:
     return ObjectChangedError(
         f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
-        f"{entry.etag or entry.mtime}, found {found.size} of {found.etag or found.mtime}"
+        f"{_version_of(entry)}, found {found.size} of {_version_of(found)}"
     )
+
+
+def _version_of(entry: Entry) -> str:
+    return entry.etag or f"time {entry.mtime}"
 
 
 def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:

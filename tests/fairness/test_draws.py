@@ -17,7 +17,7 @@ from growcache.formats.rows import SampleGrid
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
-from growcache.sampling.population import Population, owned_lanes
+from growcache.sampling.population import LANES, Population, owned_lanes
 from growcache.sampling.sizing import Sizing
 from growcache.sampling.strata import (
     block_draws,
@@ -234,17 +234,21 @@ def test_strata_come_as_often_as_asked_and_their_parts_alike(weights: str) -> No
 def test_nodes_are_disjoint_covering_and_alike(tmp_path: Path, nodes: int) -> None:
     sizes = 1000 * np.random.default_rng(0).integers(1, 400, 1000)
     owners = np.zeros(0, np.int64)
-    counts = np.zeros(nodes)
+    counts, shares = np.zeros(nodes), np.zeros(nodes)
     for node in range(nodes):
+        lanes = owned_lanes(node, nodes)
+        assert lanes is not None
+        shares[node] = int(lanes, 16).bit_count() / LANES
         with population(tmp_path / str(node), sizes, sizing()) as source:
             parts = np.arange(source.parts(1000))
-            owned = source.owned(1000, owned_lanes(node, nodes))
+            owned = source.owned(1000, lanes)
             assert owned is not None
             mine = parts[owned(parts)]
             owners, counts[node] = np.concatenate([owners, mine]), len(mine)
     assert sorted(owners.tolist()) == parts.tolist()
-    assert agree(counts, np.ones(nodes))
-    assert not agree(counts, planted(np.ones(nodes)))
+    assert agree(counts, shares)
+    assert not agree(counts, planted(shares))
+    assert np.all(np.abs(shares * nodes - 1) < 0.15)
 
 
 # -------------------------------------------------------------------------- splits

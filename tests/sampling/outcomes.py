@@ -154,5 +154,5 @@ def said(text: str, here: Path) -> str:
     """Return a message as a cell of the table, without what differs from run to run."""
     text = text.strip().removeprefix("growcache: ").replace(str(here), "/home/me")
     text = re.sub(r"\btime \d+\.\d+", "time 1764000000.0", text)
-    text = re.sub(r"(found \d+ of) \d+\.\d+", r"\1 1764000001.0", text)
+    text = re.sub(r"(found \d+ of time) \d+\.\d+", r"\1 1764000001.0", text)
     return code(re.sub(r"\bafter \d+ s\b", "after 7 s", text))
