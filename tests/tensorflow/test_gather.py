@@ -35,8 +35,12 @@ def gathered(cache: Filled, **arguments: Any) -> Any:
     return gtf.dataset(cache.root, **{"min_samples": 1, "reader": "gather", **arguments})
 
 
+LASTING = ("growcache-sigterm", "growcache-counters")  # one of each in a process, for its life
+
+
 def loader_threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("growcache")}
+    running = [t for t in threading.enumerate() if t.name.startswith("growcache")]
+    return {t for t in running if t.name not in LASTING}
 
 
 # What an epoch is
