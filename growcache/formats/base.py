@@ -176,6 +176,7 @@ class Item(Protocol):
     def stop(self) -> int: ...
 
 
+Spec = TypeVar("Spec")
 ItemT = TypeVar("ItemT", bound=Item)
 
 
@@ -335,12 +336,17 @@ def names_option(option: str, value: object, of: str = "names") -> tuple[str, ..
     )
 
 
-def named_specs_option(option: str, value: object, such_as: str) -> Mapping[str, Any] | None:
-    """Return a mapping of names to their specs, None for a default; None where all are meant."""
+def named_specs_option(
+    option: str, value: object, such_as: str, make_spec: Callable[[str, Any], Spec]
+) -> tuple[Spec, ...] | None:
+    """Return the specs of the names in the option; None where all are meant.
+
+    ``make_spec(name, what)`` gets None for a name without a spec of its own.
+    """
     if value is None:
         return None
     if isinstance(value, list | tuple):
-        return dict.fromkeys(names_option(option, value) or ())
+        return tuple(make_spec(name, None) for name in names_option(option, value) or ())
     if not isinstance(value, Mapping) or not value:
         raise ConfigError(
             f"source.options.{option}: expected a list of names, or a mapping such as {such_as}, "
@@ -349,7 +355,7 @@ def named_specs_option(option: str, value: object, such_as: str) -> Mapping[str,
     for name in value:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"source.options.{option}: expected names, found {name!r}")
-    return value
+    return tuple(make_spec(name, what) for name, what in value.items())
 
 
 ENDLESS_PARTS = 1 << 40  # parts of a source that is no list of objects: never all drawn

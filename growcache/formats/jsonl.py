@@ -189,12 +189,7 @@ class FieldSpec:
 
 def fields_option(value: object) -> tuple[FieldSpec, ...] | None:
     """Return the fields that the option ``fields`` names; None for all."""
-    named = named_specs_option("fields", value, "{x: float32, label: meta.label}")
-    return (
-        None
-        if named is None
-        else tuple(_field_spec(name, what) for name, what in named.items())
-    )
+    return named_specs_option("fields", value, "{x: float32, label: meta.label}", _field_spec)
 
 
 def _field_spec(name: str, what: Any) -> FieldSpec:

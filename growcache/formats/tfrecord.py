@@ -222,12 +222,8 @@ def sample_of_features(
 
 def features_option(value: object) -> tuple[FeatureSpec, ...] | None:
     """Return the features that the option ``features`` names; None for all."""
-    named = named_specs_option("features", value, "{x: [float32, 64, 64], y: int64}")
-    return (
-        None
-        if named is None
-        else tuple(_feature_spec(name, what) for name, what in named.items())
-    )
+    such_as = "{x: [float32, 64, 64], y: int64}"
+    return named_specs_option("features", value, such_as, _feature_spec)
 
 
 def _feature_spec(name: str, what: Any) -> FeatureSpec:
