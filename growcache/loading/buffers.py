@@ -184,7 +184,7 @@ def _aligned_view(base: BufferBytes, nbytes: int, alignment: int) -> BufferBytes
 
 
 # Of one name; more is in use only where the user collects batches.
-CACHED_BYTES = 150_000_000
+CACHED_BYTES = BUFFER_BYTES + BLOCK_BYTES
 
 
 class BufferCache:

@@ -250,6 +250,7 @@ class Consumer:
 
     def _forked(self) -> None:
         self._stage, self._former, self._pid = None, None, os.getpid()
+        self._switching = False
         self._counters = ReaderCounters(CacheLayout(self._options.root))
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -305,18 +306,18 @@ class Consumer:
         self, iteration: object, number: int, pause_seconds: float | None
     ) -> Item | None:
         while True:
+            if iteration is not self._iteration or self._pid != os.getpid():
+                raise RuntimeError(EPOCH_IS_OVER)
             if self._switching:
                 self._switch()
-            stage = self._stage
-            if iteration is not self._iteration or stage is None or self._pid != os.getpid():
+            if (stage := self._stage) is None:
                 raise RuntimeError(EPOCH_IS_OVER)
             began = time.perf_counter()
             item = stage.next(pause_seconds)
+            self._waited(time.perf_counter() - began)
             if item is None:
-                self._waited(time.perf_counter() - began)
                 return None
             self._close_former()  # what followed it has leases now, or failed
-            self._waited(time.perf_counter() - began)
             if isinstance(item, Failure):
                 return item
             if isinstance(item, ProcessDied):

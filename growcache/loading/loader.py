@@ -126,7 +126,7 @@ class Loader:
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
                 loader alone has any. They are copied there beside the loop, after
                 ``batch_transform``; large columns that it hands on as they are come from
-                page-locked memory. Up to 130 MB, or five batches if those are more, are there,
+                page-locked memory. Up to 176 MB, or five batches if those are more, are there,
                 the loop's among them. Not yet run on a GPU.
                 ``"cuda"`` is the device that is current in the loop's thread when it first
                 iterates. None leaves them in memory.
