@@ -373,10 +373,10 @@ async def _prove(
 
 
 async def _read_sample(form: ObjectFormat, reader: StoredObject) -> tuple[int, list[Sample]]:
-    """Return how many samples an object holds, and one of them (none of a large whole object)."""
-    measure = await form.measure(reader)
+    """Return how many samples an object holds, and one of them (1 and none of a large whole object)."""
     if not form.ranged and reader.entry.size > MAX_READ_BYTES:
-        return measure.samples, []
+        return 1, []
+    measure = await form.measure(reader)
     parts = max(1, measure.samples // max(1, measure.together)) if form.ranged else 1
     found, _ = await read_partly(form, reader, Visit(0, parts, 0, 0))
     if not found and parts > 1:
@@ -397,7 +397,9 @@ def _reading_text(
 ) -> str:
     objects = plural(len(counts), "object")
     if not samples:
-        return f"Measured {objects}, which are too large to be read now."
+        return (
+            f"{objects} are too large to be read whole now, so their samples are not counted."
+        )
     try:
         schema = str(Schema.covering([Schema.of(sample) for sample in samples]))
     except FormatError as error:

@@ -108,8 +108,9 @@ class LiveRegion:
         """Erase lines that a narrower terminal broke, and leave the cursor where Rich expects it."""
         broken = sum(max(1, -(-length // self._width)) for length in self._lengths)
         if broken:
+            up = f"\x1b[{broken - 1}A" if broken > 1 else ""  # terminals take 0 for 1
             down = "\n" * (len(self._lengths) - 1)
-            self._console.file.write(f"\r\x1b[{broken - 1}A\x1b[J{down}")
+            self._console.file.write(f"\r{up}\x1b[J{down}")
 
 
 class LiveView(StatusReporter):

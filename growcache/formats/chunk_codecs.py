@@ -208,12 +208,15 @@ def _check_fletcher32(data: memoryview, _: int) -> memoryview:
     return data[:-4]
 
 
+MAX_VALUE_BYTES = 1 << 20
+
+
 def shuffle_step(size: int) -> Step:
     """Return the step that puts the first bytes of all values of ``size`` bytes first, and so on.
 
     Bytes at the end that fill no value stay where they are.
     """
-    if size < 1:
+    if not 1 <= size <= MAX_VALUE_BYTES:
         raise FormatError(f"a chunk was not shuffled by {size}")
 
     def undo(data: memoryview, _: int) -> memoryview:

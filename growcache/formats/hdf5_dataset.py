@@ -304,6 +304,7 @@ HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
 SHUFFLE, SCALE_OFFSET = 2, 6
 _STEPS = {1: ZLIB, 3: FLETCHER32, 32001: BLOSC, 32015: ZSTD}
 LIBRARY_FILTERS = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
+_PLUGINS_READ = {32001: "blosc", 32015: "zstd"}  # by growcache; the library would load a plugin
 PLUGIN_FILTERS = {
     307: "bzip2", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32026: "blosc2"
 }  # fmt: skip
@@ -317,7 +318,13 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
     Likewise one whose values the library would not give back here: without a fill value the
     scale-offset filter has one value more to tell.
     """
+    by_library = _is_decoded_by_library(layout)
     for code, _, _ in layout.filters:
+        if by_library and code in _PLUGINS_READ:
+            raise FormatError(
+                f"{key}: dataset {layout.path} combines filter {code} ({_PLUGINS_READ[code]}) with "
+                "one that only the HDF5 library reads; write it again with one of the two"
+            )
         if code not in (SHUFFLE, *_STEPS, *LIBRARY_FILTERS):
             name = PLUGIN_FILTERS.get(code, "unknown")
             raise FormatError(
@@ -331,12 +338,15 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
             )
 
 
+def _is_decoded_by_library(layout: DatasetLayout) -> bool:
+    codes = (code for code, _, _ in layout.filters)
+    return layout.encoded_type is not None or any(code in LIBRARY_FILTERS for code in codes)
+
+
 def decode_chunk(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    if layout.encoded_type is not None or any(
-        code in LIBRARY_FILTERS for code, _, _ in layout.filters
-    ):
+    if _is_decoded_by_library(layout):
         return _decode_by_library(data, mask, layout, chunking)
     steps = [
         _step(code, values)

@@ -101,7 +101,7 @@ def blocks_in_flight(nbytes: int) -> int:
     """Return how many blocks of a size are in flight, and buffers are kept for them.
 
     >>> blocks_in_flight(64_000), blocks_in_flight(16_000_000), blocks_in_flight(72_000_000)
-    (12, 8, 5)
+    (12, 11, 5)
     """
     return min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, BUFFER_BYTES // max(1, nbytes)))
 

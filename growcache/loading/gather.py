@@ -235,7 +235,7 @@ def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool =
     """Return how many batches are gathered at once.
 
     >>> batches_per_block(64 * 1024, 64), batches_per_block(3072, 64)
-    (6, 128)
+    (8, 128)
     >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
     [1, 64]
     """

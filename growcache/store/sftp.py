@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import threading
 import time
 import weakref
@@ -67,6 +68,7 @@ _ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
 _OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 
 _MOST_CONNECTIONS = 4
+_REFUSED_SECONDS = 60.0  # until a server that refused a further connection is asked again
 _READS_PER_CONNECTION = 4  # more of them open another connection
 _OPEN_FILES = 32  # per connection
 _REQUEST_BYTES = 1 << 17
@@ -192,7 +194,7 @@ async def _agent_keys() -> list[Any]:
 class _HostKeyCheck:
     """Compares a host's key with known_hosts.
 
-    A host that has any key there must show one of them. A host that has none is accepted unless
+    A host that has any key or authority there must show one of them. A host that has none is accepted unless
     ``rejects_unknown``.
     """
 
@@ -208,10 +210,10 @@ class _HostKeyCheck:
         self.refusal = (
             f"shows another key than known_hosts has for it; if that is meant, run: ssh-keygen -R "
             f"{name}, and connect once by ssh"
-            if keys
+            if keys or authorities
             else "is not in ~/.ssh/known_hosts, and host_key_policy is reject; connect once by ssh"
         )
-        self._accepts_others = not keys and not rejects_unknown
+        self._accepts_others = not (keys or authorities or rejects_unknown)
 
     def client(self) -> Any:
         """Return asyncssh's client, which asks about host keys that are not in known_hosts."""
@@ -446,12 +448,11 @@ class _Connection:
     async def list_folder(self, folder: str) -> list[Mapping[str, Any]]:
         """Return fsspec's entries of a folder, with links as what they point to."""
         base = folder.rstrip("/")
-        found = await self.answer(self.sftp.readdir(folder))
-        infos = [
-            _info_of_stat(f"{base}/{one.filename}", one.attrs)
-            for one in found
-            if one.filename not in (".", "..")
-        ]
+        infos = []
+        async for one in self.sftp.scandir(folder):  # some hundred names an answer
+            self._answered_at = time.monotonic()
+            if one.filename not in (".", ".."):
+                infos.append(_info_of_stat(f"{base}/{one.filename}", one.attrs))
         infos = await asyncio.gather(*(self._follow_link(info) for info in infos))
         return [info for info in infos if info["type"] in ("file", "directory")]
 
@@ -479,6 +480,7 @@ class _ConnectionPool:
     def __init__(self, server: SshServer, most: int) -> None:
         self._server = server
         self._most = min(_MOST_CONNECTIONS, most)
+        self._refused_at = -math.inf  # a further connection, by the monotonic clock
         self._connections: list[_Connection] = []
         self._opening: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
@@ -544,7 +546,7 @@ class _ConnectionPool:
         while True:
             found = min(self._connections, key=lambda one: one.requests, default=None)
             is_free = found is not None and found.requests < _READS_PER_CONNECTION
-            if not is_free and self._opening is None and len(self._connections) < self._most:
+            if not is_free and self._opening is None and self._may_open():
                 self._opening = asyncio.ensure_future(self._open())
                 self._opening.add_done_callback(_ignore_result)
             if found is not None:
@@ -552,12 +554,18 @@ class _ConnectionPool:
             assert self._opening is not None
             await asyncio.shield(self._opening)
 
+    def _may_open(self) -> bool:
+        if not self._connections:
+            return True
+        refused_recently = time.monotonic() - self._refused_at < _REFUSED_SECONDS
+        return len(self._connections) < self._most and not refused_recently
+
     async def _open(self) -> None:
         try:
             self._connections.append(await self._server.connect())
         except BaseException:
-            # A server that grants only some connections is not asked for more again and again.
-            self._most = max(1, len(self._connections))
+            if self._connections:  # else the server is away, and grants as many as before later
+                self._refused_at = time.monotonic()
             raise
         finally:
             self._opening = None

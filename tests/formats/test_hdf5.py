@@ -376,6 +376,25 @@ def test_chunks_of_blosc_and_zstd(code: int) -> None:
             rows(compressed_by(code, damaged))
 
 
+@pytest.mark.parametrize("code", ENCODED)
+def test_the_library_is_never_asked_for_a_plugin(code: int) -> None:
+    """A number in the middle of its bytes is for the library, which would load a plugin."""
+
+    def write(file: Any) -> None:
+        stored = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        stored.set_chunk((8,))
+        stored.set_filter(code, h5py.h5z.FLAG_OPTIONAL, (4,))
+        padded = h5py.h5t.STD_I32LE.copy()
+        padded.set_precision(20)
+        padded.set_offset(4)
+        space = h5py.h5s.create_simple((8,))
+        dataset = h5py.h5d.create(file.id, b"x", padded, space, stored)
+        dataset.write_direct_chunk((0,), bytes(ENCODED[code](bytes(32))), 0)
+
+    with pytest.raises(FormatError, match="one that only the HDF5 library reads"):
+        rows(hdf5(write))
+
+
 def outside(tmp_path: Path) -> dict[str, Callable[[Any], object]]:
     """What leads out of the file, each to a file with what must not be read."""
     secret = tmp_path / "secret.h5"

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -88,6 +89,9 @@ class Relay:
     def __init__(self, port: int) -> None:
         self.cut_after: int | None = None
         self.cuts = 0
+        self.pause_seconds = 0.0  # before each piece that is forwarded
+        self.refuses = False
+        self.refused = 0
         self._upstream = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -113,6 +117,10 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 ours = self._listener.accept()[0]
+                if self.refuses:
+                    ours.close()
+                    self.refused += 1
+                    continue
                 theirs = socket.create_connection(("127.0.0.1", self._upstream))
                 self._open += [ours, theirs]
                 for pair in ((ours, theirs), (theirs, ours)):
@@ -126,6 +134,7 @@ class Relay:
                 if self.cut_after is not None and passed > self.cut_after:
                     self.cut_after, self.cuts = None, self.cuts + 1
                     break
+                time.sleep(self.pause_seconds)
                 target.sendall(data)
         _shut(source)
         _shut(target)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,45 @@ def test_a_listing_goes_on_over_a_new_connection(
     names = [entry.key.removeprefix(f"{tmp_path}/") for entry in listed(store)]
     assert names == ["a/x", "b/x", "c/x"]
     assert link.cuts == len(failures) == 1
+
+
+def test_a_large_folder_takes_longer_than_a_stall(
+    ssh_server: Ssh, link: Relay, tmp_path: Path
+) -> None:
+    """A folder is listed in many answers, and each shows that the connection is alive."""
+    for number in range(4_000):
+        (tmp_path / f"{number:04}").touch()
+    failures: list[BaseException] = []
+    store = opened(
+        ssh_server.url(f"{tmp_path}/", link.port), ssh_server.options, on_retry=failures.append
+    )
+    link.pause_seconds = 0.02
+    began = time.monotonic()
+    assert len(listed(store)) == 4_000
+    assert time.monotonic() - began > 5 / 4, "the listing must take longer than a stall"
+    assert not failures
+
+
+def test_a_server_that_was_away_is_given_all_connections_again(
+    ssh_server: Ssh, link: Relay, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    store = opened(ssh_server.url(f"{tmp_path}/x", link.port), ssh_server.options)
+    entry = only(store)
+
+    async def away_and_back() -> None:
+        link.refuses = True
+        link.cut_all()
+        reading = asyncio.ensure_future(read(store, entry))
+        await asyncio.to_thread(wait_until, lambda: link.refused > 0, "a refused connection")
+        link.refuses = False
+        assert await reading == b"12345"
+        link.pause_seconds = 0.01
+        await asyncio.gather(*(read(store, entry) for _ in range(600)))
+        assert link.connections > 1
+        await store.close()
+
+    asyncio.run(away_and_back())
 
 
 STRANGERS = [
