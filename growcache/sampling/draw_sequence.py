@@ -233,7 +233,8 @@ class DrawSequence:
             objects, self._editions, complete=complete, drawn=ended
         ):
             return False
-        if not self._editions and not self._has_all_sources(objects, complete=complete):
+        is_drawn_anew = moved or not self._editions
+        if is_drawn_anew and not self._has_all_sources(objects, complete=complete):
             return False
         self._catalog.flush()  # the edition must not outlive the listing it counts
         first_group = self._number(group)

@@ -8,6 +8,7 @@ the supervisor.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
+STDERR_SECONDS = 0.5  # after a child's end, for what is still in the pipe of its errors
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
 
 
@@ -38,10 +40,11 @@ class SamplerProcess:
         self,
         process: asyncio.subprocess.Process,
         on_message: Callable[[Message], None],
-        on_stderr: Callable[[bytes], None] | None = None,
+        stderr: StderrPipe | None,
     ) -> None:
         self._process = process
-        self._reading = asyncio.gather(self._read(on_message), self._read_stderr(on_stderr))
+        self._stderr = stderr
+        self._reading = asyncio.ensure_future(self._read(on_message))
 
     @classmethod
     async def start(
@@ -50,19 +53,28 @@ class SamplerProcess:
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> SamplerProcess:
         """Start a child; ``on_message`` is told each of its messages."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "growcache",
-            "sampler",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=None if on_stderr is None else asyncio.subprocess.PIPE,
-            limit=LINE_BYTES,
-            start_new_session=True,
-            env={**ENVIRONMENT, **child_environment()},
-        )
-        return cls(process, on_message, on_stderr)
+        stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "growcache",
+                "sampler",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=None if stderr is None else stderr.write_end,
+                limit=LINE_BYTES,
+                start_new_session=True,
+                env={**ENVIRONMENT, **child_environment()},
+            )
+        except BaseException:
+            if stderr is not None:
+                stderr.close()
+            raise
+        finally:
+            if stderr is not None:
+                os.close(stderr.write_end)
+        return cls(process, on_message, stderr)
 
     @property
     def pid(self) -> int:
@@ -78,7 +90,9 @@ class SamplerProcess:
     async def ended(self) -> int:
         """Return the exit code once the child is gone and all it said was heard."""
         await self._reading
-        return await self._process.wait()
+        code = await self._process.wait()
+        await self._finish_stderr()
+        return code
 
     def kill(self) -> None:
         """End the child at once."""
@@ -100,6 +114,11 @@ class SamplerProcess:
             else:
                 break
         await self._reading
+        await self._finish_stderr()
+
+    async def _finish_stderr(self) -> None:
+        if self._stderr is not None:
+            await self._stderr.finish()
 
     async def _read(self, on_message: Callable[[Message], None]) -> None:
         assert self._process.stdout is not None
@@ -107,12 +126,48 @@ class SamplerProcess:
             if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
                 on_message(unpack(line))
 
-    async def _read_stderr(self, on_stderr: Callable[[bytes], None] | None) -> None:
-        """Pass on whole lines that the child writes to its error stream."""
-        if on_stderr is None or self._process.stderr is None:
-            return
+
+class StderrPipe:
+    """What a child writes to its error stream, passed on in whole lines.
+
+    It is no pipe of asyncio's process, which would count as alive until the pipe is closed: a child of the user's
+    code inherits the error stream, and may outlive the sampler.
+    """
+
+    def __init__(
+        self, write_end: int, reader: asyncio.StreamReader, transport: asyncio.ReadTransport
+    ) -> None:
+        self.write_end = write_end
+        self._reader = reader
+        self._transport = transport
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, on_stderr: Callable[[bytes], None]) -> StderrPipe:
+        """Make the pipe; the caller closes ``write_end`` once a child has it."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        read_end, write_end = os.pipe()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+        )
+        pipe = cls(write_end, reader, transport)
+        pipe._task = asyncio.ensure_future(pipe._pass_on(on_stderr))
+        return pipe
+
+    async def finish(self) -> None:
+        """Pass on what is left, and close the pipe, although a grandchild may still hold it."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=STDERR_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.close()
+
+    async def _pass_on(self, on_stderr: Callable[[bytes], None]) -> None:
         rest = b""
-        while chunk := await self._process.stderr.read(STDERR_BYTES):
+        while chunk := await self._reader.read(STDERR_BYTES):
             lines, end, rest = (rest + chunk).rpartition(b"\n")
             if len(rest) > STDERR_BYTES:  # a line without end, such as a progress bar
                 lines, end, rest = lines + end + rest, b"\n", b""
