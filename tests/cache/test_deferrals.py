@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
@@ -104,6 +104,7 @@ def test_what_settled_groups_held_can_be_forgotten(
 
 
 @given(steps, st.sets(st.integers(0, 40)))
+@example([("group", set()), ("holes", 0, {0}), ("makeup", 1, {0})], set())
 def test_shards_alone_draw_nothing_twice(
     script: list[tuple[object, ...]], gone: set[int]
 ) -> None:
@@ -116,7 +117,9 @@ def test_shards_alone_draw_nothing_twice(
         "numbers are known as far as shards"
     )
     if not gone:
-        assert set(found.pending) == {p for p in record.pending if not record.renews(p, groups)}
+        # Shards know of a hole that is tried again only once its makeup group was written.
+        known = {p for p in record.pending if not record.renews(p, groups)}
+        assert known <= set(found.pending)
 
 
 def told_by(record: Deferrals, group: int) -> ShardDeferrals:
