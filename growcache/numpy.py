@@ -11,7 +11,7 @@ class EpochLoader(Loader):
     """Batches from a growing cache; every iteration is a new epoch over what is there by now.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.
-    Arrays may be kept: their memory is reused only once nobody refers to it. A loader
+    Arrays may be kept: their memory is recycled only once nothing refers to it. A loader
     pickles as its arguments. Iterating anew ends the iteration before it.
 
     It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but

@@ -1,4 +1,4 @@
-"""Work in daemon threads, begun before its result is needed, and the exception that ends it.
+"""Calls in daemon threads ahead of the need for their results, and the exception that ends them.
 
 A daemon never delays an exit; `concurrent.futures` joins its threads at the interpreter's end.
 """
@@ -26,7 +26,7 @@ class Future(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._value: list[T] = []
         self._error: BaseException | None = None
-        self._begun = threading.Lock()  # by who makes the call, and never let go of
+        self._begun = threading.Lock()  # acquired by the thread that makes the call, for good
         self._running = threading.Lock()
         self._running.acquire()
 

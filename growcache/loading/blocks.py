@@ -138,10 +138,12 @@ class BlockAssembler:
         if framework.at_once > 1 and not transformed:  # small blocks would be more buffers
             few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
-        self.most_rows = batch * most
+        self.block_rows = batch * most
         self._at_once = framework.at_once
         crew, readable, writable = _executor(options, framework, stopped, arena)
-        self._gatherer = Gatherer(schema, self.most_rows, replace(framework, allocate=readable))
+        self._gatherer = Gatherer(
+            schema, self.block_rows, replace(framework, allocate=readable)
+        )
         self._options = options
         self._styler = RaggedStyler(options.ragged, framework)
         self._transform = (
@@ -178,7 +180,7 @@ class BlockAssembler:
     def room(self) -> int:
         return self.rows - self._gatherer.filled
 
-    def begin_small(self) -> None:
+    def shrink(self) -> None:
         # The results for the first block decide about the fields, and should be many.
         if self._transform is None or self._transform.schema is not None:
             self._ramp.begin(self._gatherer.filled)
@@ -242,7 +244,7 @@ class BlockAssembler:
         lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()
-        self._ramp.climb()
+        self._ramp.grow()
         if self._transform is not None:
             columns = self._transform.run(
                 columns, places, origins or None, functools.partial(_row_name, pieces)

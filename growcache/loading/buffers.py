@@ -69,7 +69,7 @@ ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begi
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
 # Of all blocks of a loader in flight: one is filled, two wait, the loop has one and the batch
-# before. Small blocks are more, at most so many.
+# before. Of small blocks more are in flight.
 BUFFER_BYTES = 176_000_000
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 5, 12
 # What a block is made of, if a batch is not more. To begin a block costs the thread that copies,

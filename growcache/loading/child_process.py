@@ -109,12 +109,12 @@ class MessageSocket:
     def tell(self, error: BaseException) -> None:
         """Send the error that ends this process, if that is possible at once."""
         if not self._turn.acquire(timeout=TELL_SECONDS):
-            return  # a message is under way that nobody receives
+            return  # a message is under way that the peer does not receive
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
         try:
             self._socket.send(LENGTHS.pack(len(head), 0, 0) + head, socket.MSG_DONTWAIT)
         except OSError:
-            return  # there is no room, or nobody there
+            return  # the socket is full, or the peer is gone
         finally:
             self._turn.release()
 

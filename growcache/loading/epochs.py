@@ -122,7 +122,7 @@ class Consumer:
         self._finalizer: weakref.finalize[..., Consumer] | None = None
         self._tally = DeliveryCounts(options.root)
         self._counters = ReaderCounters(CacheLayout(options.root))
-        self._counted_pass: int | None = None  # the one begun last, and
+        self._counted_pass: int | None = None  # the one that started last, and
         self._delivered_pass: int | None = None  # that of the latest batch
         # Closes a stage that was replaced: it keeps its leases until the next one has some.
         self._former: Callable[[], object] | None = None

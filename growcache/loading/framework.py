@@ -127,13 +127,13 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 
 # take_slices(memory, starts, lengths, out): the same of rows that differ in length, int64 [n], at
-# least one; one lies behind the other in out, uint8 [all lengths], not empty.
+# least one; they are back to back in out, uint8 [all lengths], not empty.
 TakeSlices: TypeAlias = Callable[[Bytes, Integers, Integers, Bytes], object]
 
 # join(parts, out): the parts, uint8 [k_i] each, one behind the other; there is at least one.
 Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 
-# From here on a row takes longer to copy than Python, or the system, takes to be told of it.
+# From here on a row takes longer to copy than a step of Python, or a system call's item.
 LONG_ROW_BYTES = 16 * 1024
 
 

@@ -266,7 +266,7 @@ class BlockSizeRamp:
     def begin(self, filled: int) -> None:
         self._batches = min(self._batches, filled // self._batch_size + self._least)
 
-    def climb(self) -> None:
+    def grow(self) -> None:
         self._batches = min(self._most, RAMP_FACTOR * self._batches)
 
 

@@ -242,7 +242,7 @@ class CutStage(QueuedStage):
     def _cut_all(self) -> None:
         demand, has_room, last = self.demand, False, False
         while not last and not demand.stop.is_set():
-            while not has_room:  # before the source is told that a block was received
+            while not has_room:  # before the source acknowledges a block
                 has_room = demand.token()
             item = self._source.next()
             assert item is not None  # it waits without end
@@ -318,8 +318,8 @@ def _put(wire: MessageSocket, arena: SharedSender, demand: Demand, item: Item) -
     try:
         arena.send(wire, item)
     except OSError:
-        # Told to stop, or to be told in a moment; where the trainer is gone, this ends. It ends as
-        # well where but half of a message went, and the trainer is told.
+        # A stop command has come or is on its way; if the trainer is gone, this process ends. It
+        # also ends after half a message, which the trainer notices.
         wire.shut()
         demand.stop.wait()
         raise StoppedError from None
@@ -359,7 +359,7 @@ class _LogForwarder(logging.Handler):
         try:
             self._wire.send(plain_message(said))
         except OSError:
-            return  # nobody is there to hear it
+            return  # the trainer is gone
 
 
 def _forward_logs(wire: MessageSocket, level: int) -> None:

@@ -203,7 +203,7 @@ class MapPool:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
-    def condemn(self, row: ShardRow, cache_format: str) -> None:
+    def mark_corrupt(self, row: ShardRow, cache_format: str) -> None:
         self._condemn(shard_key(row), self._cut_short(row, cache_format))
 
     def _condemn(self, key: ShardKey, error: CorruptShardError) -> None:
@@ -294,7 +294,7 @@ class MapPool:
                 self._let_go(key, cache_format)
 
     def _let_go(self, key: ShardKey, cache_format: str) -> None:
-        with self._leaving:  # one shard at a time, for who enters waits for it
+        with self._leaving:  # one shard at a time, because `enter` waits for it
             if key in self._users:  # another window has entered since
                 return
             # The pages of a map are its process's own: only without them can the files' go.

@@ -204,11 +204,11 @@ class LoaderOptions:
         return Schema(tuple(field for field in schema.fields if field.name in self.fields))
 
     @property
-    def shuffles(self) -> bool:
+    def is_shuffled(self) -> bool:
         return self.shuffle and not self.fixed
 
     @property
-    def keeps_last(self) -> bool:
+    def keep_last(self) -> bool:
         return self.fixed or not self.drop_last
 
     @property
@@ -220,14 +220,14 @@ class LoaderOptions:
         return self.batch_size * self.ranks.world_size
 
     @property
-    def least_samples(self) -> int:
+    def min_pass_samples(self) -> int:
         """Samples below which a pass has no step at all."""
-        dropped = self.samples_per_epoch is None and not self.keeps_last
+        dropped = self.samples_per_epoch is None and not self.keep_last
         return self.step_samples if dropped else 1
 
     @property
     def marks_valid(self) -> bool:
-        return self.ranks.told and self.keeps_last
+        return self.ranks.told and self.keep_last
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -239,10 +239,10 @@ class LoaderOptions:
         return self.ranks.world_size
 
     def usable(self, samples: int) -> int:
-        return samples if self.keeps_last else samples - samples % self.batch_size
+        return samples if self.keep_last else samples - samples % self.batch_size
 
     def deal(self, samples: int) -> RankShare:
-        return rank_share(samples, self.batch_size, self.ranks, keeps_last=self.keeps_last)
+        return rank_share(samples, self.batch_size, self.ranks, keeps_last=self.keep_last)
 
     def steps(self, samples: int) -> int:
         return self.deal(samples).steps

@@ -36,10 +36,10 @@ from growcache.loading.windows import (
 )
 from growcache.threads import DaemonThread, Future, StoppedError
 
-# The preparation may take so many times as long as the longest lately, and so much longer.
+# A preparation may take this many times the longest recent one, plus this slack.
 MARGIN = 4.0
 SLACK_SECONDS = 0.05
-# Of long passes more, for a disk that others write to may stand still for half a second.
+# Long passes get more slack because a busy disk can stall for half a second.
 SLACK_SHARE, MOST_SLACK_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 0.02
 KEPT = 6  # preparations, and paces, that are remembered
@@ -108,7 +108,7 @@ class SnapshotTiming:
         self._began = now, left
 
 
-# What may end work that was begun ahead; where its result is not needed, nor is this.
+# Errors of work that ran ahead; they are dropped with its result.
 EXPECTED_ERRORS = (StoppedError, GrowcacheError, OSError)
 
 
@@ -163,7 +163,7 @@ class Passes:
         hurry: whether the consumer may need rows of the next pass to get the last of this one,
         because a block takes both.
         """
-        # A pass that is left before its last window is of an epoch that nobody goes on with.
+        # A pass is left before its last window only with its epoch.
         self._hurry = hurry or self._next_pass is None
         if self._next_pass is None:
             assert self._pass is not None
@@ -188,7 +188,7 @@ class Passes:
             self._demand.news.clear()
             # It may be about to begin an epoch, and this thread to be in its way.
             if not (self._has_turn() or self._demand.news.wait(self._demand.head_start())):
-                self.let_go()
+                self.release_delivered()
 
     def take(self, rows: int) -> list[Piece]:
         """Return the next rows; fewer only where the pass ends."""
@@ -196,7 +196,7 @@ class Passes:
             self._close_through()  # what was taken before has been copied
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
-        pieces = self._taken_again(rows)
+        pieces = self._retaken(rows)
         rows -= count_rows(pieces)
         while rows and self._has_rows():
             assert self._window is not None
@@ -206,7 +206,7 @@ class Passes:
             self._cursor, self.lost = stop, self._window.lost_until(stop - 1)
         return pieces
 
-    def _taken_again(self, rows: int) -> list[Piece]:
+    def _retaken(self, rows: int) -> list[Piece]:
         pieces: list[Piece] = []
         while rows and self._again:
             window, start, stop = self._again.popleft()
@@ -219,7 +219,7 @@ class Passes:
             self.lost = window.lost_until(end - 1)
         return pieces
 
-    def take_again(self, pieces: list[Piece]) -> None:
+    def retake(self, pieces: list[Piece]) -> None:
         """Take the `pieces` of the last `take` again, without those of damaged shards."""
         rest, dropped = self._again, 0
         self._again = deque()
@@ -255,7 +255,7 @@ class Passes:
                 window.begun |= new
                 window.snapshot.mark_begun(new)
 
-    def let_go(self) -> None:
+    def release_delivered(self) -> None:
         mark = self._demand.delivered
         while self._undelivered and _window_end(self._undelivered[0][0]) <= mark[:2]:
             window, snapshot = self._undelivered.popleft()

@@ -313,7 +313,7 @@ class RankShare:
 
 
 def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool) -> RankShare:
-    """Return how an epoch of so many samples, over all ranks, is dealt.
+    """Return this rank's share of an epoch of `samples` over all ranks.
 
     Args:
         samples: of the epoch.

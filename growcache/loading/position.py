@@ -79,7 +79,7 @@ class PassPlan:
             seed=options.seed,
             pass_number=self.number,
             target_samples=self.window_samples,
-            shuffle=options.shuffles,
+            shuffle=options.is_shuffled,
         )
 
     def __len__(self) -> int:
@@ -312,7 +312,7 @@ def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | N
         return None
     left = len(state.plan) - state.mark.position
     step = options.batch_size * options.ranks.local_world_size
-    if options.samples_per_epoch is None and not options.keeps_last and left < step:
+    if options.samples_per_epoch is None and not options.keep_last and left < step:
         return None  # drop_last leaves it out
     filled = options.ranks.share and bool(state.mark.corrupt)
     rest = RemainingPass(state.plan, state.plan.windows(options), state.mark, filled)

@@ -126,7 +126,7 @@ class Producer:
                 *(self._start.form, self._arena),
             )
             if self._demand.by_block:
-                self._demand.lag_rows = self._assembler.most_rows
+                self._demand.lag_rows = self._assembler.block_rows
         facts, plan = PassFacts.of(snapshot, begun.waited_seconds), LazyPickle(begun.plan)
         self._put_item(PassStarted(begun.number, plan, facts, snapshot.lease.name))
 
@@ -177,7 +177,7 @@ class Producer:
             if not self._abandoned(epoch):
                 padding = _padding_pieces(pieces[-1], deal) if done == deal.rows else []
                 if not self._add(walk, pieces, _rank_pieces(pieces, first, deal), padding):
-                    walk.take_again(pieces)
+                    walk.retake(pieces)
                     done = first
                     continue
             if done == deal.rows or done == end:
@@ -197,7 +197,7 @@ class Producer:
             if usable:
                 kept = _first_rows(pieces, usable)
                 if not self._add(walk, kept, kept, []):
-                    walk.take_again(pieces)
+                    walk.retake(pieces)
                     found = wanted
                     continue
                 self._put(epoch, walk)
@@ -224,7 +224,7 @@ class Producer:
                 empty_passes += 1
                 continue
             if not self._abandoned(epoch) and not self._add(walk, pieces, pieces, []):
-                walk.take_again(pieces)
+                walk.retake(pieces)
                 continue
             left, empty_passes = left - count_rows(pieces), 0
             assert self._assembler is not None
@@ -235,7 +235,7 @@ class Producer:
         """Make the current block small if the consumer will wait for it."""
         demand = self._demand
         if self._assembler is not None and (demand.waited or demand.waits):
-            self._assembler.begin_small()
+            self._assembler.shrink()
 
     def _add(
         self, walk: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
@@ -267,13 +267,13 @@ class Producer:
         if not finished:
             return  # the consumer has left the epoch meanwhile
         if not self._ahead:
-            nbytes = block.nbytes * self._assembler.most_rows // max(1, block.rows)
+            nbytes = block.nbytes * self._assembler.block_rows // max(1, block.rows)
             # The rest of those in flight is filled, or the loop has it.
             self._ahead = blocks_in_flight(nbytes) - MIN_IN_FLIGHT + MIN_BLOCKS_AHEAD
             self._demand.allow(self._ahead - MIN_BLOCKS_AHEAD)
-        walk.let_go()
+        walk.release_delivered()
         while not self._demand.token():
-            walk.let_go()
+            walk.release_delivered()
         if self._demand.stop.is_set():
             raise StoppedError
         self._put_item(block)

@@ -254,9 +254,9 @@ class Snapshot:
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
 
-    def condemn(self, number: int) -> None:
+    def mark_corrupt(self, number: int) -> None:
         """Count a shard as corrupt, because its map is damaged."""
-        self._maps.condemn(self._rows[number], self.view.cache_format)
+        self._maps.mark_corrupt(self._rows[number], self.view.cache_format)
 
     def enter(self, numbers: Iterable[int]) -> None:
         """Keep the pages of these shards in memory until `leave`."""
@@ -274,7 +274,7 @@ class Snapshot:
     def _keys(self, numbers: Iterable[int]) -> list[ShardKey]:
         return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
-    def map_anew(self, number: int) -> MappedShard:
+    def map_unchecked(self, number: int) -> MappedShard:
         """Return an unchecked map of the caller's own."""
         self._refuse_closed()
         samples, view = self._rows[number].samples, self.view

@@ -37,7 +37,7 @@ from growcache.threads import DaemonThread, Future
 
 NOTHING_NOW = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
-AHEAD_SHARDS = 4  # the next snapshot is taken when so many are left to give
+AHEAD_SHARDS = 4  # left to give when the next snapshot is taken
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _shard_bytes(snapshot: Snapshot, row: ShardRow) -> int:
 
 def _verify_shard(snapshot: Snapshot, row: ShardRow) -> None:
     path = snapshot.file(row.number)
-    shard = snapshot.map_anew(row.number)
+    shard = snapshot.map_unchecked(row.number)
     try:
         found = shard.digest()  # in order, so this also brings a cold file into memory
     finally:
@@ -147,7 +147,10 @@ def open_stream_pass(
 def wait_for_pass(
     options: LoaderOptions, min_samples: int, watch: WaitControl | None = None
 ) -> SnapshotChoice:
-    watch, least = watch or WaitControl(threading.Event(), lambda: False), options.least_samples
+    watch, least = (
+        watch or WaitControl(threading.Event(), lambda: False),
+        options.min_pass_samples,
+    )
     view = wait_for_samples(
         options.root,
         max(min_samples, least),
@@ -301,7 +304,7 @@ class ShardStream:
                 self._end(running, used=False)
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # What was raised there concerns nobody: it never came to hold anything.
+            # An error there is of no interest: no lease was taken.
             with suppress(StreamClosedError, GrowcacheError, OSError):
                 ahead.result().snapshot.close()
 

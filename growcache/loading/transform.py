@@ -30,7 +30,7 @@ from growcache.seeding import generator_at
 from growcache.threads import DaemonThread, StoppedError
 
 MAX_THREADS = 8
-SPARE_THREADS = 2  # beside one per core: some wait for the GIL, and one more makes up for it
+SPARE_THREADS = 2  # more than cores, because some wait for the GIL
 
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class ThreadExecutor:
                 while not self._stopped() and (i := _pop_row(left)) is not None:
                     results[i] = call(i)
             except BaseException:
-                left.clear()  # nobody wants the others any more
+                left.clear()  # the other rows are not needed any more
                 raise
             finally:
                 self._call.running.pop(threading.get_ident(), None)

@@ -74,13 +74,13 @@ class PickledFunction:
         return function
 
 
-# The user's function where it may be on its way: nobody calls it there.
+# The user's function, or its pickle, which is not called.
 UserFunction: TypeAlias = Callable[..., Any] | PickledFunction
 
 
 def pickle_function(function: UserFunction, takes: frozenset[str]) -> PickledFunction:
     """Return the function pickled: by name, or by value from scripts and notebooks."""
-    import cloudpickle  # here, for who has no workers need not wait for it
+    import cloudpickle  # here, because only workers need it
 
     if isinstance(function, PickledFunction):
         return function
@@ -109,7 +109,7 @@ class SlowCallWatch(Generic[V]):
         self.pause_seconds = min(1.0, timeout_seconds / 4)
         self._timeout_seconds = timeout_seconds
         self.tell = tell
-        self._told: dict[int, tuple[float, float]] = {}  # when the call began, told of next
+        self._told: dict[int, tuple[float, float]] = {}  # when the call began, warned of next
 
     def look(self, calls: Mapping[int, tuple[V, float]], now: float) -> None:
         for thread, (call, began) in calls.items():

@@ -34,7 +34,9 @@ from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot, mean_sample_bytes
 
 _seen_services_lock = threading.Lock()
-_seen_services: dict[Path, dict[str, Any]] = {}  # who filled a cache when somebody looked last
+_seen_services: dict[
+    Path, dict[str, Any]
+] = {}  # the holder of the supervisor's lock at the last check
 
 
 def warn_if_service_stopped(root: Path, view: IndexView) -> None:
@@ -252,7 +254,7 @@ class Backoff:
 @contextmanager
 def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
     """Set ``wake`` at every change in the directory; without it callers poll."""
-    # The index and its WAL lie in the root itself; before it exists, its parent says so.
+    # The index and its WAL are in the root; its parent shows when it appears.
     existing = next(p for p in (folder, *folder.parents) if p.is_dir())
     watch = watch_directory(existing, wake.set)
     try:
@@ -341,7 +343,7 @@ def choose_shards(
             view = read_index(options.root, job=options.job)
             out = shards_at_limit(view, leases, options.job, limit.most, own)
             fresh = sum(row.samples for row in view.shards if row.number not in out)
-            if fresh >= options.least_samples:
+            if fresh >= options.min_pass_samples:
                 return SnapshotChoice(view, out, counts=True)
             if not limit.waits:
                 _warn_of_reuse(options, limit)

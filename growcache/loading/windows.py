@@ -225,7 +225,7 @@ def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> O
         return window
     numbers = [window.numbers[place] for place in places]
     for number in numbers:
-        window.snapshot.condemn(number)
+        window.snapshot.mark_corrupt(number)
     good = ~np.isin(window.located(0, len(window))[0], places)
     corrupt = tuple(dict.fromkeys((*window.corrupt, *numbers)))
     if options.ranks.share:
@@ -369,7 +369,7 @@ class PassOpener:
             snapshot = self._take(number, min_samples)
             waited = time.monotonic() - began
             plan = plan_snapshot(self._options, snapshot, number)
-            if len(plan) >= self._options.least_samples:
+            if len(plan) >= self._options.min_pass_samples:
                 self._settle(snapshot)
                 windows = plan.windows(self._options)
                 return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
@@ -417,7 +417,7 @@ class PassOpener:
         began = time.monotonic()
         view = wait_for_samples(
             options.root,
-            max(min_samples, options.least_samples),
+            max(min_samples, options.min_pass_samples),
             complete=options.fixed,
             wake=self._wake,
             stopped=lambda: self._stop.is_set() or offered(),
@@ -427,10 +427,10 @@ class PassOpener:
         if self._stop.is_set():
             raise StoppedError
         warn_if_service_stopped(options.root, view)
-        if view.totals.samples < options.least_samples and not offered():
+        if view.totals.samples < options.min_pass_samples and not offered():
             raise ConfigError(
                 f"all {view.totals.samples} samples of {options.root} are less than one batch "
-                f"of {options.least_samples}; use a smaller batch_size or drop_last=False"
+                f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False"
             )
         if ranks is None:
             snapshot = take_new_snapshot(options, self._watch, view)
@@ -470,7 +470,7 @@ def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> Pa
         [(row.number, row.samples) for row in snapshot.shards],
         seed=options.seed,
         pass_number=number,
-        shuffle=options.shuffles,
+        shuffle=options.is_shuffled,
     )
     digests = {row.number: row.digest for row in snapshot.shards}
     shards = tuple(PlannedShard(n, samples, digests[n]) for n, samples in order)

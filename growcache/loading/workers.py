@@ -217,7 +217,7 @@ class ProcessExecutor:
             raise StoppedError
 
     def _started(self) -> _Worker:
-        # At exit who uses them closes them; they end with this process in any case.
+        # At exit their user closes them; they end with this process in any case.
         child = ChildProcess("transform", at_exit=False)
         child.send(self._setup)
         return _Worker(child)

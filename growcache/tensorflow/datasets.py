@@ -122,7 +122,7 @@ def files(
     begun = open_stream_pass(options, 0, min_samples)
     numbers = [row.number for row in begun.rows]
     begun.snapshot.mark_read(numbers)  # protected all the same, until it is closed
-    begun.snapshot.lease.count(len(begun.snapshot))  # what is read of the files nobody tells
+    begun.snapshot.lease.count(len(begun.snapshot))  # TensorFlow does not report what it reads
     return Files(begun.snapshot, numbers)
 
 
@@ -271,7 +271,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         if tf.executing_eagerly():
             self._feed.wait()
             iterator = iter(self._alone)
-            # In `for batch in dataset(...)` nobody else keeps what closes the feed as it goes.
+            # In `for batch in dataset(...)` nothing else keeps the dataset alive, which closes it.
             iterator._keeps = self
         else:
             iterator = super().__iter__()

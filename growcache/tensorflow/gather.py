@@ -64,7 +64,7 @@ class ConsumerPool:
         self._closed = False
 
     @property
-    def any_ahead(self) -> bool:
+    def is_prefetched(self) -> bool:
         return self._ahead
 
     def begin(self) -> None:
@@ -160,7 +160,7 @@ class GatherPipeline(Pipeline):
 
     @property
     def _is_under_way(self) -> bool:
-        return super()._is_under_way or self._engines.any_ahead
+        return super()._is_under_way or self._engines.is_prefetched
 
     def close(self) -> None:
         self._engines.close()
@@ -186,7 +186,7 @@ class GatherPipeline(Pipeline):
     @property
     def _of_one_size(self) -> bool:
         options = self._options
-        return not options.keeps_last or (self._runs_on and options.samples_per_epoch is None)
+        return not options.keep_last or (self._runs_on and options.samples_per_epoch is None)
 
     def _batch(self, values: Mapping[str, Tensor]) -> Any:
         rows = self._options.batch_size if self._of_one_size else None

@@ -166,7 +166,7 @@ class NativePipeline(Pipeline):
 
     @property
     def _full_batches(self) -> bool:
-        return self._runs_on or not self._options.keeps_last
+        return self._runs_on or not self._options.keep_last
 
     # What TensorFlow runs
 
@@ -183,7 +183,7 @@ class NativePipeline(Pipeline):
         They are counted here, because the iteration releases its shards when the last were
         asked for.
         """
-        threads, shuffles = self._records.threads, self._options.shuffles
+        threads, shuffles = self._records.threads, self._options.is_shuffled
         samples = tf.data.Dataset.range(turns).interleave(
             lambda turn: self._samples(name, turn),
             cycle_length=CYCLE_SHARDS if shuffles else 1,
@@ -264,7 +264,7 @@ class NativePipeline(Pipeline):
         iteration = self._iterations.get(int(name))
         found = iteration.shard(int(turn)) if iteration else None
         if iteration is None or iteration.stream.closed:
-            raise StopIteration  # which ends the iteration: nobody wants more of it
+            raise StopIteration  # which ends the iteration
         path, token, samples = found or ("", NOTHING_NOW, 0)
         first = token << ROW_BITS
         chunk = iteration.cached.chunk_samples(samples)

@@ -110,7 +110,7 @@ class Pipeline(ABC):
     def _epoch_sizes(self) -> list[int] | None:
         """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
         options = self._options
-        if options.samples_per_epoch is None or not options.keeps_last:
+        if options.samples_per_epoch is None or not options.keep_last:
             return None
         whole, rest = divmod(options.samples_per_epoch, options.batch_size)
         return [options.batch_size] * whole + [rest] if rest else None

@@ -38,7 +38,7 @@ class EpochLoader(Loader):
     """Batches from a growing cache; every iteration is a new epoch over what is there by now.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.
-    Tensors may be kept: their memory is reused only once nobody refers to it. A loader
+    Tensors may be kept: their memory is recycled only once nothing refers to it. A loader
     pickles as its arguments. Iterating anew ends the iteration before it.
 
     Yields dicts of field name to tensor [batch, *shape] in the dtype of the schema.
@@ -88,7 +88,7 @@ class RowDataset(IterableDataset[BatchRow]):
         refuse_torch_worker()
         size, samples = self.loader.options.batch_size, len(self)
         for batch in self.loader:
-            # By the step, for this may be the rest of an epoch.
+            # By the step, because this may be the rest of an epoch.
             rows = min(size, samples - (self.loader.step - 1) * size)
             yield from (BatchRow(batch, row) for row in range(rows))
             del batch
@@ -165,7 +165,7 @@ class EpochDataLoader(DataLoader[Any]):
         super().__init__(
             rows,
             batch_size=options.batch_size,
-            drop_last=not options.keeps_last,
+            drop_last=not options.keep_last,
             collate_fn=collate_rows,
         )
 

@@ -1,4 +1,4 @@
-"""Bring batches to a device beside the loop, from memory that is page-locked.
+"""Bring batches to a device concurrently with the loop, from memory that is page-locked.
 
 The thread that makes batches begins the copies in a stream of its own and records an event after
 them. What `batch_transform` computes on the device is in that stream, too. The loop's stream waits
@@ -173,7 +173,7 @@ def _forget_error() -> None:
     call_loaded("amdhip64", "hipGetLastError")
 
 
-# Copies begun and not awaited. The bus is faster than the gather, so it is the first that
+# Copies in flight. The bus is faster than the gather, so it is the first that
 # is awaited, and long done.
 MAX_IN_FLIGHT = 8
 

@@ -111,12 +111,12 @@ def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
     ramp.begin(0)
     rows = [ramp.rows]
     while rows[-1] < full:
-        ramp.climb()
+        ramp.grow()
         rows.append(ramp.rows)
     assert rows[0] == batch_size * min(least, most)
     assert all(one % batch_size == 0 for one in rows)
     assert all(after in (full, RAMP_FACTOR * one) for one, after in itertools.pairwise(rows))
-    ramp.climb()
+    ramp.grow()
     assert ramp.rows == full
 
 

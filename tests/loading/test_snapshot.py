@@ -54,7 +54,7 @@ def test_closed_it_reads_nothing_more(cache: Any) -> None:
     cache.add(0)
     with Snapshot.take(cache.root) as snapshot:
         snapshot[0]
-    for read in (lambda: snapshot[0], lambda: snapshot.map_anew(0)):
+    for read in (lambda: snapshot[0], lambda: snapshot.map_unchecked(0)):
         with pytest.raises(CacheError, match="closed"):
             read()
     assert not MapPool.of(cache.root)._maps
