@@ -99,6 +99,7 @@ class Demand:
         self.news = threading.Event()  # a pass is over
         self.wanted = epoch
         self._delivered_at = -math.inf
+        self._woken = False  # whether the maker waited for the consumer, and has not given way
         self._changed = threading.Condition()
         self.allow(MIN_BLOCKS_AHEAD)
 
@@ -149,7 +150,7 @@ class Demand:
     def wait_begun(self, epoch: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
-        self._give_way()
+        self.stop.wait(self.head_start())
 
     def pause(self, epoch: int, seconds: float) -> bool:
         """Wait until the epoch is over, or for the given time; return whether to stop."""
@@ -163,17 +164,18 @@ class Demand:
         try:
             return self.tokens.get_nowait()
         except queue.Empty:
-            token = self.tokens.get()
-        self._give_way()
-        return token
+            self._woken = True
+            return self.tokens.get()
 
-    def _give_way(self) -> None:
+    def give_way(self) -> None:
         """Wait until the consumer that woke this thread has its batch and is in its step.
 
         It releases the GIL where it drops the batch before. A thread that starts to work at
         that moment takes the GIL or the core away from it for milliseconds.
         """
-        self.stop.wait(self.head_start())
+        woken, self._woken = self._woken, False
+        if woken:
+            self.stop.wait(self.head_start())
 
     def head_start(self) -> float:
         return 0.0 if self.by_block else head_start_seconds(self.step_seconds)

@@ -244,6 +244,7 @@ class CutStage(QueuedStage):
         while not last and not demand.stop.is_set():
             while not has_room:  # before the source acknowledges a block
                 has_room = demand.token()
+                demand.give_way()
             item = self._source.next()
             assert item is not None  # it waits without end
             if isinstance(item, Block):

@@ -273,10 +273,12 @@ class Producer:
             self._demand.allow(self._ahead - MIN_BLOCKS_AHEAD)
         walk.release_delivered()
         while not self._demand.token():
+            self._demand.give_way()
             walk.release_delivered()
         if self._demand.stop.is_set():
             raise StoppedError
         self._put_item(block)
+        self._demand.give_way()  # after the block, which is complete
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

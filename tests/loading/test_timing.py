@@ -245,10 +245,11 @@ def test_a_consumer_in_another_process_needs_no_head_start() -> None:
     assert math.isinf(link.step_seconds)  # for nobody tells
 
 
-def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> None:
+def test_a_thread_that_waited_for_a_token_gives_way_once() -> None:
     link = Demand(0)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
     tokens = [link.token(), link.token()]
+    link.give_way()
     assert (tokens, waits.seconds) == ([True, True], [])
     asked = threading.Event()
     get = link.tokens.get
@@ -269,6 +270,8 @@ def test_a_token_that_is_there_is_taken_at_once_another_after_the_consumer() -> 
         link.end_pass(0)
 
     woken(link, lambda: tokens.append(link.token()), wake)
+    link.give_way()
+    link.give_way()
     assert (tokens[-1], waits.seconds) == (False, [0.002])
 
 
