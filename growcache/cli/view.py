@@ -5,21 +5,20 @@ Rows that matter least are left out where the terminal is not high enough.
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
 from rich.segment import Segment
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from growcache.cache.reader_status import ForeignLeaseStatus, JobStatus, LeaseStatus
-from growcache.cache.status import Status
+from growcache.cache.status import Status, WorkerStatus
 from growcache.cli.humanize import (
     in_bytes,
     in_count,
@@ -44,6 +43,8 @@ MAX_CURVE_WIDTH = 60
 MIN_BAR_WIDTH = 4
 SMALL_BAR_WIDTH = 20
 MAX_WIDTH = 120  # a wider picture is harder to read, not easier
+LABEL_WIDTH = 8
+FRAME_WIDTH = LABEL_WIDTH + 6  # of the picture, less its rows' texts
 MAX_LISTED = 4  # jobs, samplers, readers
 TITLE_WIDTH = 17  # less the path
 MAX_JOB_CHARACTERS = 24
@@ -65,95 +66,6 @@ FREE_PART = ("free", "bright_black", "░")
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar of parts (amount, colour, character) over a total, as wide as there is room."""
-
-    parts: Sequence[tuple[float, str, str]]
-    total: float
-    width: int | None = None
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(self.width or options.max_width, options.max_width)
-        amounts = [max(0.0, part[0]) for part in self.parts]
-        scale = width / max(self.total, sum(amounts), 1e-9)
-        cells = [round(end * scale) for end in accumulate(amounts, initial=0.0)] + [width]
-        styles = [*(part[1:] for part in self.parts), FREE_PART[1:]]
-        for (start, stop), (colour, character) in zip(pairwise(cells), styles, strict=True):
-            yield Segment(character * (stop - start), Style(color=colour))
-        yield Segment.line()
-
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        width = min(self.width or options.max_width, options.max_width)
-        return Measurement(min(MIN_BAR_WIDTH, width), width)
-
-
-@dataclass(frozen=True)
-class SampleCountCurve:
-    """How the number of cached samples went, and over how long."""
-
-    history: StatusHistory
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        span = f"  last {in_time(self.history.span_seconds())}"
-        values = self.history.curve(min(options.max_width - len(span), MAX_CURVE_WIDTH))
-        if len(values) < 2:
-            yield Text("watched from now on", style="dim")
-            return
-        top = max(values) + 1
-        line = "".join(SPARKS[value * len(SPARKS) // top] for value in values)
-        yield Text.assemble((line, "green"), span)
-
-
-@dataclass(frozen=True)
-class ShortenedText:
-    """A text of at most ``lines`` lines, shortened where it names an object.
-
-    With ``fill`` it always takes them, so that nothing below it jumps.
-    """
-
-    text: Text
-    lines: int = 1
-    fill: bool = False
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        lines = list(self.text.wrap(console, width))
-        room = self.lines * width
-        while len(lines) > self.lines and room > self.lines:
-            room -= 1  # words leave ends of lines empty, so how much has to go is to be tried
-            plain = shorten_name(self.text.plain, room)
-            spans = [span for span in self.text.spans if span.end <= room // 2]
-            lines = list(Text(plain, self.text.style, spans=spans).wrap(console, width))
-        yield from lines
-        yield from [Text("")] * ((self.lines - len(lines)) * self.fill)
-
-
-@dataclass(frozen=True)
-class DotSeparated:
-    """Texts with dots between them; a line ends between two of them, if it has to end.
-
-    A ``bar`` stands left of the texts where both have room on one line.
-    """
-
-    texts: Sequence[Text]
-    bar: Bar | None = None
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        dot = Text(" · ")
-        width = dot.join(self.texts).cell_len
-        if self.bar is not None and (self.bar.width or 0) + 1 + width <= options.max_width:
-            yield from list(console.render(self.bar, options))[:-1]  # less its end of line
-            yield Segment(" ")
-        lines: list[Text] = []
-        for text in self.texts:
-            if lines and lines[-1].cell_len + dot.cell_len + text.cell_len <= options.max_width:
-                lines[-1] = dot.join([lines[-1], text])
-            else:
-                lines.append(text)
-        yield from lines
-
-
-@dataclass(frozen=True)
 class StatusPicture:
     """A status as a frame with a row for each question one may have.
 
@@ -166,117 +78,94 @@ class StatusPicture:
     height: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.update(width=min(options.max_width, MAX_WIDTH), height=None)
-        drawn = [(name, row(self.status, self.history)) for name, row in ROWS.items()]
-        rows = {name: content for name, content in drawn if content is not None}
+        frame = options.update(width=min(options.max_width, MAX_WIDTH), height=None)
+        width = max(1, frame.max_width - FRAME_WIDTH)
+        drawn = {name: row(self.status, self.history, width) for name, row in ROWS.items()}
+        rows = {name: Text("\n").join(lines) for name, lines in drawn.items() if lines}
         for dispensable in ("", *DISPENSABLE):
             rows.pop(dispensable, None)
-            frame = _frame(rows, self.status, wide.max_width)
-            lines = console.render_lines(frame, wide, pad=False)
+            panel = _frame_rows(rows, self.status, frame.max_width)
+            lines = console.render_lines(panel, frame, pad=False)
             if self.height is None or len(lines) <= self.height:
                 break
         else:
             sentence = Text(status_sentence(self.status)).wrap(console, options.max_width)
             lines = [list(line.render(console)) for line in sentence[: self.height]]
-        for text, style, control in (segment for line in lines for segment in [*line, END]):
+        end = Segment.line()
+        for text, style, control in (segment for line in lines for segment in [*line, end]):
             shown = text.translate(TO_ASCII) if options.ascii_only else text
             yield Segment(shown, style, control)
 
 
-END = Segment.line()
-
-
-def _frame(rows: dict[str, RenderableType], status: Status, width: int) -> Panel:
+def _frame_rows(rows: dict[str, Text], status: Status, width: int) -> Panel:
     grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column(style="bold", no_wrap=True, min_width=8)
+    grid.add_column(style="bold", no_wrap=True, min_width=LABEL_WIDTH)
     grid.add_column(ratio=1)
     for row in rows.items():
         grid.add_row(*row)
+    if status.state != "stopped":
+        running = in_time(status.uptime_seconds)
+        age = f"pid {status.pid} on {status.host} · running for {running}"
+    else:
+        at = status.updated_at
+        age = f"stopped {in_time(time.time() - at)} ago" if at else ""
     path = keep_end(status.path, max(8, width - TITLE_WIDTH))
     return Panel(
         grid,
         # "default": a frame's own colour is too faint to be read on a light terminal.
         title=Text.assemble(("growcache  ", "default"), (path, "default bold")),
-        subtitle=Text(_age_text(status), style="default"),
+        subtitle=Text(age, style="default"),
         title_align="left",
         subtitle_align="right",
         border_style="bright_black",
     )
 
 
-def _age_text(status: Status) -> str:
-    if status.state != "stopped":
-        running = in_time(status.uptime_seconds)
-        return f"pid {status.pid} on {status.host} · running for {running}"
-    at = status.updated_at
-    return f"stopped {in_time(time.time() - at)} ago" if at else ""
-
-
-def _state_row(status: Status, history: StatusHistory | None) -> RenderableType:
-    style = STATE_STYLES.get(status.state, "bold")
-    state = Text.assemble((status.state, style), "  ", state_meaning(status, history))
-    return state if history is None else ShortenedText(state, 2, fill=True)
-
-
-def _cache_row(status: Status, _: object) -> RenderableType:
-    amounts = _bar_amounts(status)
-    bar = Bar(
-        [(amount, *part[1:]) for amount, part in zip(amounts, BAR_PARTS, strict=True)],
-        status.max_bytes,
+def bar_text(parts: Sequence[tuple[float, str, str]], total: float, width: int) -> Text:
+    """Return a bar of parts (amount, colour, character) over a total."""
+    amounts = [max(0.0, amount) for amount, _, _ in parts]
+    scale = width / max(total, sum(amounts), 1e-9)
+    cells = [round(end * scale) for end in accumulate(amounts, initial=0.0)] + [width]
+    styles = [*(part[1:] for part in parts), FREE_PART[1:]]
+    return Text.assemble(
+        *(
+            (character * (stop - start), colour)
+            for (start, stop), (colour, character) in zip(pairwise(cells), styles, strict=True)
+        )
     )
-    if not status.max_bytes:
-        held = in_bytes(status.bytes)
-        return Group(bar, Text(f"{held} on disk; it has no bound before a service runs"))
-    used = status.bytes + status.reserved_bytes
-    *held_parts, index = (
-        _bar_legend(amount, *part)
-        for amount, part in zip(amounts, BAR_PARTS, strict=True)
-        if amount or part[0] in ("samples", "index")
-    )
-    free = _bar_legend(max(0, status.max_bytes - used), *FREE_PART)
-    whole = Text(f"{in_percent(used / status.max_bytes)} of {in_bytes(status.max_bytes)}")
-    return Group(bar, DotSeparated([whole, free, index]), DotSeparated(held_parts))
 
 
-def _bar_amounts(status: Status) -> tuple[float, float, float, float]:
-    """Return bytes of samples, of shards on their way out, being written, of all else."""
-    overhead = status.budget_bytes + status.catalog_bytes
-    if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
-        overhead = _overhead_bytes(status)
-    samples = max(0, status.bytes - overhead - status.retired_bytes)
-    return samples, status.retired_bytes, status.reserved_bytes, max(0, overhead)
+def curve_text(history: StatusHistory, width: int) -> Text:
+    """Return how the number of cached samples went, and over how long."""
+    span = f"  last {in_time(history.span_seconds())}"
+    values = history.curve(min(width - len(span), MAX_CURVE_WIDTH))
+    if len(values) < 2:
+        return Text("watched from now on", style="dim")
+    top = max(values) + 1
+    line = "".join(SPARKS[value * len(SPARKS) // top] for value in values)
+    return Text.assemble((line, "green"), span)
 
 
-def _overhead_bytes(status: Status) -> int:
-    if not status.samples:
-        return status.bytes
-    if status.sample_bytes is None:
-        return 0  # the size of samples is unknown, so all of it counts as samples
-    held = status.samples * status.sample_bytes + status.retired_bytes
-    return max(status.bytes - held, status.catalog_bytes)
+def shorten_to_lines(text: str, width: int, count: int) -> list[str]:
+    """Return at most ``count`` lines of a text, which is shortened where it names an object."""
+    room = count * width
+    lines = textwrap.wrap(shorten_name(text, room), width, break_on_hyphens=False)
+    while len(lines) > count and room > count:
+        room -= 1  # words leave ends of lines empty, so how much has to go is to be tried
+        lines = textwrap.wrap(shorten_name(text, room), width, break_on_hyphens=False)
+    return lines[:count]
 
 
-def _bar_legend(amount: float, name: str, colour: str, character: str) -> Text:
-    # Only the sign is coloured: blue letters cannot be read on a dark terminal.
-    return Text.assemble((character, colour), f" {name} {in_bytes(amount)}")
-
-
-def _samples_row(status: Status, _: object) -> RenderableType:
-    count = in_count(status.samples)
-    cached = Text.assemble(
-        (count, "bold green"), f" cached in {plural(status.shards, 'shard')}"
-    )
-    drawn, evicted = in_count(status.drawn), in_count(status.evicted_samples)
-    return DotSeparated([cached, Text(f"{drawn} drawn"), Text(f"{evicted} evicted")])
-
-
-def _training_row(status: Status, _: object) -> RenderableType | None:
-    if not status.delivered:
-        return None
-    delivered = plural(status.delivered, "sample")
-    sums = Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
-    lines = [_job_line(job) for job in status.jobs[-MAX_LISTED:]]
-    return Group(sums, *lines, *_more(status.jobs, "and {} jobs before"))
+def _dotted(texts: Sequence[Text | str], width: int) -> list[Text]:
+    """Return texts with dots between them; a line ends between two of them, if it has to end."""
+    dot = Text(" · ")
+    lines: list[Text] = []
+    for text in (Text(text) if isinstance(text, str) else text for text in texts):
+        if lines and lines[-1].cell_len + dot.cell_len + text.cell_len <= width:
+            lines[-1] = dot.join([lines[-1], text])
+        else:
+            lines.append(text)
+    return lines
 
 
 def _more(listed: Sequence[object], text: str) -> list[Text]:
@@ -285,60 +174,119 @@ def _more(listed: Sequence[object], text: str) -> list[Text]:
     return [Text(text.format(more))] if more > 0 else []
 
 
-def _job_line(job: JobStatus) -> Text:
+def _named_line(name: str, text: str, dim: str, width: int) -> Text:
+    line = Text.assemble((shorten_name(name, MAX_JOB_CHARACTERS), "bold"), text, (dim, "dim"))
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _state_row(status: Status, history: StatusHistory | None, width: int) -> list[Text]:
+    text = f"{status.state}  {state_meaning(status, history)}"
+    if history is not None:  # always two lines, so that nothing below them jumps
+        lines = shorten_to_lines(text, width, 2)
+        text = "\n".join([*lines, *[""] * (2 - len(lines))])
+    state = Text(text)
+    state.stylize(STATE_STYLES.get(status.state, "bold"), 0, len(status.state))
+    return [state]
+
+
+def _cache_row(status: Status, _: object, width: int) -> list[Text]:
+    amounts = _bar_amounts(status)
+    parts = [(amount, *part[1:]) for amount, part in zip(amounts, BAR_PARTS, strict=True)]
+    bar = bar_text(parts, status.max_bytes, width)
+    if not status.max_bytes:
+        held = in_bytes(status.bytes)
+        return [bar, Text(f"{held} on disk; it has no bound before a service runs")]
+    used = status.bytes + status.reserved_bytes
+    *held_parts, index = (
+        _bar_legend(amount, *part)
+        for amount, part in zip(amounts, BAR_PARTS, strict=True)
+        if amount or part[0] in ("samples", "index")
+    )
+    free = _bar_legend(max(0, status.max_bytes - used), *FREE_PART)
+    whole = f"{in_percent(used / status.max_bytes)} of {in_bytes(status.max_bytes)}"
+    return [bar, *_dotted([whole, free, index], width), *_dotted(held_parts, width)]
+
+
+def _bar_amounts(status: Status) -> tuple[float, float, float, float]:
+    """Return bytes of samples, of shards on their way out, being written, of all else."""
+    overhead = status.budget_bytes + status.catalog_bytes
+    if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
+        if not status.samples:
+            overhead = status.bytes
+        elif status.sample_bytes is None:
+            overhead = 0  # the size of samples is unknown, so all of it counts as samples
+        else:
+            held = status.samples * status.sample_bytes + status.retired_bytes
+            overhead = max(status.bytes - held, status.catalog_bytes)
+    samples = max(0, status.bytes - overhead - status.retired_bytes)
+    return samples, status.retired_bytes, status.reserved_bytes, max(0, overhead)
+
+
+def _bar_legend(amount: float, name: str, colour: str, character: str) -> Text:
+    # Only the sign is coloured: blue letters cannot be read on a dark terminal.
+    return Text.assemble((character, colour), f" {name} {in_bytes(amount)}")
+
+
+def _samples_row(status: Status, _: object, width: int) -> list[Text]:
+    count, shards = in_count(status.samples), plural(status.shards, "shard")
+    cached = Text.assemble((count, "bold green"), f" cached in {shards}")
+    drawn, evicted = in_count(status.drawn), in_count(status.evicted_samples)
+    return _dotted([cached, f"{drawn} drawn", f"{evicted} evicted"], width)
+
+
+def _training_row(status: Status, _: object, width: int) -> list[Text]:
+    if not status.delivered:
+        return []
+    delivered = plural(status.delivered, "sample")
+    sums = Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
+    lines = [_job_line(job, width) for job in status.jobs[-MAX_LISTED:]]
+    return [sums, *lines, *_more(status.jobs, "and {} jobs before")]
+
+
+def _job_line(job: JobStatus, width: int) -> Text:
     waits = f"waited {job.waits.seconds:.1f} s ({job.waits.count} times)"
     return _named_line(
         job.name,
         f"  {plural(job.delivered, 'sample')}, epoch {job.epoch}, {waits}",
         f"  {'pid' if job.open else 'ended, pid'} {job.pid}",
+        width,
     )
 
 
-def _named_line(name: str, text: str, dim: str) -> Text:
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(shorten_name(name, MAX_JOB_CHARACTERS), style="bold")
-    return line.append(text).append(dim, style="dim")
-
-
-def _growth_row(status: Status, history: StatusHistory | None) -> RenderableType | None:
+def _growth_row(status: Status, history: StatusHistory | None, width: int) -> list[Text]:
     if history is None or (status.state == "stopped" and not history.span_seconds()):
-        return None
-    return SampleCountCurve(history)
+        return []
+    return [curve_text(history, width)]
 
 
-def _rate_row(status: Status, _: object) -> RenderableType | None:
+def _rate_row(status: Status, _: object, width: int) -> list[Text]:
     if status.state == "stopped":
-        return None
+        return []
     rate = Text(f"{in_count(status.samples_per_second)} samples/s", style="bold")
-    fetched = Text(f"{in_bytes(status.bytes_per_second)}/s from the store")
-    return DotSeparated([rate, fetched, Text(f"{in_bytes(status.egress_bytes)} in this run")])
+    fetched = f"{in_bytes(status.bytes_per_second)}/s from the store"
+    return _dotted([rate, fetched, f"{in_bytes(status.egress_bytes)} in this run"], width)
 
 
-def _coverage_row(status: Status, _: object) -> RenderableType:
+def _coverage_row(status: Status, _: object, width: int) -> list[Text]:
     text, share = coverage_text(status)
-    if share is None:
-        return Text(text)
-    return DotSeparated([Text(text)], Bar([(share, "magenta", "█")], 1.0, SMALL_BAR_WIDTH))
+    if share is None or SMALL_BAR_WIDTH + 1 + len(text) > width:
+        return [Text(text)]
+    bar = bar_text([(share, "magenta", "█")], 1.0, SMALL_BAR_WIDTH)
+    return [Text.assemble(bar, f" {text}")]
 
 
-def _sources_row(status: Status, _: object) -> RenderableType | None:
-    """Return a line for each source of a mixture: its share, and how far it was drawn."""
-    lines = [
-        _separated(
-            f"{in_percent(one.share)} {shorten_name(one.url, 40)}",
-            f"about {in_count(one.samples)} samples in {plural(one.objects, 'object')}",
-            f"drawn {one.rounds:.1f} times",
-        )
-        for one in status.sources
-    ]
-    return Group(*lines) if lines else None
+def _sources_row(status: Status, _: object, width: int) -> list[Text]:
+    """Return lines for each source of a mixture: its share, and how far it was drawn."""
+    lines: list[Text] = []
+    for one in status.sources:
+        source = f"{in_percent(one.share)} {shorten_name(one.url, 40)}"
+        held = f"about {in_count(one.samples)} samples in {plural(one.objects, 'object')}"
+        lines += _dotted([source, held, f"drawn {one.rounds:.1f} times"], width)
+    return lines
 
 
-def _separated(*texts: str) -> DotSeparated:
-    return DotSeparated([Text(text) for text in texts])
-
-
-def _split_row(status: Status, _: object) -> RenderableType | None:
+def _split_row(status: Status, _: object, width: int) -> list[Text]:
     """Return the subsets; the one that this cache is drawn from stands out."""
     texts = [
         Text(
@@ -347,68 +295,62 @@ def _split_row(status: Status, _: object) -> RenderableType | None:
         )
         for one in status.subsets
     ]
-    return DotSeparated(texts) if texts else None
+    return _dotted(texts, width)
 
 
-def _trouble_row(status: Status, _: object) -> RenderableType:
+def _trouble_row(status: Status, _: object, width: int) -> list[Text]:
     found, aside = trouble_texts(status), status.set_aside.words
     if not found and not aside:
-        return Text("none", style="dim")
-    lines: list[RenderableType] = []
-    if found:
-        lines.append(DotSeparated([Text(text, style="yellow") for text in found]))
-    if aside:
-        lines.append(Text(aside, style="yellow"))
-    if status.last_errors:
-        lines.append(ShortenedText(Text(f"last: {status.last_errors[-1]}", "dim")))
-    return Group(*lines)
+        return [Text("none", style="dim")]
+    lines = _dotted([Text(text, style="yellow") for text in found], width)
+    lines += [Text(aside, style="yellow")] if aside else []
+    for error in status.last_errors[-1:]:
+        lines += [Text(line, "dim") for line in shorten_to_lines(f"last: {error}", width, 1)]
+    return lines
 
 
-def _config_row(status: Status, _: object) -> RenderableType | None:
+def _config_row(status: Status, _: object, __: int) -> list[Text]:
     if not status.restart_for or status.state == "stopped":
-        return None
+        return []
     keys = ", ".join(status.restart_for)
-    return Text(f"changed; restart the service for {keys}", style="yellow")
+    return [Text(f"changed; restart the service for {keys}", style="yellow")]
 
 
-def _samplers_row(status: Status, _: object) -> RenderableType | None:
-    workers = [
-        # Before any sampler has ended, none is being *re*started.
-        replace(worker, state="starting")
-        if worker.state == "restarting" and not status.restarts
-        else worker
-        for worker in status.worker_states
-    ]
-    if not workers:
-        return None
-    if len(workers) > MAX_LISTED:
-        states = [worker.state for worker in workers]
+def _samplers_row(status: Status, _: object, width: int) -> list[Text]:
+    # Before any sampler has ended, none is being *re*started.
+    first = {} if status.restarts else {"restarting": "starting"}
+    states = [first.get(worker.state, worker.state) for worker in status.worker_states]
+    if len(states) > MAX_LISTED:
         counts = {state: states.count(state) for state in dict.fromkeys(states)}
-        return Text(" · ".join(f"{number} {state}" for state, number in counts.items()))
-    grid = Table.grid(padding=(0, 1))
-    for column in range(4):
-        grid.add_column(no_wrap=column != 2)
-    for worker in workers:
-        bar: RenderableType = ""
-        progress = ""
-        if worker.parts:
-            bar = Bar([(worker.parts_done, "cyan", "█")], worker.parts, SMALL_BAR_WIDTH)
-            progress = f"{worker.parts_done} of {plural(worker.parts, 'read')}"
-        grid.add_row(f"{worker.id}", f"{worker.state:<10}", bar, progress)
-    return Group(grid)  # a table of its own would be stretched
+        return [Text(" · ".join(f"{number} {state}" for state, number in counts.items()))]
+    return [
+        _sampler_line(worker, state, width)
+        for worker, state in zip(status.worker_states, states, strict=True)
+    ]
 
 
-def _readers_row(status: Status, _: object) -> RenderableType:
+def _sampler_line(worker: WorkerStatus, state: str, width: int) -> Text:
+    line = Text(f"{worker.id} {state:<10} ")
+    if worker.parts:
+        progress = f" {worker.parts_done} of {plural(worker.parts, 'read')}"
+        room = min(SMALL_BAR_WIDTH, width - line.cell_len - len(progress))
+        if room >= MIN_BAR_WIDTH:
+            line += bar_text([(worker.parts_done, "cyan", "█")], worker.parts, room)
+        line += Text(progress)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _readers_row(status: Status, _: object, width: int) -> list[Text]:
     leases, foreign = status.leases, status.foreign_leases
     if not leases and not foreign:
-        return Text("none; nothing is held back from eviction", style="dim")
-    lines: Iterable[Text] = [
-        *(_reader_line(lease, status.path) for lease in leases[:MAX_LISTED]),
+        return [Text("none; nothing is held back from eviction", style="dim")]
+    return [
+        *(_reader_line(lease, status.path, width) for lease in leases[:MAX_LISTED]),
         *_more(leases, "and {} more"),
         *(_foreign_lease_line(lease) for lease in foreign[:MAX_LISTED]),
         *_more(foreign, "and {} more that cannot be read"),
     ]
-    return Group(*lines)
 
 
 def _foreign_lease_line(lease: ForeignLeaseStatus) -> Text:
@@ -417,13 +359,12 @@ def _foreign_lease_line(lease: ForeignLeaseStatus) -> Text:
     return Text.assemble((f"uid {lease.uid}{pid}", "bold"), text)
 
 
-def _reader_line(lease: LeaseStatus, path: str) -> Text:
+def _reader_line(lease: LeaseStatus, path: str, width: int) -> Text:
     shards = plural(lease.shards, "shard")
     if lease.open:
         holds = f"  holds {shards} for {in_time(lease.age_seconds)}  "
-        return _named_line(
-            lease.job, holds, f"pid {lease.pid} on {lease.host}: {lease.command}"
-        )
+        reader = f"pid {lease.pid} on {lease.host}: {lease.command}"
+        return _named_line(lease.job, holds, reader, width)
     left = "" if lease.seconds_left is None else f", for another {lease.seconds_left:.0f} s"
     job = shorten_name(lease.job, MAX_JOB_CHARACTERS)
     return Text(
@@ -432,7 +373,7 @@ def _reader_line(lease: LeaseStatus, path: str) -> Text:
     )
 
 
-ROWS: dict[str, Callable[[Status, StatusHistory | None], RenderableType | None]] = {
+ROWS: dict[str, Callable[[Status, StatusHistory | None, int], list[Text]]] = {
     "state": _state_row,
     "cache": _cache_row,
     "samples": _samples_row,

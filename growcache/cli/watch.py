@@ -10,13 +10,9 @@ import importlib
 import io
 import logging
 import os
-import signal
 import sys
-import termios
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -37,39 +33,11 @@ NOTEBOOK_HTML = (
 )
 
 
-@contextmanager
-def _without_ctrl_c_echo() -> Iterator[None]:
-    """Keep the terminal from writing ``^C`` into the picture, if it is ours to change."""
-    try:
-        is_ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, OSError, ValueError):  # not a terminal
-        is_ours = False
-    if not is_ours:
-        yield
-        return
-    changed = [*before]
-    changed[3] &= ~termios.ECHOCTL
-    _set_terminal(changed)
-    try:
-        yield
-    finally:
-        _set_terminal(before)
-
-
-def _set_terminal(attributes: list[Any]) -> None:
-    # A process that is in the background by now would be stopped by this signal.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    try:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, attributes)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 class LiveRegion:
     """What is drawn takes the place of what was drawn before, until the block ends.
 
-    With ``transient`` nothing is left behind.
+    With ``transient`` nothing is left behind. The cursor stays on an empty line below the picture,
+    so a terminal's ``^C`` is written there, and the last drawing erases it.
     """
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
@@ -78,39 +46,35 @@ class LiveRegion:
         self._live = Live(
             console=console, auto_refresh=False, transient=transient, vertical_overflow="crop"
         )
-        self._lengths: list[int] = []
+        self._lines: list[list[Segment]] = []
         self._width = console.width
-        self._within = ExitStack()
 
     @property
     def height(self) -> int:
         """How many lines a picture may have."""
-        return self._console.height
+        return self._console.height - 1
 
     def __enter__(self) -> Self:
-        self._within.enter_context(_without_ctrl_c_echo())
-        self._within.enter_context(self._live)
+        self._live.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._within.close()
+        self._live.update(SegmentLines(self._lines, new_lines=True))  # stop draws it
+        self._live.stop()
 
     def redraw(self, picture: RenderableType) -> None:
         """Draw it in the place of the last one."""
         width, self._width = self._width, self._console.width
         if self._width < width:
             self._erase_wrapped()
-        lines = self._console.render_lines(picture, pad=False)
-        self._lengths = [Segment.get_line_length(line) for line in lines]
-        self._live.update(SegmentLines(lines, new_lines=True), refresh=True)
+        self._lines = self._console.render_lines(picture, pad=False)
+        self._live.update(SegmentLines([*self._lines, []], new_lines=True), refresh=True)
 
     def _erase_wrapped(self) -> None:
         """Erase lines that a narrower terminal broke, and leave the cursor where Rich expects it."""
-        broken = sum(max(1, -(-length // self._width)) for length in self._lengths)
-        if broken:
-            up = f"\x1b[{broken - 1}A" if broken > 1 else ""  # terminals take 0 for 1
-            down = "\n" * (len(self._lengths) - 1)
-            self._console.file.write(f"\r{up}\x1b[J{down}")
+        lengths = map(Segment.get_line_length, self._lines)
+        if broken := sum(max(1, -(-length // self._width)) for length in lengths):
+            self._console.file.write(f"\r\x1b[{broken}A\x1b[J" + "\n" * len(self._lines))
 
 
 class LiveView(StatusReporter):

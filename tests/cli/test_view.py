@@ -12,7 +12,7 @@ from rich.console import Console
 from growcache.cache.reader_status import LeaseStatus
 from growcache.cache.status import Status, WorkerStatus
 from growcache.cli.status_text import StatusHistory, status_sentence
-from growcache.cli.view import Bar, SampleCountCurve, StatusPicture
+from growcache.cli.view import StatusPicture, bar_text, curve_text
 
 MB = 1_000_000
 
@@ -187,7 +187,7 @@ def test_without_unicode_it_is_drawn_in_ascii() -> None:
 )
 def test_a_bar_is_exactly_as_wide_as_told(amounts: list[int], total: int, width: int) -> None:
     parts = [(amount, "red", "█") for amount in amounts]
-    assert len(drawn(Bar(parts, total, width=width), width=200).rstrip("\n")) == width
+    assert len(drawn(bar_text(parts, total, width), width=200).rstrip("\n")) == width
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=2, max_size=600), st.integers(1, 120))
@@ -199,7 +199,7 @@ def test_a_long_history_stays_small_and_keeps_its_ends(counts: list[int], width:
     curve = history.curve(width)
     assert len(curve) <= max(2, width)
     assert (curve[0], curve[-1]) == (counts[0], counts[-1])
-    assert len(drawn(SampleCountCurve(history)).splitlines()) == 1
+    assert len(drawn(curve_text(history, 100)).splitlines()) == 1
 
 
 @given(st.integers(30, 200))
