@@ -1,8 +1,8 @@
 """Files of SSH servers: host keys, refusals, shared connections and open files.
 
-A few connections are shared by all reads, because asyncssh has any number of requests in flight on each. They
-live in one event loop of a thread of their own. Files stay open for a while after a read, so that another
-part of the same object costs one round trip instead of two.
+All reads share a few connections, because asyncssh has any number of requests in flight on each. The
+connections live in one event loop, in a thread of its own. Files stay open for a while after a read, so that
+another part of the same object costs one round trip instead of two.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ _ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
     "gss_deleg_creds": "gss_delegate_creds",
 }
 _OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
+_REFUSALS = (
+    asyncssh.PermissionDenied,
+    asyncssh.KeyImportError,
+    asyncssh.KeyEncryptionError,
+    asyncssh.IllegalUserName,
+)
 
 _MOST_CONNECTIONS = 4
 _REFUSED_SECONDS = 60.0  # until a server that refused a further connection is asked again
@@ -84,7 +90,7 @@ class SshServer:
     settings: Mapping[str, Any] = field(repr=False)
     rejects_unknown_hosts: bool
     stall_seconds: float  # without an answer, after which a connection is given up
-    uses_agent_only: bool = False
+    uses_agent_only: bool
 
     @property
     def identity(self) -> str:
@@ -93,14 +99,7 @@ class SshServer:
         return f"ssh://{user}@{self.host}:{port}"
 
     async def connect(self) -> _Connection:
-        """Return a new connection.
-
-        Raises:
-            CredentialsError: the server refuses the user, a key's file cannot be read, or the
-                server shows another key than known_hosts has.
-            ConfigError: an option of the wrong kind.
-            TransientStoreError: no answer, or one that broke off.
-        """
+        """Return a new connection; raises growcache's errors."""
         check = ssh = None
         try:
             settings = dict(self.settings)
@@ -122,12 +121,14 @@ class SshServer:
             )
             async with asyncio.timeout(self.stall_seconds):
                 sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
-        except Exception as error:  # noqa: BLE001 - see _host_error
-            if ssh is None:
-                raise self._host_error(error, check) from None
-            ssh.close()
-            raise self._sftp_error(error) from None
-        return _Connection(ssh, sftp, self.stall_seconds)
+            return _Connection(ssh, sftp, self.stall_seconds)
+        except BaseException as error:
+            if ssh is not None:
+                ssh.close()
+            if not isinstance(error, Exception):
+                raise
+            made = self._host_error(error, check) if ssh is None else self._sftp_error(error)
+            raise made from None
 
     def _sftp_error(self, error: Exception) -> Exception:
         text = error_text(error)
@@ -169,16 +170,8 @@ class SshServer:
         return error
 
 
-_REFUSALS = (
-    asyncssh.PermissionDenied,
-    asyncssh.KeyImportError,
-    asyncssh.KeyEncryptionError,
-    asyncssh.IllegalUserName,
-)
-
-
 def _refused_options(url: str, error: Exception) -> ConfigError:
-    """Return the error of options of the wrong kind; the exception's text may hold secrets."""
+    # The exception's text may hold secrets.
     return ConfigError(
         f"source {url}: its storage_options were refused ({type(error).__name__})"
     )
@@ -231,16 +224,16 @@ def _known_hosts() -> Any:
     return known
 
 
-def ssh_server(
-    url: str, location: Location, options: Mapping[str, Any], stall_seconds: float
-) -> SshServer:
-    """Return the server of a URL, which may hold user and password.
+def open_sftp(
+    location: Location, url: str, source: SourceConfig, concurrency: int, timeout_seconds: float
+) -> SftpBackend:
+    """Return the backend of a URL's host; the URL may hold user and password.
 
     Raises:
         ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
     """
     asyncssh.set_log_level(logging.CRITICAL)
-    options = dict(options)
+    options = dict(source.storage_options)
     policy = options.pop("host_key_policy", "auto_add")
     if policy not in _HOST_KEY_POLICIES:
         raise ConfigError(
@@ -254,43 +247,32 @@ def ssh_server(
         )
     host, address = _parse_ssh_address(url, location.url)
     options = {**address, **{k: v for k, v in options.items() if v is not None}}
-    try:
-        key_settings = _key_settings(options)
-    except TypeError as error:
-        raise _refused_options(location.root, error) from None
+    stalled = stalled_seconds(timeout_seconds)
     settings = {
-        "connect_timeout": stall_seconds,
-        "login_timeout": stall_seconds,
+        "connect_timeout": stalled,
+        "login_timeout": stalled,
         **{_ASYNCSSH_NAMES[k]: v for k, v in options.items() if k in _ASYNCSSH_NAMES},
-        **key_settings,
     }
     if "password" in options:
         settings.setdefault("passphrase", options["password"])
     if options.get("compress"):
         settings["compression_algs"] = ["zlib@openssh.com"]
-    agent_only = "client_keys" in settings and settings["client_keys"] is None
-    return SshServer(
-        host,
-        location.root,
-        settings,
-        policy == "reject",
-        stall_seconds,
-        agent_only and options.get("allow_agent", True),
-    )
-
-
-def _key_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which private keys are offered: named files, else those of ~/.ssh/config and ~/.ssh."""
-    settings: dict[str, Any] = {}
-    if "key_filename" in options:
-        given = options["key_filename"]
-        names = [given] if isinstance(given, str) else given
-        settings["client_keys"] = [str(Path(name).expanduser()) for name in names]
+    # Named keys, else those of ~/.ssh/config and ~/.ssh.
+    agent_only = False
+    if (names := options.get("key_filename")) is not None:
+        try:
+            names = [names] if isinstance(names, str) else names
+            settings["client_keys"] = [str(Path(name).expanduser()) for name in names]
+        except TypeError as error:
+            raise _refused_options(location.root, error) from None
     elif not options.get("look_for_keys", True):
         settings["client_keys"] = None
+        agent_only = bool(options.get("allow_agent", True))
     if not options.get("allow_agent", True):
         settings["agent_path"] = None
-    return settings
+    is_strict = policy == "reject"
+    server = SshServer(host, location.root, settings, is_strict, stalled, agent_only)
+    return SftpBackend(server, concurrency)
 
 
 def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
@@ -316,7 +298,6 @@ def is_ssh_error(error: BaseException) -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text in one line."""
     text = getattr(error, "strerror", None) or str(error)
     return short_key(" ".join(str(text).split())) or type(error).__name__
 
@@ -356,11 +337,7 @@ class _Connection:
         self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
 
     async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what ``work`` returns.
-
-        Raises:
-            TimeoutError: no answer to any request came for `stall_seconds`.
-        """
+        """Return what ``work`` returns; TimeoutError if no answer to any request comes for `stall_seconds`."""
         began = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -372,8 +349,7 @@ class _Connection:
                 if done:
                     return task.result()
         finally:
-            if not task.done():
-                task.cancel()
+            task.cancel()
 
     async def answer(self, request: Awaitable[T]) -> T:
         """Return the answer to one request; any answer shows that the connection is alive."""
@@ -387,26 +363,23 @@ class _Connection:
 
         Servers process the requests for one open file in the order in which they were sent, so
         the size and time that are asked for last are those after the reads.
-
-        Raises:
-            ObjectChangedError: the file was rewritten.
         """
+        size = self._request_bytes
+        parts: list[bytes] = []
         async with self._opened(entry) as file:
-            parts: list[bytes] = []
             for first in range(start, stop, _IN_FLIGHT_BYTES):
                 last = min(stop, first + _IN_FLIGHT_BYTES)
-                size = self._request_bytes
-                spans = [(at, min(size, last - at)) for at in range(first, last, size)]
+                spans = [(at, min(at + size, last)) for at in range(first, last, size)]
                 *found, stat = await asyncio.gather(
-                    *(self.answer(file.read(count, at)) for at, count in spans),
+                    *(self.answer(file.read(end - at, at)) for at, end in spans),
                     self.answer(file.stat()),
                 )
-                for (at, count), data in zip(spans, found, strict=True):
-                    if len(data) < count:  # servers may send less than they were asked for
-                        data += await self._rest(file, at + len(data), at + count)
+                for (at, end), data in zip(spans, found, strict=True):
+                    if at + len(data) < end:  # servers may send less than they were asked for
+                        data += await self._rest(file, at + len(data), end)
                         stat = await self.answer(file.stat())
                     parts.append(data)
-            require_same(entry, _entry_of_stat(entry.key, _info_of_stat(entry.key, stat)))
+            require_same(entry, _entry_of_info(_info_of_stat(entry.key, stat)))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _rest(self, file: Any, start: int, stop: int) -> bytes:
@@ -437,13 +410,10 @@ class _Connection:
         finally:
             file.readers -= 1
             file.close_if_unused()
-            self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        while len(self._files) > _OPEN_FILES:
-            file = self._files.popitem(last=False)[1]
-            file.is_dropped = True
-            file.close_if_unused()
+            while len(self._files) > _OPEN_FILES:
+                oldest = self._files.popitem(last=False)[1]
+                oldest.is_dropped = True
+                oldest.close_if_unused()
 
     async def list_folder(self, folder: str) -> list[Mapping[str, Any]]:
         """Return fsspec's entries of a folder, with links as what they point to."""
@@ -475,7 +445,7 @@ class _Connection:
 
 
 class _ConnectionPool:
-    """The connections to one server; everything but `call`, `start` and `close` runs in its loop."""
+    """The connections to one server; all but `start`, `call`, `ls` and `close` runs in its loop."""
 
     def __init__(self, server: SshServer, most: int) -> None:
         self._server = server
@@ -485,16 +455,19 @@ class _ConnectionPool:
         self._opening: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
 
     def start(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> Any:
         """Return the future (of `concurrent.futures`) of one piece of work on a connection."""
         with self._lock:
+            if self._is_closed:
+                raise RuntimeError(_CLOSED)
             if self._loop is None:
                 self._loop = uvloop.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever, name="growcache-sftp", daemon=True
+                    target=_run_loop, args=[self._loop], name="growcache-sftp", daemon=True
                 ).start()
-        return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
 
     def call(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
         """Return what the work returns. Blocks."""
@@ -506,25 +479,33 @@ class _ConnectionPool:
         return self.call(lambda one: one.list_folder(folder))
 
     def close(self) -> None:
+        """End all work; whatever waits for it gets a RuntimeError."""
         with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            asyncio.run_coroutine_threadsafe(self._end(loop), loop)
+            loop, self._loop, self._is_closed = self._loop, None, True
+            if loop is not None:
+                asyncio.run_coroutine_threadsafe(self._end(loop), loop)
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        closing, self._connections = self._connections, []
-        for connection in closing:
-            connection.ssh.close()
         with suppress(Exception):
             async with asyncio.timeout(1):
-                await asyncio.gather(*(connection.ssh.wait_closed() for connection in closing))
+                tasks = asyncio.all_tasks() - {asyncio.current_task()}
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for connection in self._connections:
+                    connection.ssh.close()
+                for connection in self._connections:
+                    await connection.ssh.wait_closed()
         loop.stop()
 
     async def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
-        connection = await self._least_busy()
-        connection.requests += 1
         try:
-            return await connection.until_stalled(work(connection))
+            connection = await self._least_busy()
+            connection.requests += 1
+            try:
+                return await connection.until_stalled(work(connection))
+            finally:
+                connection.requests -= 1
         except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath) as error:
             raise FileNotFoundError(errno.ENOENT, str(error)) from None
         except asyncssh.SFTPPermissionDenied as error:
@@ -532,14 +513,14 @@ class _ConnectionPool:
         except (asyncssh.SFTPFailure, StoreError):  # answers, as good as others
             raise
         except asyncio.CancelledError:
+            if self._is_closed:
+                raise RuntimeError(_CLOSED) from None
             raise
         except BaseException:
             for one in self._connections:  # the same may have befallen all of them
                 one.ssh.close()
             self._connections = []
             raise
-        finally:
-            connection.requests -= 1
 
     async def _least_busy(self) -> _Connection:
         """Return the connection with the fewest requests; where all are busy, another one is opened."""
@@ -555,10 +536,10 @@ class _ConnectionPool:
             await asyncio.shield(self._opening)
 
     def _may_open(self) -> bool:
-        if not self._connections:
-            return True
         refused_recently = time.monotonic() - self._refused_at < _REFUSED_SECONDS
-        return len(self._connections) < self._most and not refused_recently
+        return not self._connections or (
+            len(self._connections) < self._most and not refused_recently
+        )
 
     async def _open(self) -> None:
         try:
@@ -569,6 +550,14 @@ class _ConnectionPool:
             raise
         finally:
             self._opening = None
+
+
+_CLOSED = "the store was closed"
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 class SftpBackend:
@@ -587,7 +576,7 @@ class SftpBackend:
         infos = walk_folders(self._pool, top, location.depth, after)
         try:
             for page in in_pages(infos):
-                yield Page(_entry_of_stat(info["name"], info) for info in page)
+                yield Page(_entry_of_info(info) for info in page)
         except Exception as error:  # noqa: BLE001 - see _translated
             translated = self._translated(error, top)
             if isinstance(translated, ObjectMissingError):
@@ -605,7 +594,7 @@ class SftpBackend:
                 f"{self._server.url}{key} is not a file; to take all files below a folder, end "
                 "source.url with /"
             )
-        return _entry_of_stat(key, info)
+        return _entry_of_info(info)
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
         try:
@@ -641,17 +630,8 @@ def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, "size": found.size, "mtime": found.mtime}
 
 
-def _entry_of_stat(key: str, info: Mapping[str, Any]) -> Entry:
+def _entry_of_info(info: Mapping[str, Any]) -> Entry:
+    key, mtime = info["name"], info["mtime"]
     if info["size"] is None:
         raise StoreError(f"{key}: the server does not tell its size, so it cannot be divided")
-    mtime = info["mtime"]
     return Entry(key, int(info["size"]), None, None if mtime is None else float(mtime))
-
-
-def open_sftp(
-    location: Location, url: str, source: SourceConfig, concurrency: int, timeout_seconds: float
-) -> SftpBackend:
-    """Return the backend of a URL's host; raises as `ssh_server`."""
-    stalled = stalled_seconds(timeout_seconds)
-    server = ssh_server(url, location, source.storage_options, stalled)
-    return SftpBackend(server, concurrency)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
+from growcache.store.contract import Entry
 from growcache.store.store import RemoteStore, open_store
 from tests.servers import free_port, wait_until
 from tests.servers.sftp import Relay, Ssh, relay
@@ -283,6 +285,39 @@ def test_addresses_of_one_user_and_host_share_connections() -> None:
     store = open_store(SourceConfig.model_validate({"url": urls}))
     assert [id(b) for b in store._backends].count(id(store._backends[0])) == 2
     assert len({id(b) for b in store._backends}) == 4
+
+
+def test_a_store_that_is_closed_ends_all_that_waits_for_a_connection(
+    ssh_server: Ssh, link: Relay, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text("1")
+    store = opened(
+        ssh_server.url(f"{tmp_path}/x", link.port), ssh_server.options, timeout_seconds=120
+    )
+    entry = Entry(f"{tmp_path}/x", 1, None, 1.0)
+    link.pause_seconds = 3  # so no connection is open before the test's end
+    ends: list[BaseException] = []
+
+    def list_it() -> None:
+        try:
+            listed(store)
+        except RuntimeError as error:
+            ends.append(error)
+
+    async def use() -> None:
+        listing = threading.Thread(target=list_it, daemon=True)
+        listing.start()
+        reading = asyncio.ensure_future(store.read(entry))
+        await asyncio.to_thread(wait_until, lambda: link.connections > 0, "a connection")
+        await store.close()
+        done, _ = await asyncio.wait({reading}, timeout=10)
+        assert done
+        with pytest.raises(RuntimeError, match="the store was closed"):
+            reading.result()
+        await asyncio.to_thread(listing.join, 10)
+        assert "the store was closed" in str(ends)
+
+    asyncio.run(use())
 
 
 @pytest.mark.parametrize("closes", [True, False])
