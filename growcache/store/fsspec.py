@@ -66,7 +66,10 @@ logger = logging.getLogger(__name__)
 
 
 class FsspecBackend:
-    """One fsspec file system; ``root`` is what its paths have before our keys."""
+    """One fsspec file system; ``root`` is what its paths have before our keys.
+
+    ``location`` is its URL's, in the file system's own paths.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class FsspecBackend:
         self._open = opened
         self._option = option
         self._fs = opened()
-        self._location = location
+        self.location = location
         self._root = root
         # A signed address is an object of its own; its key may be that of another one.
         self.identity = location.root + location.signed_key if root else str(hash(self._fs))
@@ -106,7 +109,7 @@ class FsspecBackend:
             raise self._translated(error, key) from None
         if info["type"] == "directory":
             raise ObjectMissingError(
-                f"{self._location.root}{key} is a folder; to take what is below it, end "
+                f"{self.location.root}{key} is a folder; to take what is below it, end "
                 "source.url with /"
             )
         return entry_of_info(key, info)
@@ -139,8 +142,8 @@ class FsspecBackend:
 
     def _path(self, key: str) -> str:
         """Return the file system's own path of a key; of a signed address with its signature."""
-        signed = self._location.signed_key and key == self._location.pattern
-        return self._root + (self._location.signed_key if signed else key)
+        signed = self.location.signed_key and key == self.location.pattern
+        return self._root + (self.location.signed_key if signed else key)
 
     def _files(self, location: Location, after: str | None) -> Iterator[Mapping[str, Any]]:
         top = folder_path(self._root + location.prefix) or self._fs.root_marker
@@ -159,7 +162,7 @@ class FsspecBackend:
             asked = list(self._threads.map(self._info_of_link, page))
             page = [info for info in asked if info is not None]
             if dead := len(asked) - len(page):
-                logger.warning("%d links of %s lead nowhere", dead, self._location.url)
+                logger.warning("%d links of %s lead nowhere", dead, self.location.url)
         return Page(entry_of_info(self._key(info), info) for info in page)
 
     def _key(self, info: Mapping[str, Any]) -> str:
@@ -179,7 +182,7 @@ class FsspecBackend:
         if isinstance(error, StoreError):
             return error
         if not is_client_error(error):
-            where = f"{self._location.root}{key}"
+            where = f"{self.location.root}{key}"
             if isinstance(error, ValueError) and key:  # a key that the client cannot name
                 return StoreError(f"{where}: {type(error).__name__}: {error}")
             if isinstance(error, TypeError | ValueError | KeyError) and not key:
@@ -188,10 +191,8 @@ class FsspecBackend:
                     f"({type(error).__name__}: {error})"
                 )
             return error  # a bug
-        explained = store_error(
-            read_fsspec_error(error), self._location.root, key, self._option
-        )
-        return _name_redirected_server(error, explained, self._location.root)
+        explained = store_error(read_fsspec_error(error), self.location.root, key, self._option)
+        return _name_redirected_server(error, explained, self.location.root)
 
 
 def _name_redirected_server(error: Exception, explained: StoreError, root: str) -> StoreError:
@@ -225,8 +226,8 @@ def open_fsspec(
     source: SourceConfig,
     concurrency: int,
     timeout_seconds: float,
-) -> tuple[Location, FsspecBackend]:
-    """Return the backend of a URL, and the location in that file system's own paths.
+) -> FsspecBackend:
+    """Return the backend of a URL.
 
     Raises:
         ConfigError: fsspec knows no such scheme, misses its package, or refuses an option.
@@ -268,7 +269,7 @@ def open_fsspec(
             location = replace(location, pattern=path + folder)
         del fs
         option = server_option(location.scheme, source.storage_options)
-        return location, FsspecBackend(opened, location, root, concurrency, option)
+        return FsspecBackend(opened, location, root, concurrency, option)
     except (ImportError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, KeyError):
             error = ValueError(f"storage_options lack {error}")

@@ -81,88 +81,55 @@ class RetryPolicy:
         self._retries_forever = retries_forever
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Return what ``attempt`` returns in the end.
-
-        Raises:
-            TransientStoreError: still failing after ``timeout_seconds``.
-        """
-        pauses: _Pauses | None = None
+        """Return what ``attempt`` returns in the end, or raise the last TransientStoreError."""
+        failures, since = 0, 0.0
         while True:
             try:
                 return attempt()
             except TransientStoreError as error:
-                pauses = pauses or _Pauses(self)
-                seconds = pauses.after(error)
+                failures, since = failures + 1, since or time.monotonic()
+                seconds = self._pause_after(error, failures, since)
             time.sleep(seconds)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
-        """Return what ``attempt`` returns in the end, after a first one failed with ``error``.
-
-        Raises:
-            TransientStoreError: still failing after ``timeout_seconds``.
-        """
-        pauses = _Pauses(self)
-        seconds = pauses.after(error)
+        """As `run`, after a first attempt failed with ``error``."""
+        failures, since = 1, time.monotonic()
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(self._pause_after(error, failures, since))
             try:
                 return await attempt()
             except TransientStoreError as again:
-                seconds = pauses.after(again)
+                failures, error = failures + 1, again
 
     def report(self, error: BaseException) -> None:
         """Report a failure that is retried, so that a waiting sampler does not seem to be stuck."""
         if self._on_retry is not None:
             self._on_retry(error)
 
-    @property
-    def longest_wait_seconds(self) -> float:
-        return LONGEST_WAIT_SECONDS_FOREVER if self._retries_forever else LONGEST_WAIT_SECONDS
-
-    def is_retried(self, error: TransientStoreError) -> bool:
-        if self._retries_forever is not None:
-            return self._retries_forever(error)
-        return not isinstance(error, StoreRefusedError)
-
-    def is_over(self, seconds: float) -> bool:
-        """Whether to give up after failures for ``seconds``."""
-        return self._retries_forever is None and seconds >= self.timeout_seconds
-
-
-class _Pauses:
-    """The pauses between the attempts of one call: random, of a bound that doubles."""
-
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
-        self._since = time.monotonic()
-        self._failures = 0
-
-    def after(self, error: TransientStoreError) -> float:
-        """Report a failure, and return how many seconds to wait before the next attempt.
-
-        Raises:
-            TransientStoreError: the failure, where it is not retried, or not any more.
-        """
-        policy = self._policy
-        if not policy.is_retried(error):
+    def _pause_after(self, error: TransientStoreError, failures: int, since: float) -> float:
+        """Return how many seconds to wait: random, of a bound that doubles; raise when it is time to give up."""
+        if self._retries_forever is None:
+            is_retried, longest = not isinstance(error, StoreRefusedError), LONGEST_WAIT_SECONDS
+        else:
+            is_retried, longest = self._retries_forever(error), LONGEST_WAIT_SECONDS_FOREVER
+        if not is_retried:
             raise error
-        bound = FIRST_WAIT_SECONDS * 2.0 ** min(self._failures, 30)
-        seconds = random.uniform(0, min(bound, policy.longest_wait_seconds))
-        self._failures += 1
-        if policy.is_over(time.monotonic() - self._since + seconds):
+        bound = FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 30)
+        seconds = random.uniform(0, min(bound, longest))
+        spent = time.monotonic() - since + seconds
+        if self._retries_forever is None and spent >= self.timeout_seconds:
             given_up = TransientStoreError(
-                f"{error}; given up after {self._failures} tries, "
-                f"{policy.timeout_seconds:g} s without progress"
+                f"{error}; given up after {failures} tries, "
+                f"{self.timeout_seconds:g} s without progress"
             )
-            given_up.since = self._since
+            given_up.since = since
             raise given_up from error
-        policy.report(error)
+        self.report(error)
         return seconds
 
 
-GIVEN_UP_FOR_TIMEOUTS = (
-    2.0  # times `timeout_seconds`; for so long an object that was given up is tried only once
-)
+# Times `timeout_seconds`: how long an object that was given up is tried only once.
+GIVEN_UP_FOR_TIMEOUTS = 2.0
 MOST_EXPIRING_KEYS = 10_000  # objects that are remembered
 
 
@@ -200,7 +167,7 @@ class RecentReads:
         return any(requested_at >= since for _, requested_at, _ in self._others(key))
 
     def other_objects(self, key: str) -> list[Entry]:
-        """Return objects other than ``key`` that could be read, the last one first."""
+        """Return other objects that could be read, the last one first."""
         return [entry for entry, _, _ in self._others(key)]
 
     def _others(self, key: str) -> list[_SuccessfulRead]:
@@ -233,15 +200,7 @@ UNDOUBTED_SECONDS = 60.0  # at least, for which a refusal that was an object's i
 
 
 class RenewableBackend:
-    """A `Backend` over one that can be replaced, and what is known of its store.
-
-    Attributes:
-        generation: how often it was made anew.
-        recent_reads: the last objects that it gave.
-        given_up: objects that kept failing while others were given.
-        denied: objects whose refusal was theirs, so it is not doubted again.
-        is_refused: whether the store refused everything the last time.
-    """
+    """A `Backend` over one that can be replaced, and the last answers of its store."""
 
     def __init__(
         self,
@@ -254,16 +213,18 @@ class RenewableBackend:
         self._make = make
         self._renew_seconds = renew_seconds
         self._lock = threading.Lock()
-        self._backend: Backend | None = None
         self._tried_at = time.monotonic()
-        self.generation = 0
+        self.made: Backend | None = None
+        self.generation = 0  # how often it was made anew
         self.recent_reads = RecentReads()
+        # Objects that kept failing while others were given.
         self.given_up = ExpiringKeys(timeout_seconds)
+        # Objects whose refusal was their own, so it is not doubted again.
         undoubted = max(UNDOUBTED_SECONDS / GIVEN_UP_FOR_TIMEOUTS, timeout_seconds)
         self.denied = ExpiringKeys(undoubted)
-        self.is_refused = False
+        self.is_refused = False  # whether the store refused everything the last time
         try:
-            self._backend = make()
+            self.made = make()
         except CredentialsError:
             if not without_credentials:
                 raise
@@ -277,14 +238,10 @@ class RenewableBackend:
         return self.current().sorted
 
     def current(self) -> Backend:
-        """Return the backend in use.
-
-        Raises:
-            CredentialsError: there was none so far, and still are no credentials.
-        """
-        if self._backend is None:
-            self._backend = self._made()
-        return self._backend
+        """Return the backend in use; CredentialsError if there are still no credentials to make it."""
+        if self.made is None:
+            self.made = self._make_again()
+        return self.made
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; the one after a refusal is a new client's."""
@@ -299,21 +256,17 @@ class RenewableBackend:
         return self.current().head(key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        return (self._backend or self.current()).get(entry, start, stop)
+        return self.current().get(entry, start, stop)
 
     async def close(self) -> None:
-        if self._backend is not None:
-            await self._backend.close()
+        if self.made is not None:
+            await self.made.close()
 
     def renew(self, generation: int, *, at_once: bool = False) -> bool:
-        """Make the client anew, at most once a second; return whether there is a newer one. Blocks.
+        """Make the client anew; return whether there is one newer than a refused ``generation``. Blocks.
 
-        Args:
-            generation: the one that was refused.
-            at_once: the options are known to have changed.
-
-        Raises:
-            CredentialsError: it cannot be made with the present credentials.
+        At most once a second, but ``at_once`` where the options are known to have changed. Raises
+        CredentialsError where it cannot be made with the present credentials.
         """
         with self._lock:
             if self.generation != generation:
@@ -323,12 +276,12 @@ class RenewableBackend:
                 return False
             self._tried_at = now
             # The old one ends with the last of its reads, when nothing refers to it any more.
-            self._backend = self._made()
+            self.made = self._make_again()
             self.generation += 1
             return True
 
-    def _made(self) -> Backend:
-        """Return a new backend. Options that worked once and fail now are repaired as credentials are."""
+    def _make_again(self) -> Backend:
+        # Options that worked once and fail now are repaired as credentials are.
         try:
             return self._make()
         except StoreRefusedError:
@@ -338,7 +291,7 @@ class RenewableBackend:
 
 
 MOST_PROBED_OBJECTS = 3  # other objects that are requested
-FRESH_REFUSAL_SECONDS = 1.0  # that nothing was given so lately needs no proof
+FRESH_REFUSAL_SECONDS = 1.0  # for which a refusal of everything needs no new proof
 
 
 def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
@@ -380,10 +333,7 @@ def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedErro
 class StoreProbe:
     """Requests other objects of a store that refused one; one probe at a time, in one event loop.
 
-    Args:
-        client: of the store.
-        list_some: returns some of its objects; called where none that was read before is given.
-            Blocks.
+    ``list_some`` blocks. It is called where no object that was read before is given.
     """
 
     def __init__(
@@ -397,8 +347,7 @@ class StoreProbe:
     async def refusal_of(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
         """Return the store's refusal that a failure just now is; None where it is the object's.
 
-        Raises:
-            TransientStoreError: the store does not answer now, so it cannot be decided.
+        Raises TransientStoreError where the store does not answer now, so that it cannot be decided.
         """
         known = isinstance(error, StoreRefusedError) or is_object_error(error)
         others = not known and await self._gives_another(entry, time.monotonic())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
@@ -68,29 +69,27 @@ def storable_entries(page: list[Entry]) -> list[Entry]:
     megabytes, and objects larger than all disks, are taken for errors of the store.
     """
     for words, is_storable in _REQUIREMENTS.items():
-        odd = [entry.key for entry in page if not is_storable(entry)]
-        if odd:
-            key = odd[0]
-            if len(key) > _SHOWN_KEY_CHARACTERS:
-                key = key[:_SHOWN_KEY_CHARACTERS] + "…"
+        kept = [entry for entry in page if is_storable(entry)]
+        if len(kept) < len(page):
+            odd = next(entry.key for entry in page if not is_storable(entry))
+            shown = odd[:_SHOWN_KEY_CHARACTERS] + "…" * (len(odd) > _SHOWN_KEY_CHARACTERS)
+            left_out = len(page) - len(kept)
             logger.warning(
-                "%s are left out of the listing: %d, such as %a", words, len(odd), key
+                "%s are left out of the listing: %d, such as %a", words, left_out, shown
             )
-            page = [entry for entry in page if is_storable(entry)]
+        page = kept
     return page
 
 
 def _is_plausible(entry: Entry) -> bool:
+    etag = entry.etag or ""  # obstore panics if it cannot be sent back in a request
     return (
         len(entry.key) <= LONGEST_KEY
         and 0 <= entry.size <= LARGEST_OBJECT_BYTES
-        and (entry.etag is None or _is_header_value(entry.etag))
+        and len(etag) <= LONGEST_ETAG
+        and etag.isascii()
+        and etag.isprintable()
     )
-
-
-def _is_header_value(etag: str) -> bool:
-    """Whether an ETag can be sent back in a request; obstore panics if not."""
-    return len(etag) <= LONGEST_ETAG and etag.isascii() and etag.isprintable()
 
 
 _REQUIREMENTS: dict[str, Callable[[Entry], bool]] = {
@@ -139,10 +138,8 @@ class RemoteStore:
         await slots.acquire()  # `async with` takes two more coroutines
         try:
             requested_at = time.monotonic()
-            if client.is_refused:  # one after the other: mostly the first one is refused again
-                async with self._refused_turn:
-                    data = await self._read_with_retries(entry, start, stop)
-            else:
+            # One after the other where all was refused: mostly the first one is refused again.
+            async with self._refused_turn if client.is_refused else nullcontext():
                 data = await self._read_with_retries(entry, start, stop)
         finally:
             # A read that backs off keeps its slot: a throttling store wants fewer requests.
@@ -156,27 +153,15 @@ class RemoteStore:
     async def _read_with_retries(self, entry: Entry, start: int, stop: int) -> Buffer:
         client = self._backends[entry.store]
         generation = client.generation
-        try:
-            data = await client.get(entry, start, stop)
-            check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
-            return data
-        except StoreError as error:
-            if is_transient(error) and self.given_up(entry):
-                raise
-            retry = self._retry_of_read(entry, start, stop, error)
-            return await self._retry(error, entry, retry, generation)
+        last: StoreError | None = None
 
-    def _retry_of_read(
-        self, entry: Entry, start: int, stop: int, error: StoreError
-    ) -> Callable[[], Awaitable[Buffer]]:
-        """Return a retry. After a broken response it first checks whether the object was rewritten."""
-        client, last = self._backends[entry.store], error
-
-        async def retry() -> Buffer:
+        async def attempt() -> Buffer:
             nonlocal last
             try:
                 if isinstance(last, BrokenReadError):
-                    await self._check_unchanged(entry)
+                    await self._check_unchanged(
+                        entry
+                    )  # no retry would repair a rewritten object
                 data = await client.get(entry, start, stop)
                 check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
                 return data
@@ -184,14 +169,14 @@ class RemoteStore:
                 last = error
                 raise
 
-        return retry
+        try:
+            return await attempt()
+        except StoreError as error:
+            if is_transient(error) and self.given_up(entry):
+                raise
+            return await self._retry(error, entry, attempt, generation)
 
     async def _check_unchanged(self, entry: Entry) -> None:
-        """Refuse an object that was rewritten, because no retry would repair that.
-
-        Raises:
-            StoreError: as `read` does.
-        """
         try:
             found = await asyncio.to_thread(self._backends[entry.store].head, entry.key)
         except AccessError:  # some may read an object and not ask for its size
@@ -241,19 +226,10 @@ class RemoteStore:
         return self._locations[store].prefix + below
 
     async def find_of_field(self, store: int, below: str) -> Entry:
-        """Return the entry of an object of another field.
-
-        Args:
-            store: its place among the URLs.
-            below: its key behind the deepest folder that the URL fixes.
-
-        Raises:
-            StoreError: as `Store.read` does.
-        """
+        """Return the entry of an object by its URL's place and its key behind the URL's deepest fixed folder."""
         return await self._head_with_retries(store, self.key_of_field(store, below))
 
     async def _head_with_retries(self, store: int, key: str) -> Entry:
-        """Return the entry of an object as the store has it now."""
         client = self._backends[store]
 
         def head() -> Awaitable[Entry]:
@@ -277,11 +253,7 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return what an attempt returns in the end, after one failed with ``error``.
-
-        Raises:
-            StoreError: as `Store.read` does.
-        """
+        """Return what an attempt returns in the end, after one failed with ``error``."""
         if is_transient(error):
             try:
                 return await self._retries.retry(attempt, error)
@@ -338,11 +310,7 @@ class RemoteStore:
         return found
 
     def _list_some(self, client: RenewableBackend) -> Iterator[Entry]:
-        """Yield some objects of a client, as far as it can list; blocks.
-
-        Raises:
-            TransientStoreError: it does not answer.
-        """
+        """Yield some objects of a client, as far as it can list; blocks."""
         for number, location in enumerate(self._locations):
             if self._backends[number] is not client:
                 continue
@@ -380,8 +348,7 @@ class RemoteStore:
     def set_options(self, options: Mapping[str, object]) -> None:
         """Use other ``storage_options`` from now on. Blocks.
 
-        Raises:
-            CredentialsError: no client can be made with them now; the next read tries again.
+        Raises CredentialsError if no client can be made with them now; the next read tries again.
         """
         if self._settings is None or dict(options) == self.source.storage_options:
             return
@@ -471,11 +438,7 @@ def _renewable(backend: Backend, timeout_seconds: float) -> RenewableBackend:
 
 
 def _head_of_named_object(backend: Backend, key: str) -> Entry:
-    """Return the entry of an object that a URL names.
-
-    Raises:
-        CredentialsError: it is refused; the refusal of a listing is one of the whole store.
-    """
+    """Return the entry of an object that a URL names; a refusal is one of the whole store, as a listing's."""
     try:
         return backend.head(key)
     except (TransientStoreError, ObjectMissingError, UnsupportedKeyError):
@@ -516,16 +479,15 @@ def open_store(
     settings = ClientSettings(source, concurrency, timeout_seconds)
     for url in source.url:
         location = parse_url(url)
-        client = _client_key(location, url, source)
-        if client not in clients:
-            factory = _BackendFactory(location, url, settings)
-            clients[client] = RenewableBackend(
-                factory,
+        key = _client_key(location, url, source)
+        if (client := clients.get(key)) is None:
+            client = clients[key] = RenewableBackend(
+                partial(_open_backend, location, url, settings),
                 without_credentials=without_credentials,
                 timeout_seconds=timeout_seconds,
             )
-            location = factory.location
-        backends.append((location, clients[client]))
+        # A file system of fsspec's may have keys of its own.
+        backends.append((getattr(client.made, "location", location), client))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
     return RemoteStore(source, backends, retries, concurrency, on_bytes, settings)
 
@@ -551,47 +513,35 @@ class ClientSettings:
     timeout_seconds: float
 
 
-class _BackendFactory:
-    """Makes the client of a URL; ``location`` is the URL's, in the keys of the last client."""
+def _open_backend(location: Location, url: str, settings: ClientSettings) -> Backend:
+    """Return the client of a URL; imports it, because a sampler needs one of four."""
+    source, timeout_seconds = settings.source, settings.timeout_seconds
 
-    def __init__(self, location: Location, url: str, settings: ClientSettings) -> None:
-        self.location = self._location = location
-        self._url = url
-        self._settings = settings
-
-    def __call__(self) -> Backend:
-        # Clients are imported here, because a sampler of local files needs neither obstore nor fsspec.
-        location, settings = self._location, self._settings
-        source, timeout_seconds = settings.source, settings.timeout_seconds
-        if location.scheme in SSH_SCHEMES and source.client != "obstore":
-            try:
-                from growcache.store.sftp import open_sftp
-            except ImportError:
-                raise ConfigError(
-                    f"source.url {location.url}: SFTP needs asyncssh: pip install 'growcache[sftp]'"
-                ) from None
-
-            return open_sftp(location, self._url, source, settings.concurrency, timeout_seconds)
-        if location.scheme == "file" and source.client == "auto":
-            from growcache.store.local import LocalBackend
-
-            return LocalBackend(settings.concurrency)
-        if source.client != "fsspec":
-            from growcache.store.obstore import UnsupportedKeysBackend, open_obstore
-
-            opened = open_obstore(location, source, timeout_seconds)
-            if opened is not None:
-                is_only_client = source.client == "obstore"
-                return (
-                    opened if is_only_client else UnsupportedKeysBackend(opened, self._fsspec)
-                )
-        return self._fsspec()
-
-    def _fsspec(self) -> Backend:
+    def opened_by_fsspec() -> Backend:
         from growcache.store.fsspec import open_fsspec
 
-        now = self._settings
-        self.location, backend = open_fsspec(
-            self._location, self._url, now.source, now.concurrency, now.timeout_seconds
+        return open_fsspec(
+            location, url, settings.source, settings.concurrency, timeout_seconds
         )
-        return backend
+
+    if location.scheme in SSH_SCHEMES and source.client != "obstore":
+        try:
+            from growcache.store.sftp import open_sftp
+        except ImportError:
+            raise ConfigError(
+                f"source.url {location.url}: SFTP needs asyncssh: pip install 'growcache[sftp]'"
+            ) from None
+        return open_sftp(location, url, source, settings.concurrency, timeout_seconds)
+    if location.scheme == "file" and source.client == "auto":
+        from growcache.store.local import LocalBackend
+
+        return LocalBackend(settings.concurrency)
+    if source.client != "fsspec":
+        from growcache.store.obstore import UnsupportedKeysBackend, open_obstore
+
+        opened = open_obstore(location, source, timeout_seconds)
+        if opened is not None and source.client == "obstore":
+            return opened
+        if opened is not None:
+            return UnsupportedKeysBackend(opened, opened_by_fsspec)
+    return opened_by_fsspec()
