@@ -23,9 +23,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise, takewhile
+from functools import partial
+from itertools import chain, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
 
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store.contract import in_pages
@@ -41,15 +43,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AFTER_SLASH = chr(ord("/") + 1)
+_AFTER_SLASH = chr(ord("/") + 1)
 _LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
 
 
 @dataclass(frozen=True, slots=True)
 class _GlobLevel:
-    """One component of a glob: what its matches begin with, and their test."""
+    """One component of a glob."""
 
-    head: str
+    head: str  # what its matches begin with
     exact: bool
     any_depth: bool
     matches: Callable[[str], object]
@@ -93,7 +95,7 @@ class MatchSeeker:
         return key
 
     def _seek_past(self, folder: str) -> str | None:
-        return self.seek(folder[:-1] + AFTER_SLASH) if folder else None
+        return self.seek(folder[:-1] + _AFTER_SLASH) if folder else None
 
 
 def _glob_level(part: str) -> _GlobLevel:
@@ -126,27 +128,108 @@ def is_utf8(text: str) -> bool:
         return False
 
 
-LEAST_PAGES = 2.0  # left in a range, by estimate, before a split of it is worth a request
+_LEAST_PAGES = 2.0  # left in a range, by estimate, before a split of it is worth a request
 _UNKNOWN_PAGES = 1e9  # pages: a range without a known end is split first
 _CODE_SPACE = 1 << 256
 
 
 @dataclass(slots=True, eq=False)
 class KeyRange:
-    """What is still to be listed: the keys in (after, up_to]."""
+    """A part of one URL that is still to be listed: the keys in (after, up_to]."""
 
-    fixed: int
-    first: str
-    after: str
-    up_to: str | None
+    section: UrlListing
+    fixed: int = 0  # characters that all its keys have in common
+    after: str = ""
+    up_to: str | None = None
+    first: str = ""  # key of the last page
+    pages: Iterator[Page] | None = None
+
+    def next_page(self, retries: RetryPolicy) -> Page | None:
+        """Return the page after `after`; None where the listing is at its end."""
+
+        def attempt() -> Page | None:
+            if self.pages is None:
+                section = self.section
+                pages = section.backend.listing(section.location, self.after or None)
+                self.pages = _refuse_repeated_pages(pages)
+            try:
+                return next(self.pages, None)
+            except TransientStoreError:
+                self.pages = None
+                raise
+
+        return retries.run(attempt)
+
+    def split(self, places: Sequence[str]) -> list[KeyRange]:
+        """End at the first place; return the ranges behind, without those that begin with no match."""
+        up_to, last = self.up_to, self
+        behind: list[KeyRange] = []
+        for place in places:
+            start = self.section.seeker.seek(place)
+            last.up_to = place
+            if start is None:
+                break
+            if up_to is None or start <= up_to:
+                after = max(place, name_before(start) or "")
+                last = KeyRange(self.section, self.fixed, after, up_to)
+                behind.append(last)
+        return behind
+
+    def advance(self, page: Page | None) -> tuple[list[Entry], bool]:
+        """Move behind a page; return the entries inside the range, and whether more follow.
+
+        Raises:
+            UnsortedError: the page does not follow in the order of keys.
+        """
+        if page is None:
+            return [], False
+        # Markers of folders are sorted by their slash, and listed without it.
+        keys = [entry.key for entry in page if entry.size]
+        if keys and (keys[0] <= self.after or keys != sorted(keys)):
+            raise UnsortedError(keys[0])
+        up_to = self.up_to
+        inside = page if up_to is None else [entry for entry in page if entry.key <= up_to]
+        if not inside:
+            return [], not page and not page.last
+        self.first, self.after = inside[0].key, inside[-1].key
+        over = self.section.seeker.seek(self.after)
+        if len(inside) < len(page) or page.last or over is None:
+            return inside, False
+        if up_to is not None and over > up_to:
+            return inside, False
+        if (jump := name_before(over) or "") > self.after:
+            self.after, self.pages = jump, None
+        return inside, True
+
+
+def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
+    """Yield pages as long as they advance.
+
+    Raises:
+        StoreError: one comes again: the store loses its place and would list without end.
+    """
+    seen: set[int] = set()
+    for page in pages:
+        if page:
+            number = hash((page[0], page[-1], len(page)))
+            if number in seen:
+                raise StoreError(
+                    f"the store's listing repeats its page of {len(page)} objects that ends with "
+                    f"{short_key(page[-1].key)}; it cannot be listed to its end"
+                )
+            seen.add(number)
+        yield page
+
+
+class UnsortedError(Exception):
+    """A store does not list in the order of keys, or not from where it was asked to."""
 
 
 def split_points(ranges: Sequence[KeyRange], free: int, coder: KeyCoder) -> list[list[str]]:
     """Return where each range is to be split, in order."""
     counts = _splits_per_range([_pages_left(one, coder) for one in ranges], free)
     return [
-        _split_points_of(one, count, coder) if count else []
-        for one, count in zip(ranges, counts, strict=True)
+        _split_points_of(one, count, coder) for one, count in zip(ranges, counts, strict=True)
     ]
 
 
@@ -155,7 +238,7 @@ def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
     counts = [0] * len(pages)
     for _ in range(free if pages else 0):
         most = max(range(len(pages)), key=lambda i: pages[i] / (counts[i] + 1))
-        if pages[most] / (counts[most] + 1) < LEAST_PAGES:
+        if pages[most] / (counts[most] + 1) < _LEAST_PAGES:
             break
         counts[most] += 1
     return counts
@@ -171,18 +254,15 @@ def _pages_left(one: KeyRange, coder: KeyCoder) -> float:
 
 
 def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
-    if one.up_to is not None:
+    if not count or one.up_to is not None:
         return _even_split_points(one, count, coder)
     # Half of the cuts leave out all that begins as the last key does, at each of its first
     # characters: that shows what all keys begin with. The others look for its siblings.
-    skipped = _sibling_names(one.after, one.fixed, -(-count // 2))
+    end = min(len(one.after), one.fixed + (count + 1) // 2)
+    siblings = (one.after[:i] + _next_character(one.after[i]) for i in range(one.fixed, end))
+    skipped = [cut for cut in siblings if cut > one.after and not is_unsupported_key(cut)]
     spaced = _even_split_points(one, count - len(skipped), coder)
     return sorted({*skipped, *spaced})
-
-
-def _sibling_names(key: str, at: int, count: int) -> list[str]:
-    found = (key[:i] + _next_character(key[i]) for i in range(at, min(len(key), at + count)))
-    return [cut for cut in found if cut > key and not is_unsupported_key(cut)]
 
 
 def _next_character(character: str) -> str:
@@ -236,7 +316,6 @@ class KeyCoder:
         self._likely: dict[str, list[str]] = {}
 
     def learn(self, keys: Iterable[str]) -> None:
-        """Learn the pairs of characters of keys."""
         pairs = {pair for key in keys for pair in pairwise(" " + key)} - self._known
         if not pairs:
             return
@@ -287,21 +366,14 @@ def _character_kind(character: str) -> str:
     return "a" if character.islower() else "A" if character.isupper() else character
 
 
-def _common_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    pairs: Iterable[tuple[str, str]] = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _character_context(character: str) -> str:
-    return (
-        character
-        if character.isascii() and not character.isdigit()
-        else _character_kind(character)
-    )
+    is_letter = character.isascii() and not character.isdigit()
+    return character if is_letter else _character_kind(character)
 
 
-T = TypeVar("T")
+def _common_length(one: str, other: str) -> int:
+    return len(commonprefix([one, other]))  # noqa: RUF071 - by characters is meant
+
 
 # Pages requested in a round, at most. It decides the order of a listing, so it is no setting.
 WIDTH = 16
@@ -311,53 +383,6 @@ _KEYS_LEARNED_PER_PAGE = 8  # keys of a page whose characters are learned
 _SURVEY_ROUNDS = 5
 _SURVEY_SINGLES = 64  # objects of the survey that are yielded one by one
 _SURVEY_RUN = 16  # objects in a row, after those
-
-
-class UnsortedError(Exception):
-    """A store does not list in the order of keys, or not from where it was asked to."""
-
-
-@dataclass(slots=True, eq=False)
-class _ListedRange(KeyRange):
-    """A range of one URL, and the answer to its next page."""
-
-    section: UrlListing
-    pages: Iterator[Page] | None = None
-
-    def next_page(self, retries: RetryPolicy) -> Page | None:
-        """Return the page after `after`; None where the listing is at its end."""
-
-        def attempt() -> Page | None:
-            if self.pages is None:
-                section = self.section
-                pages = section.backend.listing(section.location, self.after or None)
-                self.pages = _refuse_repeated_pages(pages)
-            try:
-                return next(self.pages, None)
-            except TransientStoreError:
-                self.pages = None
-                raise
-
-        return retries.run(attempt)
-
-
-def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
-    """Yield pages as long as they advance.
-
-    Raises:
-        StoreError: one comes again: the store loses its place and would list without end.
-    """
-    seen: set[int] = set()
-    for page in pages:
-        if page:
-            number = hash((page[0], page[-1], len(page)))
-            if number in seen:
-                raise StoreError(
-                    f"the store's listing repeats its page of {len(page)} objects that ends with "
-                    f"{short_key(page[-1].key)}; it cannot be listed to its end"
-                )
-            seen.add(number)
-        yield page
 
 
 @dataclass(slots=True)
@@ -374,16 +399,15 @@ class UrlListing:
         pattern = self.location.pattern
         self.seeker = MatchSeeker(pattern, is_glob=self.location.is_glob)
 
-    def whole_range(self) -> _ListedRange:
-        """Return the range of all its keys."""
+    def whole_range(self) -> KeyRange:
         fixed = self.seeker.fixed
         # Where a folder is all that is fixed, the request's prefix says it.
         after = "" if fixed == self.location.prefix else name_before(fixed) or ""
-        return _ListedRange(len(fixed), "", after, None, self)
+        return KeyRange(self, len(fixed), after)
 
     def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
         """Yield the matching entries page after page, as a store without order needs it."""
-        part = _ListedRange(0, "", "", None, self)
+        part = KeyRange(self)
         while (page := part.next_page(retries)) is not None:
             if page:
                 part.after = page[-1].key
@@ -408,7 +432,7 @@ class Rounds:
         self._waiting = deque(sections)
         self._retries = retries
         self._most = most_requests
-        self._parts: list[_ListedRange] = []
+        self._parts: list[KeyRange] = []
         self._coder = KeyCoder()
         self._found = 0  # pages with an entry in their range
 
@@ -433,10 +457,9 @@ class Rounds:
         self._widen()
         if not self._parts:
             return None
-        return ConcurrentCalls([self._asking(part) for part in self._parts], self._most)
-
-    def _asking(self, part: _ListedRange) -> Callable[[], Page | None]:
-        return lambda: part.next_page(self._retries)
+        return ConcurrentCalls(
+            [partial(part.next_page, self._retries) for part in self._parts], self._most
+        )
 
     def _widen(self) -> None:
         while self._waiting and len(self._parts) < WIDTH:
@@ -446,7 +469,7 @@ class Rounds:
         found = split_points(known, more, self._coder)
         for part, places in zip(known, found, strict=True):
             at = self._parts.index(part) + 1
-            self._parts[at:at] = _split_range(part, places)
+            self._parts[at:at] = part.split(places)
 
     def _take(self, asked: ConcurrentCalls[Page | None] | None) -> list[list[Entry]]:
         """Return the answers, in the order of keys, and go on behind them."""
@@ -454,66 +477,17 @@ class Rounds:
             return []
         found, left = [], []
         for part, page in zip(self._parts, asked.results(), strict=True):
-            inside, goes_on = _advance_range(part, page)
-            self._learn(inside)
+            inside, goes_on = part.advance(page)
+            # All of the first page, then a few of each.
+            step = max(1, len(inside) // _KEYS_LEARNED_PER_PAGE) if self._found else 1
+            self._coder.learn(entry.key for entry in inside[::step])
+            self._found += bool(inside)
             if kept := part.section.matching(inside):
                 found.append(kept)
             if goes_on:
                 left.append(part)
         self._parts = left
         return found
-
-    def _learn(self, page: list[Entry]) -> None:
-        # All of the first page, then a few of each.
-        step = max(1, len(page) // _KEYS_LEARNED_PER_PAGE) if self._found else 1
-        self._coder.learn(entry.key for entry in page[::step])
-        self._found += bool(page)
-
-
-def _split_range(part: _ListedRange, places: Sequence[str]) -> list[_ListedRange]:
-    """Return the ranges behind cuts, in order; what begins with no match is left out."""
-    up_to, last = part.up_to, part
-    behind: list[_ListedRange] = []
-    for place in places:
-        start = part.section.seeker.seek(place)
-        last.up_to = place
-        if start is None:
-            break
-        if up_to is None or start <= up_to:
-            after = max(place, name_before(start) or "")
-            last = _ListedRange(part.fixed, "", after, up_to, part.section)
-            behind.append(last)
-    return behind
-
-
-def _advance_range(part: _ListedRange, page: Page | None) -> tuple[list[Entry], bool]:
-    """Move a range behind a page; return the entries inside the range, and whether more follow."""
-    if page is None:
-        return [], False
-    _check_order(part, page)
-    up_to = part.up_to
-    inside = page if up_to is None else [entry for entry in page if entry.key <= up_to]
-    if not inside:
-        return [], not page and not page.last
-    part.first, part.after = inside[0].key, inside[-1].key
-    over = part.section.seeker.seek(part.after)
-    if (
-        len(inside) < len(page)
-        or page.last
-        or over is None
-        or (up_to is not None and over > up_to)
-    ):
-        return inside, False
-    if (jump := name_before(over) or "") > part.after:
-        part.after, part.pages = jump, None
-    return inside, True
-
-
-def _check_order(part: _ListedRange, page: Page) -> None:
-    # Markers of folders are sorted by their slash, and listed without it.
-    keys = [entry.key for entry in page if entry.size]
-    if keys and (keys[0] <= part.after or keys != sorted(keys)):
-        raise UnsortedError(keys[0])
 
 
 def spread_survey(found: Sequence[Entry]) -> list[Entry]:
@@ -548,42 +522,43 @@ def walk_folders(
     """Yield fsspec's entries of the files below a folder, in the order of their names.
 
     fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
-    a failure is the listing's, which then resumes behind the last name that was listed.
-
-    Raises:
-        Exception: whatever the file system raises; but a sub-folder that has gone is empty,
-            and one that may not be listed is left out with a warning, as local ones are.
+    a failure is the listing's, which then resumes behind the last name that was listed; but a
+    sub-folder that has gone is empty, and one that may not be listed is left out with a warning.
     """
-    yield from _walk_below(
-        fs, fs.ls(top, detail=True), top, depth, after, lambda: fs.ls(top, True)
-    )
 
+    def walk(
+        folder: str, found: list[Mapping[str, Any]], depth: int | None
+    ) -> Iterator[Mapping[str, Any]]:
+        named = ((_sort_name(info), info) for info in found if info["name"])
+        for name, info in sorted(named, key=itemgetter(0)):
+            is_folder = info["type"] == "directory"
+            if name.rstrip("/") == folder.rstrip("/") and is_folder:
+                continue  # some stores list a folder among its own content
+            if not is_folder:
+                if after is None or name > after:
+                    yield info
+                continue
+            is_listed = after is not None and name < after and not after.startswith(name)
+            if (depth is None or depth > 1) and not is_listed:
+                yield from walk(name, list_folder(folder_path(name)), depth and depth - 1)
 
-def _walk_below(
-    fs: Any,
-    found: list[Mapping[str, Any]],
-    folder: str,
-    depth: int | None,
-    after: str | None,
-    ask_top: Callable[[], object],
-) -> Iterator[Mapping[str, Any]]:
-    for name, info in sorted(
-        ((_sort_name(info), info) for info in found if info["name"]), key=itemgetter(0)
-    ):
-        is_folder = info["type"] == "directory"
-        if name.rstrip("/") == folder.rstrip("/") and is_folder:
-            continue  # some stores list a folder among its own content
-        if not is_folder:
-            if after is None or name > after:
-                yield info
-        elif (depth is None or depth > 1) and not _was_listed(name, after):
-            inside = _list_folder(fs, folder_path(name), ask_top)
-            yield from _walk_below(fs, inside, name, depth and depth - 1, after, ask_top)
+    def list_folder(folder: str) -> list[Mapping[str, Any]]:
+        try:
+            found: list[Mapping[str, Any]] = fs.ls(folder, detail=True)
+        except Exception as error:
+            answer = read_fsspec_error(error) if is_client_error(error) else None
+            if answer is None or answer.status not in (403, 404, 410):
+                raise
+            fs.ls(top, detail=True)  # raises where everything is refused by now
+            if answer.status == 403:
+                logger.warning(
+                    "%s is left out of the listing: it may not be read",
+                    short_key(folder.rstrip("/")),
+                )
+            return []
+        return found
 
-
-def folder_path(name: str) -> str:
-    """Return a folder as it is asked for; on web servers another address is no folder's."""
-    return name if name.startswith(("http://", "https://")) else name.rstrip("/")
+    yield from walk(top, fs.ls(top, detail=True), depth)
 
 
 def _sort_name(info: Mapping[str, Any]) -> str:
@@ -592,25 +567,6 @@ def _sort_name(info: Mapping[str, Any]) -> str:
     return name.rstrip("/") + "/" if info["type"] == "directory" else name
 
 
-def _was_listed(folder: str, after: str | None) -> bool:
-    return after is not None and folder < after and not after.startswith(folder)
-
-
-def _list_folder(
-    fs: Any, folder: str, ask_top: Callable[[], object]
-) -> list[Mapping[str, Any]]:
-    try:
-        found: list[Mapping[str, Any]] = fs.ls(folder, detail=True)
-    except Exception as error:
-        answer = read_fsspec_error(error) if is_client_error(error) else None
-        if answer is None or answer.status not in (403, 404, 410):
-            raise
-        # Where everything is refused by now, that says nothing about this folder.
-        ask_top()
-        if answer.status == 403:
-            logger.warning(
-                "%s is left out of the listing: it may not be read",
-                short_key(folder.rstrip("/")),
-            )
-        return []
-    return found
+def folder_path(name: str) -> str:
+    """Return a folder as it is asked for; on web servers another address is no folder's."""
+    return name if name.startswith(("http://", "https://")) else name.rstrip("/")

@@ -480,14 +480,15 @@ def open_store(
     for url in source.url:
         location = parse_url(url)
         key = _client_key(location, url, source)
-        if (client := clients.get(key)) is None:
+        if key not in clients:
             client = clients[key] = RenewableBackend(
                 partial(_open_backend, location, url, settings),
                 without_credentials=without_credentials,
                 timeout_seconds=timeout_seconds,
             )
-        # A file system of fsspec's may have keys of its own.
-        backends.append((getattr(client.made, "location", location), client))
+            # A file system of fsspec's may have keys of its own.
+            location = getattr(client.made, "location", location)
+        backends.append((location, clients[key]))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
     return RemoteStore(source, backends, retries, concurrency, on_bytes, settings)
 
