@@ -368,7 +368,7 @@ def _listed_entries(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int,
         return found
     with Catalog.open(path, readonly=True) as catalog:
         ordinal = 0
-        for stores, keys in catalog.names(0, len(catalog)):
+        for stores, keys in catalog.stores_and_keys(0, len(catalog)):
             for one in zip(stores, keys, strict=True):
                 if one in wanted:
                     found[one] = catalog.entry(ordinal)

@@ -291,7 +291,7 @@ class ListingIngest:
         self._cache.space.measure()
         if self._cache.room() >= needed:
             return True
-        new = self._catalog.unknown(page)
+        new = self._catalog.new_entries(page)
         needed = _catalog_bytes(new)
         if new and landlord is not None:
             landlord.make_room_for_listing(needed)

@@ -285,7 +285,7 @@ class Objects:
         """
         if self._all or listed <= self._looked:
             return
-        for stores, keys in self._catalog.names(self._looked, listed):
+        for stores, keys in self._catalog.stores_and_keys(self._looked, listed):
             if self._pairs is None:
                 drawn = self._sorted_out(stores, keys)
                 self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
@@ -434,7 +434,7 @@ class Objects:
     def keys(self, start: int, stop: int) -> Iterator[str]:
         """Yield the keys of the objects from one number to another; of their first fields."""
         if self._all:
-            return chain.from_iterable(self._catalog.keys(start, stop))
+            return self._keys_between(start, stop)
         ordinals = self._firsts(start, stop)
         if not len(ordinals):
             return iter(())
@@ -443,7 +443,11 @@ class Objects:
         first, last = int(ordinals[0]), int(ordinals[-1]) + 1
         drawn = np.zeros(last - first, np.bool_)
         drawn[ordinals - first] = True
-        return compress(chain.from_iterable(self._catalog.keys(first, last)), drawn)
+        return compress(self._keys_between(first, last), drawn)
+
+    def _keys_between(self, start: int, stop: int) -> Iterator[str]:
+        found = self._catalog.stores_and_keys(start, stop)
+        return chain.from_iterable(keys for _, keys in found)
 
     def subsets(self) -> list[Subset]:
         """Return what is listed of each subset; nothing without a split."""

@@ -16,12 +16,11 @@ import threading
 import zlib
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
@@ -50,59 +49,24 @@ _COLUMN_TYPES: tuple[frozenset[type], ...] = (
 BlockColumns = list[Any]  # keys, ETags, times, stores; each by the place in the block
 
 
-class PackedBlock(NamedTuple):
-    """A block as it is written."""
-
-    width: int
-    sizes: bytes
-    sums: bytes
-    columns: bytes
-
-
-def pack_block(entries: Sequence[Entry]) -> PackedBlock:
-    """Return the entries of a block, of which there is at least one."""
-    sizes = np.array([entry.size for entry in entries], np.uint64)
-    largest = int(sizes.max())
-    width = next(width for width in SIZE_WIDTHS if largest < 1 << (8 * width))
-    sums = _md5_sums(entries)
-    columns = [
-        [entry.key for entry in entries],
-        [] if sums else [entry.etag for entry in entries],
-        [entry.mtime for entry in entries],
-        [entry.store for entry in entries],
-    ]
-    narrow = sizes.astype(f"<u{width}").tobytes()
-    return PackedBlock(width, narrow, sums, zlib.compress(orjson.dumps(columns), 6))
-
-
-def unpack_block_sizes(data: memoryview, width: int) -> npt.NDArray[np.int64]:
-    """Return the sizes of a block: int64 [entries]."""
-    return np.frombuffer(data, f"<u{width}").astype(np.int64)
-
-
 def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
     """Return the columns of a block of ``count`` entries; None where the block is damaged."""
-    columns = _unpack_columns(packed)
-    lengths = [count, 0 if sums else count, count, count]
-    if columns is None or [len(column) for column in columns] != lengths:
-        return None
-    if sums:
-        columns[1] = _Md5Etags(sums)
-    return columns
-
-
-def _unpack_columns(data: bytes) -> BlockColumns | None:
     unpacker = zlib.decompressobj()
     try:
-        packed = unpacker.decompress(data, _MOST_UNPACKED_BYTES)
-        columns = orjson.loads(packed) if unpacker.eof else None
+        data = unpacker.decompress(packed, _MOST_UNPACKED_BYTES)
+        columns = orjson.loads(data) if unpacker.eof else None
     except (zlib.error, orjson.JSONDecodeError):
         return None
     if type(columns) is not list or len(columns) != len(_COLUMN_TYPES):
         return None
-    for column, kinds in zip(columns, _COLUMN_TYPES, strict=True):
-        if type(column) is not list or not kinds.issuperset(map(type, column)):
+    lengths = [count, 0 if sums else count, count, count]
+    for column, kinds, length in zip(columns, _COLUMN_TYPES, lengths, strict=True):
+        if type(column) is not list or len(column) != length:
             return None
+        if not kinds.issuperset(map(type, column)):
+            return None
+    if sums:
+        columns[1] = _Md5Etags(sums)
     return columns
 
 
@@ -118,7 +82,7 @@ def _md5_sums(entries: Sequence[Entry]) -> bytes:
 
 
 class _Md5Etags:
-    """MD5 sums as ETags; a block holds many of which mostly one is wanted."""
+    """MD5 sums as ETags; of the many in a block mostly one is wanted."""
 
     def __init__(self, sums: bytes) -> None:
         self._sums = sums
@@ -154,23 +118,22 @@ class Catalog:
         self._path = path
         self._descriptor = descriptor
         self._lock = threading.RLock()
-        # Of each block: its first entry's ordinal, offset and length of its body, how much of
-        # that are MD5 sums, the digest after it. Plain arrays, because there may be millions.
-        self._firsts = array("q")
+        # Of each block: offset and length of its body, and how much of that are MD5 sums. Plain
+        # arrays, because there may be millions.
         self._offsets, self._lengths, self._sums = array("q"), array("I"), array("H")
-        self._digests = bytearray()
+        # Before each block, and behind the last one: the entries so far, and their digest.
+        self._firsts = array("q", [0])
+        self._digests = bytearray(DIGEST_BYTES)
         self._sizes = np.zeros(BLOCK_ENTRIES, np.int64)
         self._count = 0
-        self._written_entries = 0  # entries in blocks
         self._buffered: list[Entry] = []
-        self._unpacked: OrderedDict[int, BlockColumns] = OrderedDict()
+        self._unpacked: dict[int, BlockColumns] = {}
         self._key_set: KeySet | None = None
         self._key_hash = key_hash
         self._end = 0
         self._synced_bytes = 0  # bytes of the file that were synced
-        self._sync_failed = (
-            False  # a sync failed: the rest may be missing, and a second sync would not show it
-        )
+        # The rest may be missing, and a second sync would not show it.
+        self._sync_failed = False
         self._complete = False
         self._writable = True
 
@@ -231,11 +194,13 @@ class Catalog:
             self._write_pending(at_least=BLOCK_ENTRIES)
             return len(new)
 
-    def unknown(self, entries: Sequence[Entry]) -> list[Entry]:
+    def new_entries(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that `append` would add, judged by hashes alone."""
         seen = self._known()
         with self._lock:
-            places = seen.unknown([_store_and_key(entry.store, entry.key) for entry in entries])
+            places = seen.new_places(
+                [_store_and_key(entry.store, entry.key) for entry in entries]
+            )
             return [entries[place] for place in places]
 
     def flush(self) -> None:
@@ -270,19 +235,10 @@ class Catalog:
         return self._count
 
     def entry(self, ordinal: int) -> Entry:
-        """Return one entry.
-
-        Raises:
-            IndexError: there is no such ordinal.
-        """
         return self.entries([ordinal])[0]
 
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
-        """Return several entries.
-
-        Raises:
-            IndexError: there is no such ordinal.
-        """
+        """Return several entries, or raise IndexError if there is no such ordinal."""
         asked = np.asarray(ordinals, np.int64)
         # In the order of the file, so that each block is unpacked once, however many there are.
         in_order = np.unique(asked)
@@ -298,24 +254,15 @@ class Catalog:
         return [found[ordinal] for ordinal in asked.tolist()]
 
     def _entry(self, ordinal: int, size: int) -> Entry:
-        if ordinal >= self._written_entries:
-            return self._buffered[ordinal - self._written_entries]
+        if ordinal >= (written := self._firsts[-1]):
+            return self._buffered[ordinal - written]
         block = bisect_right(self._firsts, ordinal) - 1
         at = ordinal - self._firsts[block]
         keys, etags, mtimes, stores = self._columns(block)
         return Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
-    def keys(self, start: int, stop: int) -> Iterator[list[str]]:
-        """Yield the keys of ordinals [start, stop), in pieces; quicker than by entry.
-
-        Raises:
-            IndexError: there are fewer.
-        """
-        for _, keys in self.names(start, stop):
-            yield keys
-
-    def names(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield stores and keys of the entries, in pieces of any length.
+    def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
+        """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry.
 
         Raises:
             IndexError: there are fewer than ``stop``.
@@ -324,8 +271,8 @@ class Catalog:
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
             first, stores, keys = self._names_around(start)
-            piece = slice(start - first, stop - first)
-            yield stores[piece], keys[piece]
+            chunk = slice(start - first, stop - first)
+            yield stores[chunk], keys[chunk]
             start = min(stop, first + len(keys))
 
     @property
@@ -346,12 +293,9 @@ class Catalog:
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")
-            base, running = self._written_entries, self._last_digest()
-            if count < base:
-                block = bisect_right(self._firsts, count) - 1
-                base = self._firsts[block]
-                running = self._digest_before(block)
-            for entry in self.entries(range(base, count)):
+            block = bisect_right(self._firsts, count) - 1
+            running = bytes(self._digests[block * DIGEST_BYTES :][:DIGEST_BYTES])
+            for entry in self.entries(range(self._firsts[block], count)):
                 running = advance_digest(running, entry)
             return running.hex()
 
@@ -365,9 +309,7 @@ class Catalog:
         with self._lock:
             self._write_pending(at_least=1)
             if value != self._complete:
-                self._write_frame(
-                    _COMPLETE_FRAME, int(value), 0, 0, self._last_digest(), b"", b""
-                )
+                self._write_frame((_COMPLETE_FRAME, value, 0, 0, self._last_digest()), b"")
                 self._complete = value
             self._sync()
             if value:
@@ -398,43 +340,37 @@ class Catalog:
         digest = self._last_digest()
         for entry in entries:
             digest = advance_digest(digest, entry)
-        width, sizes, sums, columns = pack_block(entries)
-        body = sums + columns
-        place = self._write_frame(
-            _ENTRIES_FRAME, bool(sums), len(entries), width, digest, sizes, body
-        )
-        self._add_block((place, len(body), len(sums)), len(entries), digest)
+        sizes = np.array([entry.size for entry in entries], np.uint64)
+        largest = int(sizes.max())
+        width = next(width for width in SIZE_WIDTHS if largest < 1 << (8 * width))
+        sums = _md5_sums(entries)
+        columns = [
+            [entry.key for entry in entries],
+            [] if sums else [entry.etag for entry in entries],
+            [entry.mtime for entry in entries],
+            [entry.store for entry in entries],
+        ]
+        body = sums + zlib.compress(orjson.dumps(columns), 6)
+        fields = (_ENTRIES_FRAME, bool(sums), len(entries), width, digest)
+        self._write_frame(fields, sizes.astype(f"<u{width}").tobytes() + body)
+        self._add_block(self._end - len(body), len(body), len(sums), len(entries), digest)
 
-    def _write_frame(
-        self,
-        kind: int,
-        flag: int,
-        count: int,
-        width: int,
-        digest: bytes,
-        sizes: bytes,
-        packed: bytes,
-    ) -> int:
-        """Append a frame; return where its packed body starts."""
+    def _write_frame(self, fields: tuple[object, ...], body: bytes) -> None:
         if not self._writable:
             raise CacheError(f"{self._path} was opened for reading")
         self._require_synced()
-        content = _FRAME_FIELDS.pack(kind, flag, count, width, digest) + sizes + packed
+        content = _FRAME_FIELDS.pack(*fields) + body
         frame = _FRAME_HEAD.pack(len(content), google_crc32c.value(content)) + content
-        with self._named_failure():
-            self._write_whole(frame)
-        self._end += len(frame)
-        return self._end - len(packed)
-
-    def _write_whole(self, frame: bytes) -> None:
         rest, at = memoryview(frame), self._end
-        try:
-            while rest:  # a disk that fills up takes a piece before it refuses
-                written = os.pwrite(self._descriptor, rest, at)
-                rest, at = rest[written:], at + written
-        except OSError:
-            os.ftruncate(self._descriptor, self._end)
-            raise
+        with self._named_failure():
+            try:
+                while rest:  # a disk that fills up takes a part before it refuses
+                    written = os.pwrite(self._descriptor, rest, at)
+                    rest, at = rest[written:], at + written
+            except OSError:
+                os.ftruncate(self._descriptor, self._end)
+                raise
+        self._end += len(frame)
 
     def _sync(self) -> None:
         self._require_synced()
@@ -462,49 +398,36 @@ class Catalog:
                 ) from error
             raise CacheError(f"cannot write {what}; move it to a sound disk") from error
 
-    def _add_block(self, place: tuple[int, int, int], count: int, digest: bytes) -> None:
-        self._firsts.append(self._written_entries)
-        for column, value in zip(
-            (self._offsets, self._lengths, self._sums), place, strict=True
-        ):
-            column.append(value)
+    def _add_block(
+        self, offset: int, length: int, sums: int, count: int, digest: bytes
+    ) -> None:
+        self._offsets.append(offset)
+        self._lengths.append(length)
+        self._sums.append(sums)
+        self._firsts.append(self._firsts[-1] + count)
         self._digests += digest
-        self._written_entries += count
+
+    def _last_digest(self) -> bytes:
+        return bytes(self._digests[-DIGEST_BYTES:])
 
     def _columns(self, block: int) -> BlockColumns:
-        columns = self._unpacked.get(block)
-        if columns is None:
+        if (columns := self._unpacked.get(block)) is None:
             columns = self._read_columns(block)
-            # The latest goes: every group of samples is looked up from the front of the listing
-            # to its end, so what was used longest ago is what comes next.
+            # The latest goes, because every group of samples is looked up from the front of the
+            # listing to its end: the block that was used longest ago is needed next.
             if len(self._unpacked) >= _BLOCKS_IN_MEMORY:
                 self._unpacked.popitem()
             self._unpacked[block] = columns
-        else:
-            self._unpacked.move_to_end(block)
         return columns
 
     def _read_columns(self, block: int) -> BlockColumns:
-        """Return keys, ETags, times and stores of a block."""
         offset, sums = self._offsets[block], self._sums[block]
         data = os.pread(self._descriptor, self._lengths[block], offset)
-        columns = unpack_block(data[:sums], data[sums:], self._count_of(block))
+        count = self._firsts[block + 1] - self._firsts[block]
+        columns = unpack_block(data[:sums], data[sums:], count)
         if columns is None:
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
         return columns
-
-    def _count_of(self, block: int) -> int:
-        following = (
-            self._firsts[block + 1] if block + 1 < len(self._firsts) else self._written_entries
-        )
-        return following - self._firsts[block]
-
-    def _last_digest(self) -> bytes:
-        return self._digest_before(len(self._firsts))
-
-    def _digest_before(self, block: int) -> bytes:
-        end = block * DIGEST_BYTES
-        return bytes(self._digests[end - DIGEST_BYTES : end]) if block else bytes(DIGEST_BYTES)
 
     def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
         stop = first + len(sizes)
@@ -518,24 +441,27 @@ class Catalog:
     def _known(self) -> KeySet:
         if self._key_set is None:
             # Without the lock, because a million keys take seconds; blocks never change.
-            seen = KeySet(self._key_hash)
-            seen.load(self._identities_in_blocks(), self._identities_of)
+            seen, first = KeySet(self._key_hash), 0
+            for keys in self._identities_in_blocks():
+                seen.add(keys, first, self._identities_of)
+                first += len(keys)
             self._key_set = seen
         return self._key_set
 
     def _names_around(self, ordinal: int) -> tuple[int, list[int], list[str]]:
         """Return what is (or will be) written together: the first ordinal, stores and keys."""
         with self._lock:
-            if ordinal >= self._written_entries:
+            if ordinal >= (written := self._firsts[-1]):
                 stores = [entry.store for entry in self._buffered]
-                return self._written_entries, stores, [entry.key for entry in self._buffered]
+                return written, stores, [entry.key for entry in self._buffered]
             block = bisect_right(self._firsts, ordinal) - 1
             columns = self._read_columns(block)
             return self._firsts[block], columns[3], columns[0]
 
     def _identities_in_blocks(self) -> Iterator[list[str]]:
-        for start in range(0, len(self._firsts), _BLOCKS_IN_MEMORY):
-            some = range(start, min(start + _BLOCKS_IN_MEMORY, len(self._firsts)))
+        blocks = len(self._firsts) - 1
+        for start in range(0, blocks, _BLOCKS_IN_MEMORY):
+            some = range(start, min(start + _BLOCKS_IN_MEMORY, blocks))
             columns = map(self._read_columns, some)
             yield [
                 _store_and_key(*pair)
@@ -590,10 +516,10 @@ class Catalog:
             and packed + count * MD5_BYTES * flag <= len(content)
         ):
             raise CacheError(f"{self._path} is damaged; move it away and list anew")
-        sizes = unpack_block_sizes(content[_FRAME_FIELDS.size : packed], width)
-        self._put_sizes(self._written_entries, sizes)
-        place = (offset + packed, len(content) - packed, count * MD5_BYTES * flag)
-        self._add_block(place, count, digest)
+        sizes = np.frombuffer(content[_FRAME_FIELDS.size : packed], f"<u{width}")
+        self._put_sizes(self._firsts[-1], sizes.astype(np.int64))
+        sums = count * MD5_BYTES * flag
+        self._add_block(offset + packed, len(content) - packed, sums, count, digest)
         self._count += count
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,7 @@ class KeySet:
     def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
         self._hash = key_hash
         self._runs: list[tuple[Uint64Array, Ordinals]] = []
-        self._doubles: set[str] = set()  # keys whose hash another key had before
-
-    def load(self, keys: Iterable[Sequence[str]], keys_of: KeysOf) -> None:
-        """Take in the keys of ordinals 0, 1, …, all different, in pieces of any length."""
-        first = 0
-        for piece in keys:
-            self.add(piece, first, keys_of)
-            first += len(piece)
+        self._colliding: set[str] = set()  # keys whose hash another key had before
 
     def add(self, keys: Sequence[str], first: int, keys_of: KeysOf) -> list[int]:
         """Add keys; return the places of those that are new, in order."""
@@ -42,11 +35,11 @@ class KeySet:
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
         known = self._find(hashes)
         if (known < 0).all() and len(np.unique(hashes)) == len(hashes):
-            self._take(hashes, np.arange(first, first + len(keys), dtype=np.uint32))
+            self._add_run(hashes, np.arange(first, first + len(keys), dtype=np.uint32))
             return list(range(len(keys)))
-        return self._add_doubtful(keys, hashes, known, first, keys_of)
+        return self._add_colliding(keys, hashes, known, first, keys_of)
 
-    def _add_doubtful(
+    def _add_colliding(
         self,
         keys: Sequence[str],
         hashes: Uint64Array,
@@ -61,20 +54,20 @@ class KeySet:
         hashed: list[int] = []  # places among the fresh
         for place, (key, word) in enumerate(zip(keys, hashes.tolist(), strict=True)):
             other = others.get(place, here.get(word))
-            if other == key or key in self._doubles:
+            if other == key or key in self._colliding:
                 continue
             if other is None:
                 here[word] = key
                 hashed.append(len(fresh))
             else:
-                self._doubles.add(key)
+                self._colliding.add(key)
             fresh.append(place)
         if hashed:
             ordinals = np.array([first + number for number in hashed], np.uint32)
-            self._take(hashes[[fresh[number] for number in hashed]], ordinals)
+            self._add_run(hashes[[fresh[number] for number in hashed]], ordinals)
         return fresh
 
-    def unknown(self, keys: Sequence[str]) -> list[int]:
+    def new_places(self, keys: Sequence[str]) -> list[int]:
         """Return the places of keys with a new hash; adds nothing."""
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
         places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
@@ -89,7 +82,7 @@ class KeySet:
             found[same] = ordinals[at[same]]
         return found
 
-    def _take(self, hashes: Uint64Array, ordinals: Ordinals) -> None:
+    def _add_run(self, hashes: Uint64Array, ordinals: Ordinals) -> None:
         self._runs.append(_sort_by_hash(hashes, ordinals))
         while len(self._runs) > 1:
             (longer, first), (shorter, second) = self._runs[-2:]

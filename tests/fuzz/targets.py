@@ -255,7 +255,7 @@ def catalog(data: bytes) -> None:
             path.write_bytes(written)
             with contextlib.suppress(CacheError), Catalog.open(path, readonly=True) as found:
                 found.digest(len(found))
-                list(found.keys(0, len(found)))
+                list(found.stores_and_keys(0, len(found)))
                 for ordinal in range(len(found)):
                     found.entry(ordinal)
 

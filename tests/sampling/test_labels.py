@@ -148,7 +148,7 @@ def test_an_object_of_another_subset_needs_no_labels(tmp_path: Path) -> None:
     split = SplitConfig(group="(?P<group>s[0-9])", fractions={"a": 0.5, "b": 0.5}, use="a")
     subsets = Split(split)
     with listed(tmp_path, 64) as catalog:
-        keys = [key for page in catalog.keys(0, 64) for key in page]
+        keys = [key for _, keys in catalog.stores_and_keys(0, 64) for key in keys]
         mine = [key for key, place in zip(keys, subsets.places(subsets.groups(keys)), strict=True) if place == 0]  # fmt: skip
         objects = Objects(catalog, subsets)
         objects.labels = labels(mine)

@@ -221,10 +221,10 @@ def test_a_failing_disk_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPat
 def test_keys_come_in_pieces(catalog: Catalog, limits: tuple[int, int]) -> None:
     catalog.append(some(3 * BLOCK_ENTRIES))
     catalog.append(some(203))  # the last eleven are not written yet
-    found = [key for piece in catalog.keys(*limits) for key in piece]
+    found = [key for _, keys in catalog.stores_and_keys(*limits) for key in keys]
     assert found == [entry.key for entry in some(203)[slice(*limits)]]
     with pytest.raises(IndexError, match="203 entries"):
-        list(catalog.keys(0, 204))
+        list(catalog.stores_and_keys(0, 204))
 
 
 def test_another_file_is_refused(path: Path) -> None:
