@@ -169,7 +169,6 @@ class StoredObject:
 
     @property
     def partners(self) -> Sequence[StoredObject]:
-        """The objects of the other fields, where the source has several."""
         return [StoredObject(self.store, entry) for entry in self.others]
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -97,21 +98,16 @@ def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
     >>> _virtual_hosted_endpoint("b", "http://127.0.0.1:9000")
     """
     scheme, separator, rest = endpoint.partition("://")
-    if not separator or _is_ip_address(rest):
+    with suppress(ValueError):  # a name
+        ip_address(urlsplit(endpoint).hostname or "")
+        return None
+    if not separator:
         return None
     return endpoint if rest.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{rest}"
 
 
-def _is_ip_address(rest: str) -> bool:
-    """Whether an endpoint without its scheme begins with digits, as in ``[::1]:9000/x``."""
-    try:
-        ip_address(urlsplit(f"//{rest}").hostname or "")
-    except ValueError:
-        return False
-    return True
-
-
 def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return options by obstore's names; None where it has no name for one."""
     values: dict[str, Any] = {}
     for name, value in options.items():
         if value is None or name == "use_ssl":  # the endpoint's scheme says it
@@ -122,10 +118,12 @@ def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
                 return None
             values = nested | values
         elif name == "config_kwargs" and isinstance(value, Mapping):
-            style = _is_virtual_hosted(value)
-            if style is None:
+            style = value.get("s3")
+            if set(value) != {"s3"} or not isinstance(style, Mapping):
                 return None
-            values["virtual_hosted_style_request"] = style
+            if set(style) != {"addressing_style"}:
+                return None
+            values["virtual_hosted_style_request"] = style["addressing_style"] == "virtual"
         elif name in ("profile", "verify"):
             values[name] = value
         elif name in _S3_NAMES or name in _S3_OBSTORE_NAMES:
@@ -133,18 +131,6 @@ def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
         else:
             return None
     return values
-
-
-def _is_virtual_hosted(config: Mapping[str, Any]) -> bool | None:
-    """``config_kwargs: {s3: {addressing_style: …}}`` as virtual-hosted or not."""
-    style = config.get("s3")
-    if (
-        set(config) != {"s3"}
-        or not isinstance(style, Mapping)
-        or set(style) != {"addressing_style"}
-    ):
-        return None
-    return bool(style["addressing_style"] == "virtual")
 
 
 def _static_credentials(
@@ -256,7 +242,6 @@ class _AwsFiles:
 
     @cached_property
     def _profile_section(self) -> Mapping[str, Any]:
-        """The profile's section of ``~/.aws/config``."""
         path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
         if find_spec("botocore") is None or not Path(path).expanduser().is_file():
             return {}

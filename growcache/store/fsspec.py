@@ -51,6 +51,7 @@ from growcache.store.response_check import (
     check_range,
     check_response,
     http_seconds,
+    join_at_most,
     require_same,
     response_of,
 )
@@ -59,7 +60,10 @@ from growcache.store.store_errors import is_client_error, read_fsspec_error, sto
 from growcache.store.urls import BUCKET_SCHEMES, S3_SCHEMES, WEB_SCHEMES, Location
 
 if TYPE_CHECKING:
+    from aiohttp import ClientRequest, ClientResponse, ClientSession
     from typing_extensions import Buffer
+
+    Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
 
 logger = logging.getLogger(__name__)
@@ -73,15 +77,15 @@ class FsspecBackend:
 
     def __init__(
         self,
-        opened: Callable[[], Any],
+        open_fs: Callable[[], Any],
         location: Location,
         root: str,
         concurrency: int,
         option: str = "",
     ) -> None:
-        self._open = opened
+        self._open = open_fs
         self._option = option
-        self._fs = opened()
+        self._fs = open_fs()
         self.location = location
         self._root = root
         # A signed address is an object of its own; its key may be that of another one.
@@ -157,7 +161,7 @@ class FsspecBackend:
             yield info
 
     def _with_sizes(self, page: list[Mapping[str, Any]]) -> Page:
-        """Return the entries; a web server's listing lacks sizes, so each file is asked."""
+        """Return the entries; a web server's listing lacks sizes, so each file is requested."""
         if any(info["size"] is None for info in page):
             asked = list(self._threads.map(self._info_of_link, page))
             page = [info for info in asked if info is not None]
@@ -169,7 +173,6 @@ class FsspecBackend:
         return str(info["name"]).removeprefix(self._root)
 
     def _info_of_link(self, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what a link of a web page leads to; None where there is nothing."""
         try:
             found: Mapping[str, Any] = self._fs.info(info["name"])
         except Exception as error:
@@ -196,7 +199,7 @@ class FsspecBackend:
 
 
 def _name_redirected_server(error: Exception, explained: StoreError, root: str) -> StoreError:
-    """Return the error, which names the server if it was another one that refused."""
+    """Return the error; it names the server if that is not the one of source.url."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
     asked = getattr(getattr(cause, "request_info", None), "url", None)
     if not isinstance(explained, AccessError) or asked is None:
@@ -247,7 +250,7 @@ def open_fsspec(
         options.setdefault("timeout", ClientTimeout(None, sock_connect=5, sock_read=stalled))
     options = with_guarded_sessions(url, options)
 
-    def opened() -> Any:
+    def open_fs() -> Any:
         fs = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)[0]
         if location.scheme in S3_SCHEMES:
             fs.retries = 1
@@ -269,7 +272,7 @@ def open_fsspec(
             location = replace(location, pattern=path + folder)
         del fs
         option = server_option(location.scheme, source.storage_options)
-        return FsspecBackend(opened, location, root, concurrency, option)
+        return FsspecBackend(open_fs, location, root, concurrency, option)
     except (ImportError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, KeyError):
             error = ValueError(f"storage_options lack {error}")
@@ -297,11 +300,6 @@ def _s3_options(
     return {**options, "config_kwargs": config}
 
 
-if TYPE_CHECKING:
-    from aiohttp import ClientRequest, ClientResponse, ClientSession
-
-    Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
-
 ServerAddress = tuple[str, str, int]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -320,7 +318,6 @@ class GuardedSession:
     checks_ranges: bool
 
     async def __call__(self, **options: Any) -> ClientSession:
-        """Return a session; called by fsspec."""
         from aiohttp import ClientSession
 
         # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
@@ -329,7 +326,7 @@ class GuardedSession:
         return ClientSession(**options)
 
     async def _send(self, request: ClientRequest, handler: Handler) -> ClientResponse:
-        """Send one request, which may be one that follows a redirect."""
+        # The request may be one that follows a redirect.
         url = request.url
         # The first is looked at at once, the second says how a name beyond ASCII is sent.
         origin = url.scheme, url.host, url.port
@@ -358,7 +355,6 @@ class GuardedSession:
 def guarded_session(
     addresses: Iterable[str], options: Mapping[str, Any], *, checks_ranges: bool
 ) -> GuardedSession:
-    """Return what makes sessions for these addresses."""
     places = [options, options.get("client_kwargs") or {}]
     headers = {str(name).lower() for place in places for name in place.get("headers") or ()}
     cookies = {str(name) for place in places for name in place.get("cookies") or ()}
@@ -373,7 +369,7 @@ def guarded_session(
 
 
 def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a URL so that its web servers are asked by `GuardedSession`."""
+    """Return the options of a URL with a `GuardedSession` for its web servers."""
     addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
     made = dict(options)
     if "::" not in url:
@@ -428,7 +424,7 @@ def is_requested_range(requested: str, sent: str) -> bool:
     return first == int(wanted[1]) and (str(last) == wanted[2] or is_end)
 
 
-_READ_CHUNK_BYTES = 1 << 24  # at most, whatever length a server announces
+_CHUNK_BYTES = 1 << 24  # at most, whatever length a server announces
 RangeGetter = Callable[[Any, str, Entry, int, int], Coroutine[Any, Any, bytes]]
 _MTIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
@@ -477,7 +473,7 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         _require_partial(entry, ranged, status)
         check_response(entry, (start, stop), response_of(entry, (start, stop), status, headers))
-        return await _read_at_most(body.read, stop - start, entry)
+        return await join_at_most(body.iter_chunks(_CHUNK_BYTES), stop - start, entry)
 
 
 async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
@@ -525,7 +521,7 @@ async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) ->
 
 
 def _check_azure_response(entry: Entry, answer: Any) -> None:
-    """Check one of the responses of which a download consists."""
+    # A download consists of several responses.
     response = answer.http_response
     if response.status_code not in (200, 206):
         return
@@ -550,22 +546,6 @@ def _require_partial(entry: Entry, ranged: bool, status: int) -> None:
         )
 
 
-async def _read_at_most(
-    read: Callable[[int], Awaitable[bytes]], most: int, entry: Entry
-) -> bytes:
-    """Return what is read to the end; a server that sends more is cut off.
-
-    Raises:
-        BrokenReadError: it does.
-    """
-    pieces, found = [], 0
-    while piece := await read(min(most + 1 - found, _READ_CHUNK_BYTES)):
-        pieces.append(piece)
-        if (found := found + len(piece)) > most:
-            raise BrokenReadError(f"{entry.key}: expected {most} bytes, the store sends more")
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
 async def _get_web(
     support: RangeSupport, fs: Any, address: str, entry: Entry, start: int, stop: int
 ) -> bytes:
@@ -586,7 +566,8 @@ async def _get_web(
         check_response(entry, wanted, response)
         if ranged:
             support.record(is_whole=is_whole)
-        data = await _read_at_most(answer.content.read, wanted[1] - wanted[0], entry)
+        chunks = answer.content.iter_chunked(_CHUNK_BYTES)
+        data = await join_at_most(chunks, wanted[1] - wanted[0], entry)
     check_length(entry, wanted, len(data))
     return data[start:stop] if is_whole else data
 
@@ -599,7 +580,6 @@ _GETTERS: Mapping[str, RangeGetter] = {
 
 
 def range_getter(location: Location) -> RangeGetter:
-    """Return how a range of an object is read."""
     if location.scheme in WEB_SCHEMES:
         return partial(_get_web, RangeSupport(location.root))
     return _GETTERS.get(location.scheme, get_plain)
@@ -643,11 +623,7 @@ _S3_LISTING_FIELDS = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
 
 
 def _s3_entries(bucket: str, rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    """Return the entries of a page, but for markers of folders.
-
-    Raises:
-        StoreError: an entry lacks what each has.
-    """
+    """Return the entries of a page without markers of folders."""
     try:
         return [
             Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())

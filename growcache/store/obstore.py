@@ -6,11 +6,11 @@ Keys that obstore cannot name are legal in S3. They are served by a second backe
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import obstore
 from obstore.exceptions import BaseError, NotSupportedError
@@ -21,11 +21,11 @@ from growcache.errors import ConfigError, StoreError
 from growcache.store.contract import PAGE_ENTRIES, Entry, Page
 from growcache.store.credentials import azure_settings, s3_settings, server_option
 from growcache.store.response_check import (
-    BrokenReadError,
     RangeSupport,
     Response,
     check_length,
     check_response,
+    join_at_most,
 )
 from growcache.store.retries import stalled_seconds
 from growcache.store.store_errors import UnsupportedKeyError, read_obstore_error, store_error
@@ -54,7 +54,6 @@ class ObstoreBackend:
     def __init__(
         self, store: AnyStore, root: str, *, checks_answers: bool, option: str = ""
     ) -> None:
-        """Take a client into use."""
         self._store = store
         self._option = option
         self.identity = self._root = root
@@ -101,7 +100,7 @@ class ObstoreBackend:
             if self._checks_answers:
                 if ranged:
                     self._ranges.record(is_whole=False)
-                return await _read_at_most(answer, stop - start, entry)
+                return await join_at_most(_chunks_of(answer, stop - start), stop - start, entry)
             # The provider of a store with credentials is trusted with the length of an answer:
             # to watch it would cost 40 % more CPU per byte.
             return await answer.bytes_async()
@@ -114,11 +113,11 @@ class ObstoreBackend:
         return await self._cut_out(entry, start, stop)
 
     async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """Read a range of a web server that answers with all of the object."""
+        """Return a range from a web server that answers with all of the object."""
         try:
             answer = await obstore.get_async(self._store, entry.key)
             check_response(entry, (0, entry.size), _response_of_result(answer, entry))
-            data = await _read_at_most(answer, entry.size, entry)
+            data = await join_at_most(_chunks_of(answer, entry.size), entry.size, entry)
         except _OBSTORE_ERRORS as error:
             raise self._translated(error, entry.key) from None
         check_length(entry, (0, entry.size), len(data))
@@ -133,16 +132,8 @@ class ObstoreBackend:
         return store_error(read_obstore_error(error), self._root, key, self._option)
 
 
-async def _read_at_most(answer: GetResult, most: int, entry: Entry) -> bytes:
-    """Return what a web server sends, but no more of it than was asked for."""
-    pieces, found = [], 0
-    async for piece in answer.stream(min_chunk_size=min(most, _STREAM_CHUNK_BYTES)):
-        pieces.append(piece)
-        if (found := found + len(piece)) >= most:
-            break
-    if found > most:
-        raise BrokenReadError(f"{entry.key}: expected {most} bytes, the server sends more")
-    return b"".join(pieces)
+def _chunks_of(answer: GetResult, most: int) -> AsyncIterable[Buffer]:
+    return answer.stream(min_chunk_size=min(most, _STREAM_CHUNK_BYTES))
 
 
 def _response_of_result(answer: GetResult, entry: Entry) -> Response:
@@ -194,147 +185,98 @@ def open_obstore(
     """
     opened = None
     opener = _OPENERS.get(location.scheme)
+    stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
+    settings = {
+        "client_options": {
+            "allow_http": True,
+            "connect_timeout": min(stalled, timedelta(seconds=5)),
+            "read_timeout": stalled,
+            # The whole of a large object may take as long as it takes.
+            "timeout": timedelta(days=1),
+        },
+        # Retries are growcache's own, so that every client has the same and they can be counted.
+        "retry_config": {"max_retries": 0},
+    }
     if opener is not None:
         try:
-            opened = opener(location, source.storage_options, timeout_seconds)
+            opened = opener(location, source.storage_options, settings)
+        except ConfigError:
+            raise
         except (BaseError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             # What obstore refuses here is configuration; its text may hold secrets.
             kind = type(error).__name__
             raise ConfigError(
                 f"source {location.root}: its storage_options were refused ({kind}); "
                 "check the endpoint, and the names and kinds of the options"
             ) from None
-    if opened is None:
-        if source.client == "obstore":
-            raise ConfigError(
-                f"source.client: obstore cannot serve {location.url} with these storage_options; "
-                "use client: auto or fsspec"
-            )
-        return None
-    return ObstoreBackend(
-        opened,
-        location.root,
-        checks_answers=location.scheme in WEB_SCHEMES,
-        option=server_option(location.scheme, source.storage_options),
+    if opened is None and source.client == "obstore":
+        raise ConfigError(
+            f"source.client: obstore cannot serve {location.url} with these storage_options; "
+            "use client: auto or fsspec"
+        )
+    option = server_option(location.scheme, source.storage_options)
+    is_web = location.scheme in WEB_SCHEMES
+    return opened and ObstoreBackend(
+        opened, location.root, checks_answers=is_web, option=option
     )
 
 
 def _open_s3(
-    location: Location, options: Mapping[str, Any], timeout_seconds: float
+    location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
-    settings = s3_settings(location.bucket, options)
-    if settings is None:
+    found = s3_settings(location.bucket, options)
+    if found is None:
         return None
-    client = _client_options(timeout_seconds)
-    if isinstance(settings.verify, str):
-        with open(settings.verify, "rb") as file:  # noqa: PTH123
-            client["root_certificate"] = file.read()
-    elif not settings.verify:
-        client["allow_invalid_certificates"] = True
-    config: Any = settings.config
-    return S3Store(
-        config=config,
-        client_options=client,  # type: ignore[arg-type]
-        retry_config=_NO_RETRIES,
-        credential_provider=settings.provider,  # type: ignore[arg-type]
-    )
+    if isinstance(found.verify, str):
+        with open(found.verify, "rb") as file:  # noqa: PTH123
+            settings["client_options"]["root_certificate"] = file.read()
+    elif not found.verify:
+        settings["client_options"]["allow_invalid_certificates"] = True
+    config, provider = cast(Any, found.config), cast(Any, found.provider)
+    return S3Store(config=config, credential_provider=provider, **settings)
 
 
 def _open_gcs(
-    location: Location, options: Mapping[str, Any], timeout_seconds: float
+    location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
-    config = _rename_options(options, _GCS_NAMES, _GCS_OPTIONS)
-    if config is None:
-        token = options.get("token")
+    named = dict(options)
+    if (token := named.pop("token", None)) is not None:
         if not isinstance(token, str) or token in ("cloud", "browser", "cache"):
             return None
-        named = {k: v for k, v in options.items() if k != "token"}
-        named |= {
-            "anon": {"anon": True},
-            "google_default": {},
-        }.get(token, {"application_credentials": token})
-        config = _rename_options(named, _GCS_NAMES, _GCS_OPTIONS)
-        if config is None:
-            return None
-    return GCSStore(
-        location.bucket,
-        config=config,  # type: ignore[arg-type]
-        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
-        retry_config=_NO_RETRIES,
+        meanings: dict[str, dict[str, Any]] = {"anon": {"anon": True}, "google_default": {}}
+        named |= meanings.get(token, {"application_credentials": token})
+    config: Any = {_GCS_NAMES.get(k, k): v for k, v in named.items() if v is not None}
+    return (
+        GCSStore(location.bucket, config=config, **settings)
+        if set(config) <= _GCS_OPTIONS
+        else None
     )
 
 
 def _open_azure(
-    location: Location, options: Mapping[str, Any], timeout_seconds: float
+    location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
     container, _, host = location.bucket.partition("@")
-    config = azure_settings(host, options)
-    if config is None:
-        return None
-    return AzureStore(
-        container,
-        config=config,  # type: ignore[arg-type]
-        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
-        retry_config=_NO_RETRIES,
-    )
+    config: Any = azure_settings(host, options)
+    return None if config is None else AzureStore(container, config=config, **settings)
 
 
 def _open_web(
-    location: Location, options: Mapping[str, Any], timeout_seconds: float
+    location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
     # Listing pages of links, queries and headers are what fsspec's client is good at.
-    if (
-        location.userinfo
-        or location.signed_key
-        or options
-        or location.is_glob
-        or "?" in location.pattern
-        or not location.is_key
-    ):
+    is_plain = location.is_key and "?" not in location.pattern
+    if not is_plain or location.userinfo or location.signed_key or options:
         return None
-    return HTTPStore.from_url(
-        f"{location.scheme}://{location.bucket}",
-        client_options=_client_options(timeout_seconds),  # type: ignore[arg-type]
-        retry_config=_NO_RETRIES,
-    )
+    return HTTPStore.from_url(f"{location.scheme}://{location.bucket}", **settings)
 
 
 _OPENERS = {
-    "s3": _open_s3,
-    "s3a": _open_s3,
-    "gs": _open_gcs,
-    "gcs": _open_gcs,
-    "az": _open_azure,
-    "abfs": _open_azure,
-    "abfss": _open_azure,
-    "http": _open_web,
-    "https": _open_web,
+    **dict.fromkeys(("s3", "s3a"), _open_s3),
+    **dict.fromkeys(("gs", "gcs"), _open_gcs),
+    **dict.fromkeys(("az", "abfs", "abfss"), _open_azure),
+    **dict.fromkeys(("http", "https"), _open_web),
 }
-
-# Retries are growcache's own, so that every client has the same and they can be counted.
-_NO_RETRIES: Any = {"max_retries": 0}
-
-
-def _rename_options(
-    options: Mapping[str, Any], names: Mapping[str, str], known: frozenset[str]
-) -> dict[str, Any] | None:
-    values = {names.get(k, k): v for k, v in options.items() if v is not None}
-    return values if set(values) <= known else None
-
-
-def _client_options(timeout_seconds: float) -> dict[str, Any]:
-    stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
-    return {
-        "allow_http": True,
-        "connect_timeout": min(stalled, timedelta(seconds=5)),
-        "read_timeout": stalled,
-        # The whole of a large object may take as long as it takes.
-        "timeout": timedelta(days=1),
-    }
-
-
 logger = logging.getLogger(__name__)
 
 

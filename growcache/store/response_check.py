@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from growcache.errors import ObjectChangedError, TransientStoreError
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from growcache.store.contract import Entry
 
 
@@ -52,17 +54,12 @@ class BrokenReadError(TransientStoreError):
 
 @dataclass(slots=True)  # not frozen, which takes three times as long
 class Response:
-    """The description of the bytes that a store sends.
+    """The description of the bytes that a store sends; None is unknown."""
 
-    Attributes:
-        span: first byte and the one behind the last; None where the response is the whole object.
-        total: bytes of the object; None where it is unknown.
-        etag: the version, as in `Entry`; None where it is unknown.
-        mtime: last modification, as in `Entry`; None where it is unknown.
-    """
-
-    span: tuple[int, int] | None
-    total: int | None = None
+    span: (
+        tuple[int, int] | None
+    )  # first byte and the one behind the last; None: the whole object
+    total: int | None = None  # bytes of the object
     etag: str | None = None
     mtime: float | None = None
 
@@ -70,11 +67,7 @@ class Response:
 def response_of(
     entry: Entry, wanted: tuple[int, int], status: int, headers: Mapping[str, str]
 ) -> Response:
-    """Return what an HTTP response says.
-
-    Raises:
-        BrokenReadError: a part of the object that does not say which part it is.
-    """
+    """Return what an HTTP response says; BrokenReadError if it is a part without saying which."""
     span, total = None, None
     if status == 206:
         span, total = parse_content_range(entry, wanted, headers.get("content-range", ""))
@@ -89,14 +82,9 @@ def response_of(
 def parse_content_range(
     entry: Entry, wanted: tuple[int, int], text: str
 ) -> tuple[tuple[int, int], int | None]:
-    """Return the range that a Content-Range header names, and the size of the object.
-
-    Raises:
-        BrokenReadError: it names none.
-    """
-    if (
-        text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}"
-    ):  # the usual case, in a third of the time
+    """Return the range that a Content-Range header names, and the size of the object."""
+    # The usual case, in a third of the time.
+    if text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}":
         return wanted, entry.size
     found = _CONTENT_RANGE.fullmatch(text)
     if found is None:
@@ -125,11 +113,7 @@ def check_response(entry: Entry, wanted: tuple[int, int], response: Response) ->
 
 
 def check_has_version(entry: Entry, response: Response) -> None:
-    """Refuse a response without any version, such as a page of a proxy on the way.
-
-    Raises:
-        BrokenReadError: the listing had an ETag.
-    """
+    """Refuse a response without any version, such as a page of a proxy on the way."""
     if entry.etag and not response.etag and response.mtime is None:
         raise BrokenReadError(
             f"{entry.key}: expected version {entry.etag}, the store sent an answer without one"
@@ -139,9 +123,7 @@ def check_has_version(entry: Entry, response: Response) -> None:
 def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
     """Refuse a response that is not the wanted range of an object of the listed size.
 
-    Raises:
-        BrokenReadError: it is another range, or of an object of another size. The version
-            shows whether the object was rewritten.
+    A BrokenReadError, because only the version shows whether the object was rewritten.
     """
     if response.span is not None and response.span != wanted:
         raise BrokenReadError(
@@ -156,11 +138,6 @@ def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> No
 
 
 def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
-    """Refuse bytes of another number than was requested.
-
-    Raises:
-        BrokenReadError: they are fewer or more.
-    """
     if found != wanted[1] - wanted[0]:
         raise BrokenReadError(
             f"{entry.key}: expected {wanted[1] - wanted[0]} bytes at {wanted[0]}, the store sent "
@@ -168,24 +145,27 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
         )
 
 
-def require_same(entry: Entry, found: Entry) -> None:
-    """Refuse a file or object that has another size, ETag or exact time than was listed.
+async def join_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
+    """Return what a server sends to its end; one that sends more than was requested is cut off."""
+    parts, found = [], 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        if (found := found + len(chunk)) > most:  # type: ignore[arg-type]
+            raise BrokenReadError(f"{entry.key}: expected {most} bytes, the store sends more")
+    return b"".join(parts)
 
-    Raises:
-        ObjectChangedError: it was rewritten.
-    """
+
+def require_same(entry: Entry, found: Entry) -> None:
+    """Refuse a file or object that has another size, ETag or exact time than was listed."""
     if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
         raise changed_error(entry, found)
 
 
 def check_same_object(entry: Entry, found: Entry) -> None:
-    """Refuse an object that was rewritten, by what an answer to HEAD says.
+    """Refuse an object that was rewritten, according to an answer to HEAD.
 
     An answer without a version, where the listing has one, decides nothing: it may come from a
     proxy.
-
-    Raises:
-        ObjectChangedError: it was rewritten.
     """
     version = found.etag if entry.etag else found.mtime
     if version is None and (entry.etag or entry.mtime is not None):
@@ -197,12 +177,9 @@ def check_same_object(entry: Entry, found: Entry) -> None:
 def changed_error(entry: Entry, found: Entry) -> ObjectChangedError:
     return ObjectChangedError(
         f"{entry.key} was rewritten since it was listed: expected {entry.size} bytes of "
-        f"{_version_of(entry)}, found {found.size} of {_version_of(found)}"
+        f"{entry.etag or f'time {entry.mtime}'}, found {found.size} of "
+        f"{found.etag or f'time {found.mtime}'}"
     )
-
-
-def _version_of(entry: Entry) -> str:
-    return entry.etag or f"time {entry.mtime}"
 
 
 def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:
@@ -233,7 +210,6 @@ def bare_etag(etag: str) -> str:
 
 
 def http_seconds(text: str | None) -> float | None:
-    """Return the time of an HTTP header; None where it is none."""
     try:
         return parsedate_to_datetime(text).timestamp() if text else None
     except (ValueError, TypeError, OverflowError):
@@ -264,11 +240,7 @@ class RangeSupport:
         self.has_ranges: bool | None = None  # None: no range was requested yet
 
     def record(self, *, is_whole: bool) -> None:
-        """Learn from the response to a request for a range.
-
-        Raises:
-            BrokenReadError: it was, and the server has answered with ranges before.
-        """
+        """Learn from the response to a request for a range; refuse a whole object if ranges came before."""
         if is_whole and self.has_ranges:
             raise BrokenReadError(
                 f"{self._root}: expected a part of an object, the server sent all of it, which "

@@ -16,12 +16,12 @@ from growcache.secrecy import query_without_secrets, without_userinfo
 BUCKET_SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"}
 )
+S3_SCHEMES = frozenset({"s3", "s3a"})
 WEB_SCHEMES = frozenset({"http", "https"})
 SSH_SCHEMES = frozenset({"sftp", "ssh"})
 LOCAL_SCHEMES = frozenset({"file", "local"})
-_SCHEMES_WITHOUT_USER = frozenset(
-    {"s3", "s3a", "gs", "gcs"}
-)  # what stands before an @ elsewhere is public
+# Elsewhere, what stands before an @ is public.
+_SCHEMES_WITHOUT_USER = frozenset({"s3", "s3a", "gs", "gcs"})
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
 _QUERY = re.compile(r"(https?://[^?]*)\?.*")
@@ -32,24 +32,16 @@ _WEB_WILDCARD = re.compile(r"[*\[]")
 
 @dataclass(frozen=True)
 class Location:
-    """One parsed URL of a source.
+    """One parsed URL of a source."""
 
-    Attributes:
-        url: as typed, without user name and password.
-        scheme: ``"file"`` for plain paths.
-        bucket: bucket, container or host (of SSH_SCHEMES without its user); empty where there is
-            none.
-        pattern: key, glob, or (ending with ``/``) the folder whose whole content is meant;
-            of a signed web address without what signs it.
-        userinfo: of a web address, ``user:password@``, for requests only.
-        signed_key: the requested key in place of `pattern`, where the address is signed.
-    """
-
-    url: str
-    scheme: str
-    bucket: str
+    url: str  # as typed, without user name and password
+    scheme: str  # "file" for plain paths
+    bucket: str  # bucket, container or host (of SSH_SCHEMES without its user); empty: none
+    # Key, glob, or (ending with /) the folder whose whole content is meant; of a signed web
+    # address without its signature.
     pattern: str
-    userinfo: str = field(default="", repr=False)
+    userinfo: str = field(default="", repr=False)  # of a web address, user:password@
+    # The key that is requested in place of `pattern`, where the address is signed.
     signed_key: str = field(default="", repr=False)
 
     @property
@@ -86,11 +78,7 @@ class Location:
 
     @cached_property
     def matches(self) -> Callable[[str], bool]:
-        """The test of a key.
-
-        Raises:
-            ConfigError: a malformed glob, in a chain of file systems.
-        """
+        """The test of a key; a ConfigError if a glob in a chain of file systems is malformed."""
         if not self.is_glob:
             pattern = self.pattern
             return lambda key: (
@@ -113,6 +101,16 @@ def parse_url(url: str) -> Location:
     Raises:
         ConfigError: no bucket where the scheme needs one, a malformed glob, or a NUL byte.
     """
+    location = _parse_url(url)
+    if location.is_glob and location.scheme != "chain":
+        try:
+            translate_glob(location.pattern)
+        except ValueError as error:
+            raise ConfigError(f"source.url {location.url}: {error}") from None
+    return location
+
+
+def _parse_url(url: str) -> Location:
     shown = redact(url)
     if "\0" in url:
         raise ConfigError(
@@ -123,15 +121,15 @@ def parse_url(url: str) -> Location:
         return Location(shown, "chain", "", url)
     if found is None or found[1].lower() in LOCAL_SCHEMES:
         path = url[found.end() :] if found else url
-        return _with_valid_glob(Location(shown, "file", "", _absolute_path(path)))
+        return Location(shown, "file", "", _absolute_path(path))
     scheme, rest = found[1].lower(), url[found.end() :]
     if scheme not in BUCKET_SCHEMES | SSH_SCHEMES:
-        return _with_valid_glob(Location(shown, scheme, "", rest))
+        return Location(shown, scheme, "", rest)
     bucket, _, key = rest.partition("/")
     if scheme in SSH_SCHEMES:
         host = bucket.rpartition("@")[2]
         _refuse_unquoted(host, shown)
-        return _with_valid_glob(Location(shown, scheme, host, "/" + key))
+        return Location(shown, scheme, host, "/" + key)
     userinfo = ""
     if scheme in WEB_SCHEMES:
         user, at, bucket = bucket.rpartition("@")
@@ -144,7 +142,7 @@ def parse_url(url: str) -> Location:
         )
     if not bucket or (scheme not in WEB_SCHEMES and WILDCARD.search(bucket)):
         raise ConfigError(f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket")
-    location = _with_valid_glob(Location(shown, scheme, bucket, key, userinfo))
+    location = Location(shown, scheme, bucket, key, userinfo)
     return _without_signature(location) if scheme in WEB_SCHEMES else location
 
 
@@ -204,10 +202,8 @@ def translate_glob(pattern: str) -> str:
 
 def component_regex(part: str) -> str:
     """Return the regular expression of one component of a glob that is not ``**``."""
-    return "[^/]+" if part == "*" else _component_regex(part)
-
-
-def _component_regex(part: str) -> str:
+    if part == "*":
+        return "[^/]+"
     out, at = "", 0
     while at < len(part):
         char = part[at]
@@ -247,21 +243,12 @@ def _absolute_path(path: str) -> str:
     return absolute + "/" if folder and absolute != "/" else absolute
 
 
-def _with_valid_glob(location: Location) -> Location:
-    if location.is_glob:
-        try:
-            translate_glob(location.pattern)
-        except ValueError as error:
-            raise ConfigError(f"source.url {location.url}: {error}") from None
-    return location
-
-
 @dataclass(frozen=True)
 class UrlTemplate:
     """A URL such as ``s3://b/train_x_{k}.npy``.
 
-    A placeholder stands for a piece of a folder's or file's name, the same one wherever it
-    occurs; so a key follows from the values of all placeholders, and the other way round.
+    A placeholder stands for a part of a folder's or file's name, the same one wherever it
+    occurs. So a key follows from the values of all placeholders, and the other way round.
     """
 
     folder: str
@@ -271,7 +258,6 @@ class UrlTemplate:
 
     @classmethod
     def from_url(cls, url: str) -> UrlTemplate:
-        """Return the template that a URL of ``source.fields`` is."""
         first = PLACEHOLDER.search(url)
         assert first is not None
         at = url.rfind("/", 0, first.start()) + 1
@@ -321,6 +307,3 @@ def is_unsupported_key(key: str) -> bool:
     if not _UNSUPPORTED_COMPONENTS.isdisjoint(key.split("/")):
         return True
     return not key.isprintable() and _CONTROL_CHARACTER.search(key) is not None
-
-
-S3_SCHEMES = frozenset({"s3", "s3a"})
