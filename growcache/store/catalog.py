@@ -92,7 +92,6 @@ class _Md5Etags:
 
 
 def advance_digest(digest: bytes, entry: Entry) -> bytes:
-    """Return the running digest of a listing behind one more entry."""
     # The time counts only where it is all there is: copies of a bucket have other times.
     version = entry.etag if entry.etag is not None else entry.mtime
     line = orjson.dumps([entry.store, entry.key, entry.size, version])
@@ -195,7 +194,7 @@ class Catalog:
             return len(new)
 
     def new_entries(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that `append` would add, judged by hashes alone."""
+        """Return the entries that `append` would add; by hashes alone, so it may miss one."""
         seen = self._known()
         with self._lock:
             places = seen.new_places(

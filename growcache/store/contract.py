@@ -35,21 +35,15 @@ def in_pages(items: Iterable[T]) -> Iterator[list[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One listed object.
+    """One listed object."""
 
-    Attributes:
-        key: without bucket or scheme; of local files the absolute path.
-        size: bytes.
-        etag: the version as the store names it, quotes included; None where it has none.
-        mtime: last modification, seconds since the epoch; None where unknown.
-        store: index into `SourceConfig.url`.
-    """
-
-    key: str
-    size: int
-    etag: str | None
-    mtime: float | None
-    store: int = 0
+    key: str  # without bucket or scheme; of local files the absolute path
+    size: int  # bytes
+    etag: (
+        str | None
+    )  # the version as the store names it, quotes included; None where it has none
+    mtime: float | None  # last modification, seconds since the epoch; None where unknown
+    store: int = 0  # index into `SourceConfig.url`
 
 
 class Page(list[Entry]):

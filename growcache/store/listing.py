@@ -347,7 +347,7 @@ class KeyCoder:
         return low
 
     def decode(self, number: int, beginning: str) -> str:
-        """Return a text with this beginning and about this rank."""
+        """Return a text that begins so and has about this rank."""
         found, width, before = [], _CODE_SPACE, beginning[-1:] or " "
         while width and (known := self._after(before)):
             width //= len(known) + 2

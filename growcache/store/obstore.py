@@ -214,11 +214,11 @@ def open_obstore(
             f"source.client: obstore cannot serve {location.url} with these storage_options; "
             "use client: auto or fsspec"
         )
+    if opened is None:
+        return None
     option = server_option(location.scheme, source.storage_options)
     is_web = location.scheme in WEB_SCHEMES
-    return opened and ObstoreBackend(
-        opened, location.root, checks_answers=is_web, option=option
-    )
+    return ObstoreBackend(opened, location.root, checks_answers=is_web, option=option)
 
 
 def _open_s3(

@@ -47,10 +47,7 @@ REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0)
 
 
 def stalled_seconds(timeout_seconds: float) -> float:
-    """Return after how long without a byte a connection is given up.
-
-    It is early enough that another connection has its chance before the read is given up.
-    """
+    """Return after how long without a byte a connection is given up, while the read is not."""
     return max(0.1, timeout_seconds / 4)
 
 
@@ -139,10 +136,9 @@ _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 
 
 class RecentReads:
-    """The last successful reads of one store in this process.
+    """The last successful reads of one store in this process, of two different keys.
 
-    Two reads of different keys are enough, because one of them is not the key in question. Reads
-    may end in several threads; a race loses one of two successes that came together.
+    Reads may end in several threads; a race loses one of two successes that came together.
     """
 
     def __init__(self) -> None:
@@ -300,7 +296,7 @@ def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
 
 
 def is_object_error(error: StoreError) -> bool:
-    """Whether a failure is this object's, whatever the store says of others."""
+    """Whether a failure is this object's, however the store answers for others."""
     return isinstance(error, ObjectChangedError | UnsupportedKeyError)
 
 
@@ -370,7 +366,7 @@ class StoreProbe:
             return found or reads.has_other_requested_since(entry.key, since)
 
     async def _other_objects(self, entry: Entry) -> AsyncIterator[Entry]:
-        """Yield those that could be read last, and if they are gone, too, some that are listed."""
+        """Yield those that could be read last, and then some that are listed."""
         known = self._client.recent_reads.other_objects(entry.key)
         for one in known:
             yield one

@@ -458,7 +458,7 @@ class _ConnectionPool:
         self._is_closed = False
 
     def start(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> Any:
-        """Return the future (of `concurrent.futures`) of one piece of work on a connection."""
+        """Return the future (of `concurrent.futures`) of work on a connection."""
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(_CLOSED)
@@ -470,7 +470,7 @@ class _ConnectionPool:
             return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
 
     def call(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
-        """Return what the work returns. Blocks."""
+        """Return the result of `start`. Blocks."""
         found: T = self.start(work).result()
         return found
 

@@ -28,12 +28,8 @@ _STATUS_PATTERN = re.compile(r"status code: (\d{3})|status: (\d{3})")
 _CODE_PATTERN = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _REGION_PATTERN = re.compile(r"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
 UNTRUSTED_CERTIFICATE = "its TLS certificate is not trusted"
-UNKNOWN_HOST, CONNECTION_REFUSED, TIMED_OUT = (
-    "unknown host",
-    "connection refused",
-    "no answer in time",
-)
-CONNECTION_RESET = "connection reset"
+UNKNOWN_HOST, TIMED_OUT = "unknown host", "no answer in time"
+CONNECTION_REFUSED, CONNECTION_RESET = "connection refused", "connection reset"
 _OBSTORE_CAUSES = (
     ("invalid list response", "its listing cannot be read: it is not what S3's API answers"),
     ("dns error", UNKNOWN_HOST),
@@ -89,23 +85,14 @@ class UnsupportedKeyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """What is known of a failed attempt.
+    """What is known of a failed attempt."""
 
-    Attributes:
-        kind: the client's name of the failure, as a last resort.
-        status: HTTP status; None where no answer came.
-        code: the store's own word, as in S3's ``<Code>``; or what the chain of credentials says.
-        cause: in plain words, why there was no answer.
-        region: where the bucket is, if the store says so.
-        address: host and port that were asked.
-    """
-
-    kind: str
-    status: int | None = None
-    code: str = ""
-    cause: str = ""
-    region: str = ""
-    address: str = ""
+    kind: str  # the client's name of the failure, as a last resort
+    status: int | None = None  # of HTTP; None where no answer came
+    code: str = ""  # as in S3's <Code>; or the reason that the chain of credentials gives
+    cause: str = ""  # in plain words, why there was no answer
+    region: str = ""  # of the bucket, if the store names it
+    address: str = ""  # host and port of the request
 
 
 def read_obstore_error(error: Exception) -> FailedRequest:
@@ -119,20 +106,12 @@ def read_obstore_error(error: Exception) -> FailedRequest:
         return FailedRequest(
             type(error).__name__, code=short_key(provider[1]), cause=NO_CREDENTIALS
         )
-    code, region, address = (
-        _CODE_PATTERN.search(text),
-        _REGION_PATTERN.search(text),
-        _ADDRESS_PATTERN.search(text),
-    )
     cause = next((words for sign, words in _OBSTORE_CAUSES if sign in text), "")
-    return FailedRequest(
-        type(error).__name__,
-        status,
-        code[1] if code else "",
-        cause,
-        (region[1] or region[2]) if region else "",
-        address[1] if address else "",
+    code, region, address = (
+        next(filter(None, found.groups()), "") if (found := pattern.search(text)) else ""
+        for pattern in (_CODE_PATTERN, _REGION_PATTERN, _ADDRESS_PATTERN)
     )
+    return FailedRequest(type(error).__name__, status, code, cause, region, address)
 
 
 def store_error(answer: FailedRequest, root: str, key: str, option: str = "") -> StoreError:
@@ -221,16 +200,10 @@ def _no_answer_text(answer: FailedRequest, option: str) -> str:
     return f"{cause}{by}{answer.address}" + (f" ({option})" if option else "")
 
 
-_PREPOSITIONS = {
-    CONNECTION_REFUSED: " by ",
-    CONNECTION_RESET: " by ",
-    UNKNOWN_HOST: " ",
-    TIMED_OUT: " from ",
-}
+_PREPOSITIONS = {CONNECTION_REFUSED: " by ", CONNECTION_RESET: " by ", UNKNOWN_HOST: " "}
 
 
 def _where_credentials_are_set(store: str) -> str:
-    """Return where the credentials of a store are given."""
     return _WHERE_CREDENTIALS_ARE_SET.get(store.partition("://")[0], "source.storage_options")
 
 
@@ -320,9 +293,8 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
             return FailedRequest(type(error).__name__, status)
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and cause and is_client_error(cause):
-        return read_fsspec_error(
-            cause
-        )  # fsspec's HTTP calls any failure of HEAD and GET "not found"
+        # fsspec's HTTP calls any failure of HEAD and GET "not found".
+        return read_fsspec_error(cause)
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         return FailedRequest(type(error).__name__, 404)
     if isinstance(error, PermissionError):
