@@ -29,8 +29,13 @@ from growcache.loading.plan import VALID_FIELD
 from growcache.loading.position import PassPositions, TransformForm
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.transform import BlockTransform, Executor
-from growcache.loading.user_function import blame_function, function_arguments, pickle_function
+from growcache.loading.transform import (
+    BlockTransform,
+    Executor,
+    blame_function,
+    function_arguments,
+    pickle_function,
+)
 from growcache.loading.windows import Piece, SkippedRows, count_rows, position_after, rows_after
 from growcache.loading.workers import ProcessExecutor, WorkerSetup
 from growcache.schema import Array, Origin, Schema

@@ -44,7 +44,7 @@ from growcache.loading.producer import Producer
 from growcache.loading.rank_sync import next_rank_note, rank_group
 from growcache.loading.resume import MissingShards
 from growcache.loading.shared_memory import SharedReceiver, SharedSender, plain_message
-from growcache.loading.user_function import function_arguments, pickle_function, portable_error
+from growcache.loading.transform import function_arguments, pickle_function, portable_error
 from growcache.threads import StoppedError
 
 

@@ -18,7 +18,7 @@ from growcache.loading.plan import Ranks, RankShare, find_ranks
 from growcache.loading.position import Position
 from growcache.loading.report import Report
 from growcache.loading.resume import MISSING_SHARDS, MissingShards
-from growcache.loading.user_function import TIMEOUT_SECONDS
+from growcache.loading.transform import TIMEOUT_SECONDS
 from growcache.loading.waiting import wait_for_samples
 
 

@@ -16,7 +16,7 @@ from growcache.errors import ConfigError
 from growcache.loading.gather import RAGGED_STYLES, RaggedStyle
 from growcache.loading.maps import Verify
 from growcache.loading.plan import ALONE, Ranks, RankShare, rank_share
-from growcache.loading.user_function import (
+from growcache.loading.transform import (
     MAX_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
     UserFunction,

@@ -440,7 +440,7 @@ def _write_all() -> None:
 
 def _reset_in_child() -> None:
     """Drop the thread, which only the parent has, and its locks."""
-    global _unwritten, _gate, _writer
+    global _unwritten, _writer_lock, _writer
     _unwritten, _writer_lock, _writer = threading.Event(), threading.Lock(), None
     _written_by_thread.clear()
 

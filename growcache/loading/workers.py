@@ -28,12 +28,14 @@ from growcache.loading.child_process import ChildProcess, Message, MessageSocket
 from growcache.loading.gather import Column, Ragged
 from growcache.loading.shared_memory import SharedReceiver, SharedSender
 from growcache.loading.transform import (
+    PickledFunction,
     ResultColumns,
+    SlowCallWatch,
     TransformCall,
     TransformRows,
+    portable_error,
     store_result,
 )
-from growcache.loading.user_function import PickledFunction, SlowCallWatch, portable_error
 from growcache.schema import Schema
 from growcache.threads import StoppedError
 
@@ -109,47 +111,45 @@ class ProcessExecutor:
         self._stopped = stopped
         self._workers = [self._started() for _ in range(count)]
 
-    def results(self, rows: TransformRows, late: SlowCallWatch[int]) -> list[Any]:
+    def run(
+        self,
+        rows: TransformRows,
+        late: SlowCallWatch,
+        schema: Schema | None = None,
+        out: ResultColumns | None = None,
+    ) -> list[Any]:
         found: list[Any] = [None] * len(rows)
 
-        def take(chunk: _Chunk, values: Any) -> None:
-            found[chunk.start : chunk.stop] = values
-
-        self._run(
-            len(rows),
-            lambda _, chunk: TransformWork(rows.part(chunk.start, chunk.stop)),
-            take,
-            late,
-        )
-        return found
-
-    def fill(
-        self, rows: TransformRows, out: ResultColumns, schema: Schema, late: SlowCallWatch[int]
-    ) -> None:
         def work(worker: _Worker, chunk: _Chunk) -> TransformWork:
-            wire, reached = worker.child.wire, dict[str, Any]()
-            for name, values in out.items():
+            reached = dict[str, Any]()
+            for name, values in (out or {}).items():
                 place = values[chunk.start : chunk.stop]
-                there = isinstance(place, np.ndarray) and self._arena.reaches(wire, place)
+                there = isinstance(place, np.ndarray) and self._arena.reaches(
+                    worker.child.wire, place
+                )
                 reached[name] = place if there else None
             return TransformWork(rows.part(chunk.start, chunk.stop), schema, reached)
 
         def take(chunk: _Chunk, values: Any) -> None:
+            if out is None:
+                found[chunk.start : chunk.stop] = values
+                return
             for name, value in values.items():
                 out[name][chunk.start : chunk.stop] = value
 
         self._run(len(rows), work, take, late)
         wires = [worker.child.wire for worker in self._workers]
-        for values in out.values():
+        for values in (out or {}).values():
             if isinstance(values, np.ndarray):
                 self._arena.filled(wires, values)
+        return found
 
     def _run(
         self,
         rows: int,
         work: Callable[[_Worker, _Chunk], TransformWork],
         take: Callable[[_Chunk, Any], None],
-        late: SlowCallWatch[int],
+        late: SlowCallWatch,
     ) -> None:
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
@@ -181,7 +181,7 @@ class ProcessExecutor:
         worker: _Worker,
         take: Callable[[_Chunk, Any], None],
         left: deque[_Chunk],
-        late: SlowCallWatch[int],
+        late: SlowCallWatch,
     ) -> None:
         try:
             answer = worker.child.wire.receive().head

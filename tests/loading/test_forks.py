@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growcache.loading import report
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.loading.channel import EPOCH_IS_OVER
 from growcache.loading.maps import MapPool, ShardKey
@@ -258,3 +259,30 @@ def test_an_iterator_of_the_parent_is_refused_in_a_child(
             exits_with(goes_on)
         assert ended(child)
         next(iterator)
+
+
+def test_a_child_counts_what_it_reads_whatever_lock_a_thread_of_its_parent_held(
+    make_cache: Callable[..., Filled],
+) -> None:
+    cache = make_cache()
+    cache.add(*range(4))
+    taken, over = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with report._writer_lock:
+            taken.set()
+            over.wait()
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    taken.wait()
+    child = fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        with EpochLoader(cache.root, batch_size=7, min_samples=1) as loader:
+            next(iter(loader))
+        os._exit(0)
+    over.set()
+    taker.join()
+    assert os.waitpid(child, 0)[1] == 0

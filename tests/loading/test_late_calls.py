@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from growcache.loading.transform import ThreadExecutor, TransformCall, TransformRows
-from growcache.loading.user_function import SlowCallWatch
+from growcache.loading.transform import (
+    SlowCallWatch,
+    ThreadExecutor,
+    TransformCall,
+    TransformRows,
+)
 
 
 def test_a_call_is_told_of_after_its_time_and_each_time_that_has_doubled() -> None:
     told: list[tuple[int, float]] = []
-    late: SlowCallWatch[int] = SlowCallWatch(
-        2.0, lambda call, seconds: told.append((call, seconds))
-    )
+    late: SlowCallWatch = SlowCallWatch(2.0, lambda call, seconds: told.append((call, seconds)))
     for now in range(11):
         late.look({1: (7, 0.0)}, now)
     assert told == [(7, 2.0), (7, 4.0), (7, 8.0)]
@@ -24,7 +26,7 @@ def test_a_call_is_told_of_after_its_time_and_each_time_that_has_doubled() -> No
 def test_short_calls_of_the_same_row_are_not_one_long_call() -> None:
     """Where processes get one row at a time, each call is with row 0."""
     told: list[int] = []
-    late: SlowCallWatch[int] = SlowCallWatch(2.0, lambda call, seconds: told.append(call))
+    late: SlowCallWatch = SlowCallWatch(2.0, lambda call, seconds: told.append(call))
     for now in range(100):
         late.look({1: (0, now - 0.5)}, now)
     assert not told
@@ -47,7 +49,7 @@ def test_a_thread_that_has_nothing_left_to_do_is_not_late() -> None:
     crew = ThreadExecutor(TransformCall(function, 0))
     try:
         rows = TransformRows({"id": np.arange(3)}, [(0, i) for i in range(3)], None)
-        crew.results(rows, SlowCallWatch(0.1, tell))
+        crew.run(rows, SlowCallWatch(0.1, tell))
     finally:
         crew.close()
     assert set(told) == {0}

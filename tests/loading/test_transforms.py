@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.transform import BlockTransform
-from growcache.loading.user_function import function_arguments
+from growcache.loading.transform import BlockTransform, function_arguments
 from growcache.schema import Origin, Sample, Schema
 
 ROWS = 40

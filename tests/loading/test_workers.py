@@ -25,11 +25,12 @@ from growcache.loading.framework import NUMPY
 from growcache.loading.options import Gather, LoaderOptions
 from growcache.loading.transform import (
     MAX_THREADS,
+    SlowCallWatch,
     ThreadExecutor,
     TransformCall,
     TransformRows,
+    portable_error,
 )
-from growcache.loading.user_function import SlowCallWatch, portable_error
 from growcache.numpy import EpochLoader
 from growcache.threads import StoppedError
 from tests.filled import Filled, open_leases
@@ -142,7 +143,7 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
     try:
         rows = TransformRows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
         with pytest.raises(StoppedError):
-            crew.results(rows, SlowCallWatch(60, lambda row, seconds: None))
+            crew.run(rows, SlowCallWatch(60, lambda row, seconds: None))
     finally:
         crew.close()
     assert len(called) <= MAX_THREADS
