@@ -116,7 +116,7 @@ async def probe_npz(reader: ObjectReader, *, many: bool) -> list[FormatProposal]
 
 
 async def probe_hdf5(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
-    require_library("hdf5", "h5py")
+    require_library("source.format: hdf5", "h5py", "hdf5")
     file = HDF5Files().get(reader.entry)
     found, unreadable = await file.ask(reader, lambda file: _layouts(file, reader.entry.key))
     shown = [f"{one.path} {_dtype_name(one)}{list(one.shape)}" for one in found]
@@ -171,7 +171,7 @@ def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]
 
 
 async def probe_parquet(reader: ObjectReader, *, many: bool) -> list[FormatProposal]:
-    require_library("parquet", "pyarrow")
+    require_library("source.format: parquet", "pyarrow", "parquet")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -166,52 +166,6 @@ async def read_partly(
         return error.found, error
 
 
-class Item(Protocol):
-    """What one sample is decoded from: the bytes [start, stop) of an object."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def stop(self) -> int: ...
-
-
-Spec = TypeVar("Spec")
-ItemT = TypeVar("ItemT", bound=Item)
-
-
-def samples_of_items(
-    key: str,
-    items: Sequence[ItemT],
-    decode: Callable[[ItemT], Sample | None],
-    label: Callable[[ItemT], str],
-    *,
-    errors: Sequence[FormatError] = (),
-    before_each: Callable[[], None] = lambda: None,
-) -> SamplesWithOrigins:
-    """Return the samples of items; those that cannot be decoded do not spoil the others.
-
-    Raises:
-        PartlyReadError: with the first error, of an item or of ``errors``, which came before.
-    """
-    refuse_many_samples(key, len(items))
-    samples: SamplesWithOrigins = []
-    wrong = [str(error) for error in errors]
-    for item in items:
-        before_each()
-        try:
-            sample = decode(item)
-        except FormatError as error:
-            wrong.append(f"{key}: {label(item)}: {error}")
-            continue
-        if sample is not None:
-            samples.append((sample, item.start, item.stop))
-    if wrong:
-        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
-        raise PartlyReadError(wrong[0] + more, samples)
-    return samples
-
-
 def refuse_many_samples(key: str, count: int) -> None:
     if count > MOST_VISIT_SAMPLES:
         raise FormatError(
@@ -275,15 +229,15 @@ def bool_option(options: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def require_library(form: str, module: str) -> None:
-    """Refuse a format whose library is not installed, without importing the library."""
+def require_library(what: str, module: str, extra: str, name: str | None = None) -> None:
+    """Refuse what needs a library that is not installed, without importing the library."""
     try:
         found = importlib.util.find_spec(module) is not None
     except ValueError:  # a program keeps it from being imported
         found = False
     if not found:
         raise MissingLibraryError(
-            f"source.format: {form} needs {module}; pip install 'growcache[{form}]'"
+            f"{what} needs {name or module}; pip install 'growcache[{extra}]'"
         )
 
 
@@ -321,6 +275,9 @@ def _joined_size(reader: ObjectReader) -> int:
 def is_fetched_whole(entry: Entry, visit: Visit) -> bool:
     """Whether a visit fetches a small object whole: unless it needs only one sample of it."""
     return entry.size <= SMALL_OBJECT_BYTES and visit.parts == 1 and visit.take != 1
+
+
+Spec = TypeVar("Spec")
 
 
 def names_option(option: str, value: object, of: str = "names") -> tuple[str, ...] | None:

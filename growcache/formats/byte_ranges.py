@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from growcache.errors import FormatError
-from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader, Visit
-from growcache.seeding import generator_at
+from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 class FetchedObject:
-    """A reader of an object that is in memory."""
+    """A reader of an object that is in memory, maybe unpacked."""
 
     def __init__(self, remote: ObjectReader, data: Buffer) -> None:
-        self.entry, self.source, self.find = remote.entry, remote.source, remote.find
         self._data = memoryview(data).cast("B")
+        self.entry = replace(remote.entry, size=self._data.nbytes)
+        self.source, self.find = remote.source, remote.find
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
         return self._data[start:stop]
 
 
-RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few lines of many are taken
 # Of a visit, or a record, because what is decoded from it is in memory, too.
 MOST_RECORD_BYTES = MOST_VISIT_BYTES // 2
 
@@ -108,83 +107,6 @@ async def read_ranges(reader: ObjectReader, ranges: Sequence[tuple[int, int]]) -
 
     await asyncio.gather(*map(fetch, runs))
     return [got[one] for one in ranges]
-
-
-T = TypeVar("T")
-
-
-class UnpackedObject(FetchedObject):
-    """A reader of an object that was unpacked in memory."""
-
-    def __init__(self, packed: ObjectReader, data: Buffer) -> None:
-        super().__init__(packed, data)
-        self.entry = replace(packed.entry, size=self._data.nbytes)
-
-
-def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
-    """Return the random items that the visit takes, in their order, or all."""
-    if visit.take is None or visit.take >= len(found):
-        return list(found)
-    rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
-    return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
-
-
-async def items_of_part(
-    reader: ObjectReader,
-    visit: Visit,
-    items_in: Callable[[int, int], Awaitable[Sequence[T]]],
-    *,
-    range_bytes: int,
-    most_ranges: int,
-    least_bytes: int = 0,
-) -> list[T]:
-    """Return the items of the visit's part, or the random ones that it takes.
-
-    Of parts above ``least_bytes`` only random ranges are read, until they hold enough items.
-    ``items_in`` returns those that begin in [start, stop).
-    """
-    size, key = reader.entry.size, reader.entry.key
-    start, stop = visit.part * size // visit.parts, (visit.part + 1) * size // visit.parts
-    if visit.take is None or stop - start <= least_bytes:
-        if stop - start > MOST_RECORD_BYTES:
-            raise FormatError(
-                f"{key}: one visit may read {MOST_RECORD_BYTES:,} bytes, found {stop - start:,}; "
-                "lower sampling.samples_per_object"
-            )
-        return take_some(await items_in(start, stop), visit, key)
-    found: dict[int, Sequence[T]] = {}
-    for first, last in _random_ranges(visit, key, start, stop, range_bytes, most_ranges):
-        found[first] = await items_in(first, last)
-        if sum(map(len, found.values())) >= visit.take:
-            break
-    return take_some([item for at in sorted(found) for item in found[at]], visit, key)
-
-
-def _random_ranges(
-    visit: Visit, key: str, start: int, stop: int, nbytes: int, most: int
-) -> Iterator[tuple[int, int]]:
-    """Yield different random byte ranges of ``nbytes`` in [start, stop), at most ``most``."""
-    rng = generator_at("stretch", visit.seed, visit.round, key, visit.part)
-    count = max(1, -(-(stop - start) // nbytes))
-    seen: set[int] = set()
-    while len(seen) < min(count, most):
-        number = int(rng.integers(count))
-        if number not in seen:
-            seen.add(number)
-            at = start + number * nbytes
-            yield at, min(stop, at + nbytes)
-
-
-def samples_worth_a_visit(stride: float, least: int, nbytes: int, most_bytes: int) -> int:
-    """Return the number of samples that are worth one visit.
-
-    At least ``least`` and ``nbytes`` bytes, but at most ``most_bytes``, of samples of ``stride`` bytes.
-
-    >>> [samples_worth_a_visit(size, 24, 1 << 17, 1 << 24) for size in (300, 10_000, 5_000_000)]
-    [436, 24, 3]
-    """
-    block = max(least, int(nbytes / max(1.0, stride)))
-    return max(1, min(block, int(most_bytes / max(1.0, stride))))
 
 
 class ReadAhead:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
-from growcache.formats.base import ObjectReader, choice_option, read_whole
+from growcache.formats.base import ObjectReader, choice_option, read_whole, require_library
 from growcache.formats.memory import correct_decoded, reserve_decoded
 from growcache.store.contract import Entry
 
@@ -95,9 +95,11 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
 
 
 async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
+    if reader.entry.size > MOST_UNPACKED:
+        raise _too_large_error(
+            reader.entry, kind, f"has {reader.entry.size:,} compressed bytes"
+        )
     data = await read_whole(reader)
-    if kind == "none":
-        return data
     most = _most_unpacked(memoryview(data))
     likely = min(most, likely_unpacked(data, kind))
     for expected in (likely, most):
@@ -137,9 +139,11 @@ def _most_unpacked(view: memoryview) -> int:
     return min(MOST_UNPACKED, MOST_COMPRESSION_RATIO * view.nbytes + _SMALL_BYTES)
 
 
-def _too_large_error(entry: Entry, most: int) -> FormatError:
+def _too_large_error(entry: Entry, most: int, found: str = "more") -> FormatError:
     return FormatError(
-        f"{entry.key}: may be unpacked to {most:,} bytes, found more; make smaller objects"
+        f"{entry.key}: a compressed object may be unpacked to {most:,} bytes in memory, found "
+        f"{found}; make smaller objects, or store it without compression, so that it is read by "
+        "range"
     )
 
 
@@ -196,10 +200,7 @@ def _damaged_error(entry: Entry, kind: str, why: str) -> FormatError:
 
 
 def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingLibraryError(
-            "source.options.compression: needs zstandard; pip install 'growcache[zstd]'"
-        ) from None
+    require_library("source.options.compression:", "zstandard", "zstd")
+    import zstandard
+
     return zstandard

@@ -288,6 +288,6 @@ def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5RowsFormat:
     refuse_unknown_options("hdf5", options, _OPTIONS)
     named = array_paths_option(options, "datasets")
     grid = grid_option(options)
-    require_library("hdf5", "h5py")
-    require_library("hdf5", "numcodecs")
+    require_library("source.format: hdf5", "h5py", "hdf5")
+    require_library("source.format: hdf5", "numcodecs", "hdf5")
     return HDF5WholeFormat(named) if grid is None else HDF5RowsFormat(named, grid)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     ObjectFormat,
     ObjectReader,
@@ -19,6 +19,7 @@ from growcache.formats.base import (
     choice_option,
     read_whole,
     refuse_unknown_options,
+    require_library,
 )
 from growcache.formats.memory import (
     ByteSemaphore,
@@ -189,7 +190,7 @@ def open_image(options: Mapping[str, Any]) -> ImageFormat:
     refuse_unknown_options("image", options, _OPTIONS)
     decode = bool_option(options, "decode")
     if decode:
-        _require_pillow()
+        require_pillow()
     label = options.get("label", "folder") or "none"  # YAML's null means it, too
     named = choice_option({"label": label}, "label", ("folder", "none"), "folder") == "folder"
     classes = _classes_option(options.get("classes"))
@@ -211,10 +212,5 @@ def _classes_option(value: object) -> tuple[str, ...] | None:
     )
 
 
-def _require_pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise MissingLibraryError(
-            "source.options.decode: needs Pillow; pip install 'growcache[image]'"
-        ) from None
+def require_pillow() -> None:
+    require_library("source.options.decode:", "PIL", "image", "Pillow")

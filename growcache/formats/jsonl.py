@@ -12,7 +12,6 @@ from typing import Any
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
-    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
@@ -20,16 +19,10 @@ from growcache.formats.base import (
     named_specs_option,
     read_whole,
     refuse_unknown_options,
-    samples_of_items,
 )
-from growcache.formats.byte_ranges import (
-    RANDOM_RANGE_BYTES,
-    ReadAhead,
-    items_of_part,
-    samples_worth_a_visit,
-    take_some,
-)
-from growcache.formats.compressed import compression_option, read_unpacked, refuse_compressed
+from growcache.formats.byte_ranges import ReadAhead
+from growcache.formats.compressed import compression_option, refuse_compressed
+from growcache.formats.items import RANDOM_RANGE_BYTES, ItemsFormat, items_of_part, take_some
 from growcache.formats.json_values import (
     CONVERTERS,
     DTYPES,
@@ -248,34 +241,25 @@ def _close_match(word: str, known: Sequence[str]) -> str | None:
 
 
 _OPTIONS = ("fields", "raw", "compression")
-# What a visit reads in vain is about two lines: the rest of one, and room for the last.
-LEAST_VISIT_LINES = 24
-VISIT_BYTES = 1 << 17
-MOST_VISIT_LINE_BYTES = 1 << 24
-_PARSED_INLINE_BYTES = 1 << 18  # bytes that are parsed without leaving the event loop
 
 
-class JsonlFormat(ObjectFormat):
-    def __init__(self, packed: str, wanted: tuple[FieldSpec, ...] | None, *, raw: bool) -> None:
-        self._packed = packed
+class JsonlFormat(ItemsFormat):
+    visit_bytes = 1 << 17
+    visit_most_bytes = 1 << 24
+    inline_bytes = 1 << 18
+
+    def __init__(
+        self, compression: str, wanted: tuple[FieldSpec, ...] | None, *, raw: bool
+    ) -> None:
+        super().__init__(None, compression)
         self._wanted = wanted
         self._raw = raw
         self._lines = LineReader()
-        self.ranged = packed == "none"
 
     async def measure(self, reader: ObjectReader) -> Measure:
         if not self.ranged:
-            count = len(await self._whole(reader))
-            return Measure(reader.entry.size / max(1, count), 0, count)
-        count, stride = await self._lines.measure(reader)
-        return Measure(
-            max(1.0, stride),
-            0,
-            count,
-            samples_worth_a_visit(
-                stride, LEAST_VISIT_LINES, VISIT_BYTES, MOST_VISIT_LINE_BYTES
-            ),
-        )
+            return self.measure_of(reader.entry, len(await self._all(reader)))
+        return self.measure_of(reader.entry, *await self._lines.measure(reader))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """An origin is a range of the bytes, unpacked ones."""
@@ -284,19 +268,17 @@ class JsonlFormat(ObjectFormat):
             if lines and not lines[0].start:
                 refuse_compressed(reader.entry, lines[0].data)
         else:
-            lines = take_some(await self._whole(reader), visit, reader.entry.key)
-        if lines and lines[-1].stop - lines[0].start > _PARSED_INLINE_BYTES:
-            return await asyncio.to_thread(self._samples, reader.entry.key, lines)
-        return self._samples(reader.entry.key, lines)
-
-    async def _whole(self, reader: ObjectReader) -> list[TextLine]:
-        data = await read_unpacked(reader, self._packed)
-        return await asyncio.to_thread(split_lines, bytes(data), 0)
-
-    def _samples(self, key: str, lines: Sequence[TextLine]) -> SamplesWithOrigins:
-        return samples_of_items(
-            key, lines, self._sample, lambda line: f"the line at byte {line.start:,}"
+            lines = take_some(await self._all(reader), visit, reader.entry.key)
+        return await self.samples_of(
+            reader.entry.key,
+            lines,
+            self._sample,
+            lambda line: f"the line at byte {line.start:,}",
         )
+
+    async def _all(self, reader: ObjectReader) -> list[TextLine]:
+        data = await (await self.unpacked(reader)).read()
+        return await asyncio.to_thread(split_lines, bytes(data), 0)
 
     def _sample(self, line: TextLine) -> Sample:
         if len(line.data) > LONGEST_LINE:

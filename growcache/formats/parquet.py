@@ -305,5 +305,5 @@ def open_parquet(options: Mapping[str, Any]) -> ParquetFormat:
     columns = options.get("columns")
     columns = names_option("columns", [columns] if isinstance(columns, str) else columns)
     drop = choice_option(options, "nulls", ("error", "drop"), "error") == "drop"
-    require_library("parquet", "pyarrow")
+    require_library("source.format: parquet", "pyarrow", "parquet")
     return ParquetFormat(columns, drop_nulls=drop)

@@ -13,13 +13,14 @@ from growcache.formats.base import (
     Measure,
     ObjectFormat,
     ObjectReader,
+    SamplesWithOrigins,
     Visit,
     integer_option,
     read_whole,
     refuse_unknown_options,
 )
+from growcache.formats.items import ItemsFormat, decode_option
 from growcache.formats.rows import RowLayout, SampleGrid, read_samples, window_option
-from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import DTYPE_KINDS, Sample
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode
@@ -27,27 +28,22 @@ from growcache.usercode import UserCode
 _BYTES_OPTIONS = ("decode",)
 
 
-class BytesFormat(ObjectFormat):
+class BytesFormat(ItemsFormat):
     """The object's bytes as field ``data``, or decoded by a user's function."""
 
-    def __init__(self, decode: UserCode | None) -> None:
-        self._decode = decode
-        self._threads = UserThreads()
-        self.code_digest = decode.digest if decode else None
+    def __init__(self, code: UserCode | None) -> None:
+        super().__init__(code)
+        self.ranged = False
 
-    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        data = bytes(memoryview(await read_whole(reader)))
+    async def measure(self, reader: ObjectReader) -> Measure:
+        return self.measure_of(reader.entry, 1)
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        key, data = reader.entry.key, bytes(memoryview(await read_whole(reader)))
         sample: Sample | None = {"data": data}
-        if self._decode is not None:
-            sample = await self._decoded(self._decode, reader.entry.key, data)
+        if self._code is not None:
+            sample = await self._threads.run(lambda _: self.by_user(key, data, key))
         return [] if sample is None else [(sample, 0, reader.entry.size)]
-
-    async def _decoded(self, decode: UserCode, key: str, data: bytes) -> Sample | None:
-        def work(_: object) -> Sample | None:
-            result = decode(key, {"data": data, "key": key})
-            return None if result is None else decode.sample(key, result)
-
-        return await self._threads.run(work)
 
 
 def open_bytes(options: Mapping[str, Any]) -> BytesFormat:
@@ -62,10 +58,7 @@ def open_bytes(options: Mapping[str, Any]) -> BytesFormat:
         ConfigError: an unknown option, or a function that cannot be loaded.
     """
     refuse_unknown_options("bytes", options, _BYTES_OPTIONS)
-    name = options.get("decode")
-    if name is None:
-        return BytesFormat(None)
-    return BytesFormat(load_decoder(name))
+    return BytesFormat(decode_option(options)[1])
 
 
 _RAW_OPTIONS = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,25 +11,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError, MissingLibraryError
+from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
-    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
     bool_option,
     names_option,
     refuse_unknown_options,
-    samples_of_items,
 )
-from growcache.formats.byte_ranges import (
-    UnpackedObject,
-    items_of_part,
-    samples_worth_a_visit,
-)
-from growcache.formats.compressed import compression_option, read_unpacked
-from growcache.formats.image import decode_image
+from growcache.formats.compressed import compression_option
+from growcache.formats.image import decode_image, require_pillow
+from growcache.formats.items import ItemsFormat, decode_option, items_of_part, take_some
 from growcache.formats.json_values import parse_json, value_of_json
 from growcache.formats.npy import parse_npy_header
 from growcache.formats.rows import native_order
@@ -40,11 +32,10 @@ from growcache.formats.tar_scan import (
     SampleOffsets,
     SampleScan,
     TarSample,
+    TarSamples,
     all_samples,
     refuse_empty_object,
 )
-from growcache.formats.tar_scan import TarSamples as Unread
-from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import Array, Sample, Value
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode
@@ -108,59 +99,47 @@ _CONVERTERS: dict[str, MemberConverter] = {
 
 KEY_FIELD = "__key__"
 _OPTIONS = ("fields", "decode", "index", "compression")
-_DECODE_CHOICES = ("extension", "images", "none")
-LEAST_VISIT_SAMPLES = 24  # what a visit reads in vain is about two samples
-VISIT_BYTES = 1 << 20
-MOST_ARCHIVE_BYTES = 1 << 25
 _SPOT_BYTES = 1 << 19  # bytes, at the start and in the middle, by which an object is measured
 _MOST_RANDOM_RANGES = 64
 
 
-class TarFormat(ObjectFormat):
+class TarFormat(ItemsFormat):
+    visit_bytes = 1 << 20
+
     def __init__(
         self,
-        packed: str,
+        compression: str,
         fields: tuple[str, ...] | None,
         decode: str,
         code: UserCode | None,
         *,
         index: bool,
     ) -> None:
-        self._packed = packed
+        super().__init__(code, compression)
         self._fields = fields
         self._decode = decode
-        self._code = code
         self._samples: SampleScan | SampleOffsets = SampleOffsets() if index else SampleScan()
-        self._threads = UserThreads()
-        self.ranged = packed == "none"
-        self.code_digest = code.digest if code else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
         refuse_empty_object(reader)
-        size = reader.entry.size
-        if isinstance(self._samples, SampleOffsets) and self.ranged:
-            count = len(await self._samples.offsets(reader))
-            return Measure(size / max(1, count), 0, count)
-        if not self.ranged or size <= READ_WHOLE_BYTES:
-            found = await self._between(reader, 0, size)
+        entry, size = reader.entry, reader.entry.size
+        if not self.ranged:
+            found = await all_samples(await self.unpacked(reader))
+            return self.measure_of(entry, len(_samples_or_raise(found)))
+        if isinstance(self._samples, SampleOffsets):
+            return self.measure_of(entry, len(await self._samples.offsets(reader)))
+        if size <= READ_WHOLE_BYTES:
+            found = await self._samples.samples_in(reader, 0, size)
             count = len(_samples_or_raise(found))
-            stride = size / max(1, count)
-        else:
-            stride = await self._spotted(reader)
-            count = max(1, round(size / stride))
-        return Measure(
-            max(1.0, stride),
-            0,
-            count,
-            samples_worth_a_visit(stride, LEAST_VISIT_SAMPLES, VISIT_BYTES, MOST_ARCHIVE_BYTES)
-            if self.ranged
-            else 1,
-        )
+            return self.measure_of(entry, count, size / max(1, count))
+        stride = await self._stride(self._samples, reader)
+        return self.measure_of(entry, max(1, round(size / stride)), stride)
 
-    async def _spotted(self, reader: ObjectReader) -> float:
+    async def _stride(self, scan: SampleScan, reader: ObjectReader) -> float:
         half = reader.entry.size // 2
-        found = _samples_or_raise(await self._between(reader, 0, min(half, _SPOT_BYTES)))
-        found += (await self._between(reader, half, half + min(half, _SPOT_BYTES))).samples
+        spot = min(half, _SPOT_BYTES)
+        found = _samples_or_raise(await scan.samples_in(reader, 0, spot))
+        found += (await scan.samples_in(reader, half, half + spot)).samples
         if not found:
             raise FormatError(
                 f"{reader.entry.key}: expected members with an extension, such as 0001.jpg, "
@@ -171,43 +150,41 @@ class TarFormat(ObjectFormat):
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """An origin is a range of the bytes, unpacked ones."""
         refuse_empty_object(reader)
+        key = reader.entry.key
         errors: list[FormatError] = []
 
-        async def samples_in(start: int, stop: int) -> list[TarSample]:
-            found = await self._between(reader, start, stop)
+        def noted(found: TarSamples) -> list[TarSample]:
             errors.extend([found.error] if found.error else [])
             return found.samples
 
-        samples = await items_of_part(
-            reader,
-            visit,
-            samples_in,
-            range_bytes=READ_WHOLE_BYTES,
-            most_ranges=_MOST_RANDOM_RANGES,
-            least_bytes=2 * READ_WHOLE_BYTES if self.ranged else reader.entry.size,
-        )
-        key, decode = reader.entry.key, partial(self._sample, reader)
-        if self._code is not None:
-            return await self._threads.samples_of_items(
-                key, samples, decode, _label, errors[:1]
-            )
-        return await asyncio.to_thread(
-            samples_of_items, key, samples, decode, _label, errors=errors[:1]
-        )
+        async def samples_in(start: int, stop: int) -> list[TarSample]:
+            return noted(await self._samples.samples_in(reader, start, stop))
 
-    async def _between(self, reader: ObjectReader, start: int, stop: int) -> Unread:
-        if not self.ranged:
-            return await all_samples(
-                UnpackedObject(reader, await read_unpacked(reader, self._packed))
+        if self.ranged:
+            samples = await items_of_part(
+                reader,
+                visit,
+                samples_in,
+                range_bytes=READ_WHOLE_BYTES,
+                most_ranges=_MOST_RANDOM_RANGES,
+                least_bytes=2 * READ_WHOLE_BYTES,
             )
-        return await self._samples.samples_in(reader, start, stop)
+        else:
+            whole = noted(await all_samples(await self.unpacked(reader)))
+            samples = take_some(whole, visit, key)
+        return await self.samples_of(
+            key,
+            samples,
+            partial(self._sample, reader),
+            lambda stored: f"{stored.key} at byte {stored.start:,}",
+            errors[:1],
+        )
 
     def _sample(self, reader: ObjectReader, packed: TarSample) -> Sample | None:
         contents = _member_contents(packed, self._fields)
         if self._code is not None:
             key = reader.entry.key
-            result = self._code(key, {"data": {KEY_FIELD: packed.key, **contents}, "key": key})
-            return None if result is None else self._code.sample(key, result)
+            return self.by_user(key, {KEY_FIELD: packed.key, **contents}, key)
         if self._decode == "none":
             sample: Sample = dict(contents)
         else:
@@ -219,10 +196,6 @@ class TarFormat(ObjectFormat):
         if self._fields is None or KEY_FIELD in self._fields:
             sample[KEY_FIELD] = packed.key
         return sample
-
-
-def _label(packed: TarSample) -> str:
-    return f"{packed.key} at byte {packed.start:,}"
 
 
 def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[str, bytes]:
@@ -247,7 +220,7 @@ def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[
     return found
 
 
-def _samples_or_raise(found: Unread) -> list[TarSample]:
+def _samples_or_raise(found: TarSamples) -> list[TarSample]:
     if found.error is not None and not found.samples:
         raise found.error
     return found.samples
@@ -271,17 +244,9 @@ def open_tar(options: Mapping[str, Any]) -> TarFormat:
     """
     refuse_unknown_options("tar", options, _OPTIONS)
     index = bool_option(options, "index")
-    decode = str(options.get("decode", "extension") or "none")  # YAML's null means it, too
-    if decode not in _DECODE_CHOICES and ":" not in decode:
-        raise ConfigError(
-            f"source.options.decode: expected {', '.join(_DECODE_CHOICES)} or package.module:function, "
-            f"found {decode!r}"
-        )
-    if decode == "images" and importlib.util.find_spec("PIL") is None:
-        raise MissingLibraryError(
-            "source.options.decode: needs Pillow; pip install 'growcache[image]'"
-        )
-    code = load_decoder(decode) if ":" in decode else None
+    decode, code = decode_option(options, ("extension", "images", "none"))
+    if decode == "images":
+        require_pillow()
     fields = _fields_option(options.get("fields"))
     return TarFormat(compression_option(options, ()), fields, decode, code, index=index)
 

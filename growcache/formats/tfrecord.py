@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,25 +13,22 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
-    ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
     bool_option,
     named_specs_option,
     refuse_unknown_options,
-    samples_of_items,
 )
-from growcache.formats.byte_ranges import (
+from growcache.formats.compressed import compression_option
+from growcache.formats.items import (
     RANDOM_RANGE_BYTES,
-    UnpackedObject,
+    ItemsFormat,
+    decode_option,
     items_of_part,
-    samples_worth_a_visit,
     take_some,
 )
-from growcache.formats.compressed import compression_option, read_unpacked
 from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
-from growcache.formats.user_threads import UserThreads, load_decoder
 from growcache.schema import Array, Sample, Value
 from growcache.usercode import UserCode
 
@@ -246,52 +242,41 @@ def _feature_spec(name: str, what: Any) -> FeatureSpec:
 
 
 _OPTIONS = ("decode", "features", "index", "compression")
-LEAST_VISIT_RECORDS = 24  # what a visit reads in vain is about two records
-VISIT_BYTES = 1 << 19
-MOST_RECORDS_BYTES = 1 << 25
 _SPOT_BYTES = 1 << 18  # bytes, at the start and in the middle, by which an object is measured
 _MOST_RANDOM_RANGES = 64
 
 
-class TFRecordFormat(ObjectFormat):
+class TFRecordFormat(ItemsFormat):
+    visit_bytes = 1 << 19
+
     def __init__(
         self,
-        packed: str,
+        compression: str,
         wishes: tuple[FeatureSpec, ...] | None,
-        decode: UserCode | None,
+        code: UserCode | None,
         *,
         examples: bool,
         index: bool,
     ) -> None:
-        self._packed = packed
+        super().__init__(code, compression)
         self._wishes = wishes
-        self._decode = decode
         self._examples = examples
         self._records: RecordScan | RecordOffsets = RecordOffsets() if index else RecordScan()
-        self._threads = UserThreads()
-        self.ranged = packed == "none"
-        self.code_digest = decode.digest if decode else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
         size = reader.entry.size
         if not self.ranged:
-            count = len(await self._all(reader))
-            return Measure(size / max(1, count), 0, count)
+            return self.measure_of(reader.entry, len(await self._all(reader)))
         if isinstance(self._records, RecordOffsets):
-            count = len(await self._records.offsets(reader)) - 1
-            return Measure(size / max(1, count), 0, count)
+            offsets = await self._records.offsets(reader)
+            return self.measure_of(reader.entry, len(offsets) - 1)
         if size <= READ_WHOLE_BYTES:
             count = len(await self._records.records_in(reader, 0, size))
             stride = size / max(1, count)
         else:
             stride = await self._stride(self._records, reader)
             count = max(1, round(size / stride))
-        return Measure(
-            max(1.0, stride),
-            0,
-            count,
-            samples_worth_a_visit(stride, LEAST_VISIT_RECORDS, VISIT_BYTES, MOST_RECORDS_BYTES),
-        )
+        return self.measure_of(reader.entry, count, stride)
 
     async def _stride(self, records: RecordScan, reader: ObjectReader) -> float:
         half = reader.entry.size // 2
@@ -314,14 +299,16 @@ class TFRecordFormat(ObjectFormat):
                 most_ranges=_MOST_RANDOM_RANGES,
                 least_bytes=4 * RANDOM_RANGE_BYTES,
             )
-        key, decode = reader.entry.key, partial(self._sample, reader.entry.key)
-        if self._decode is not None:
-            return await self._threads.samples_of_items(key, records, decode, _label)
-        return await asyncio.to_thread(samples_of_items, key, records, decode, _label)
+        key = reader.entry.key
+        return await self.samples_of(
+            key,
+            records,
+            partial(self._sample, key),
+            lambda record: f"the record at byte {record.start:,}",
+        )
 
     async def _all(self, reader: ObjectReader) -> list[Record]:
-        data = await read_unpacked(reader, self._packed)
-        unpacked = UnpackedObject(reader, data)
+        unpacked = await self.unpacked(reader)
         return await RecordScan().records_in(unpacked, 0, unpacked.entry.size)
 
     def _sample(self, key: str, record: Record) -> Sample | None:
@@ -330,14 +317,7 @@ class TFRecordFormat(ObjectFormat):
         if self._examples:
             return sample_of_features(parse_example(record.data), self._wishes)
         data = bytes(record.data)
-        if self._decode is None:
-            return {"data": data}
-        result = self._decode(key, {"data": data, "key": key})
-        return None if result is None else self._decode.sample(key, result)
-
-
-def _label(record: Record) -> str:
-    return f"the record at byte {record.start:,}"
+        return {"data": data} if self._code is None else self.by_user(key, data, key)
 
 
 def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:
@@ -359,16 +339,8 @@ def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:
     refuse_unknown_options("tfrecord", options, _OPTIONS)
     index = bool_option(options, "index")
     wishes = features_option(options.get("features"))
-    decode = options.get("decode", "example") or "none"  # YAML's null means it, too
+    decode, code = decode_option(options, ("example", "none"))
     if wishes is not None and decode != "example":
         raise ConfigError("source.options.features: needs decode: example")
-    code = None
-    if decode not in ("example", "none"):
-        if ":" not in str(decode):
-            raise ConfigError(
-                "source.options.decode: expected example, none or package.module:function, "
-                f"found {decode!r}"
-            )
-        code = load_decoder(decode)
-    packed = compression_option(options, ())
-    return TFRecordFormat(packed, wishes, code, examples=decode == "example", index=index)
+    compression = compression_option(options, ())
+    return TFRecordFormat(compression, wishes, code, examples=decode == "example", index=index)

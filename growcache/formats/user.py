@@ -1,4 +1,7 @@
-"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``."""
+"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``.
+
+The user's functions are synchronous and run in threads, next to the sampler's event loop.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import (
+    ConfigError,
+    FormatError,
+)
 from growcache.formats.base import (
     ENDLESS_PARTS,
     MOST_VISIT_BYTES,
@@ -20,7 +26,7 @@ from growcache.formats.base import (
     ordinals_of_part,
 )
 from growcache.formats.byte_ranges import SeekableFile
-from growcache.formats.user_threads import UserCall, UserThreads
+from growcache.formats.items import UserCall, UserThreads
 from growcache.schema import Sample
 from growcache.seeding import generator_at
 from growcache.usercode import UserCode, load_code, short_key

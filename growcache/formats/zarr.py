@@ -409,5 +409,5 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
             "source.options: format zarr needs window, or axis: 0 for single rows"
         )
     beside = array_paths_option(options, "beside") or {}
-    require_library("zarr", "numcodecs")
+    require_library("source.format: zarr", "numcodecs", "zarr")
     return ZarrFormat(grid, beside)

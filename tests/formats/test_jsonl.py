@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
-from growcache.formats import open_format
+from growcache.formats import COMPRESSIBLE, open_format
 from growcache.formats.base import PartlyReadError, Visit, read_partly
 from tests.formats.held import Held, visited
 
@@ -358,6 +358,17 @@ def test_names_tell_how_objects_are_compressed(urls: list[str], ranged: bool) ->
     assert open_format("jsonl", {}, urls).ranged == ranged
 
 
+@pytest.mark.parametrize("form", COMPRESSIBLE)
+def test_a_compressed_object_that_is_too_large_is_refused_before_it_is_read(form: str) -> None:
+    held = Held(gzip.compress(b"x"), "big.gz", size=600_000_000)
+    opened = open_format(form, {"compression": "gzip"})
+    words = "big.gz: .* to 500,000,000 bytes in memory, found 600,000,000 compressed ones; make"
+    for ask in (lambda: asyncio.run(opened.measure(held)), lambda: visited(opened, held)):
+        with pytest.raises(FormatError, match=words):
+            ask()
+    assert not held.asked
+
+
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_bomb_is_refused(kind: str) -> None:
     zeros = bytes(300_000_000) if kind == "zstd" else bytes(20_000_000)
@@ -368,7 +379,7 @@ def test_a_bomb_is_refused(kind: str) -> None:
         with pytest.raises(FormatError, match="expected JSON"):
             visited(form, Held(bomb))
         return
-    with pytest.raises(FormatError, match=r"may be unpacked to .* bytes, found more"):
+    with pytest.raises(FormatError, match=r"unpacked to .* bytes in memory, found more; make"):
         visited(open_format("jsonl", {"compression": kind}), Held(bomb))
 
 

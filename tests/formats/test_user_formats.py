@@ -22,7 +22,7 @@ from growcache.errors import (
 )
 from growcache.formats import base, check_format, open_format, user
 from growcache.formats.base import Visit, endless_entry
-from growcache.formats.user_threads import UserCall, UserThreads
+from growcache.formats.items import UserCall, UserThreads
 from growcache.store.contract import StoredObject
 from growcache.store.store import open_store
 from tests.formats.held import SOURCE, Held, visited
