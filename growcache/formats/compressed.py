@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
-from growcache.formats.base import ObjectReader, choice_option, read_whole, require_library
+from growcache.formats.base import ObjectReader, choice_option, require_library
 from growcache.formats.memory import correct_decoded, reserve_decoded
 from growcache.store.contract import Entry
 
@@ -96,10 +96,9 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
 
 async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
     if reader.entry.size > MOST_UNPACKED:
-        raise _too_large_error(
-            reader.entry, kind, f"has {reader.entry.size:,} compressed bytes"
-        )
-    data = await read_whole(reader)
+        packed = f"{reader.entry.size:,} compressed ones"
+        raise _too_large_error(reader.entry, MOST_UNPACKED, packed)
+    data = await reader.read()
     most = _most_unpacked(memoryview(data))
     likely = min(most, likely_unpacked(data, kind))
     for expected in (likely, most):
