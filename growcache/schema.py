@@ -20,7 +20,7 @@ from growcache.errors import FormatError
 Array: TypeAlias = npt.NDArray[Any]
 Value: TypeAlias = Array | bytes | str
 
-# Of `Value`s. Not said so, because a dict of arrays alone would be no such dict to mypy.
+# Of `Value`s. The type does not say so, because mypy would then refuse a dict of arrays alone.
 Sample: TypeAlias = dict[str, Any]
 
 _STORED_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
@@ -129,9 +129,8 @@ class Field:
         """Whether a value (or another field's values) of this shape fits."""
         if len(shape) != len(self.shape):
             return False
-        for mine, size in zip(
-            self.shape, shape, strict=True
-        ):  # all() would take thrice as long
+        # all() would take three times as long.
+        for mine, size in zip(self.shape, shape, strict=True):
             if mine is not None and mine != size:
                 return False
         return True
@@ -172,7 +171,7 @@ class Schema:
             if taken and field.is_ragged:
                 raise FormatError(
                     f"{field} is ragged, and batches need the name {min(taken)!r} to say where "
-                    "its values lie; rename that field"
+                    "its values are; rename that field"
                 )
 
     @classmethod
@@ -401,10 +400,7 @@ def _stored_value(field: Field, value: object) -> Value:
 
 
 def _is_text(value: str) -> bool:
-    if value.isascii():
-        return True
     try:
-        value.encode()
+        return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
         return False
-    return True

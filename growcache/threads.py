@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -26,13 +25,13 @@ class Future(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._value: list[T] = []
         self._error: BaseException | None = None
-        self._begun = threading.Lock()  # acquired by the thread that makes the call, for good
+        self._taken = threading.Lock()  # acquired by the thread that makes the call, for good
         self._running = threading.Lock()
         self._running.acquire()
 
     def run(self) -> None:
         """Make the call, unless another thread has, and keep only its result."""
-        if not self._begun.acquire(blocking=False):
+        if not self._taken.acquire(blocking=False):
             return
         function, self._function = self._function, None
         assert function is not None
@@ -43,6 +42,11 @@ class Future(Generic[T]):
         finally:
             del function
             self._running.release()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call was made and raised."""
+        return self._error is not None
 
     def wait(self, seconds: float) -> bool:
         """Wait; return whether `result` returns at once."""
@@ -62,8 +66,8 @@ class Future(Generic[T]):
 class DaemonThread:
     """A thread that makes calls ahead, one after the other, until `close`.
 
-    It persists, because starting a thread beside a busy loop takes two switch intervals. It
-    starts with the first call.
+    It starts with the first call and persists, because starting a thread while another one is busy
+    takes two switch intervals.
     """
 
     def __init__(self, name: str) -> None:
@@ -106,9 +110,8 @@ class ConcurrentCalls(Generic[T]):
     """Calls made at once, by at most ``most`` threads; the first error stops those not yet made."""
 
     def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
-        self._todo = deque(enumerate(calls))
-        self._results: dict[int, T] = {}
-        self._errors: dict[int, BaseException] = {}
+        self._futures = [Future(call) for call in calls]
+        self._has_failed = False
         self._threads = [
             threading.Thread(target=self._work, name="growcache-call", daemon=True)
             for _ in range(min(most, len(calls)))
@@ -117,24 +120,14 @@ class ConcurrentCalls(Generic[T]):
             thread.start()
 
     def _work(self) -> None:
-        while self._todo and not self._errors:
-            try:
-                number, call = self._todo.popleft()
-            except IndexError:  # another thread took the last one
+        for future in self._futures:
+            if self._has_failed:
                 return
-            try:
-                self._results[number] = call()
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                self._errors[number] = error
+            future.run()
+            self._has_failed |= future.has_failed
 
     def results(self) -> list[T]:
-        """Wait, and return what each call returned.
-
-        Raises:
-            BaseException: what the first of those that failed raised.
-        """
+        """Wait, and return what each call returned, or raise the first error."""
         for thread in self._threads:
             thread.join()
-        if self._errors:
-            raise self._errors[min(self._errors)]
-        return [self._results[number] for number in sorted(self._results)]
+        return [future.result() for future in self._futures]

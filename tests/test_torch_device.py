@@ -69,7 +69,7 @@ class LateLane:
     """
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Tensor, Tensor]] = []
+        self.started: list[tuple[Tensor, Tensor]] = []
         self.done = 0
         self.locked: list[int] = []
         self.arrived: list[Tensor] = []
@@ -91,17 +91,17 @@ class LateLane:
         there: Tensor = torch.full_like(tensor, -1)
         # As for a GPU: an address, which keeps no memory from being used again.
         address = np.ndarray(tensor.shape, tensor.numpy().dtype, memory_of(tensor))
-        self.begun.append((torch.from_numpy(address), there))
+        self.started.append((torch.from_numpy(address), there))
         return there
 
     def run(self, copies: int) -> None:
         with self._turn:
-            for source, there in self.begun[self.done : copies]:
+            for source, there in self.started[self.done : copies]:
                 there.copy_(source)
             self.done = max(self.done, copies)
 
     def mark(self) -> CopyEvent:
-        return LateMark(self, len(self.begun))
+        return LateMark(self, len(self.started))
 
     def arrive(self, mark: CopyEvent, tensors: list[Tensor]) -> None:
         mark.synchronize()
@@ -149,7 +149,7 @@ def test_no_buffer_is_used_again_before_it_was_copied(cache: Filled, late: Late)
             assert torch.equal(batch["x"], batch["id"][:, None].expand_as(batch["x"]).float())
             seen += batch["id"].tolist()
         assert len(set(seen)) == 80
-    addresses = {source.data_ptr() for source, _ in late.lane.begun if source.ndim == 2}
+    addresses = {source.data_ptr() for source, _ in late.lane.started if source.ndim == 2}
     assert len(addresses) < 240  # of 480 batches: they did go round
     assert 0 < len(late.lane.locked) == len(set(late.lane.locked)) <= 12
 
@@ -279,7 +279,7 @@ def test_memory_does_not_go_before_it_was_copied() -> None:
     assert lane.done == 4
     del sender
     assert lane.kept == [True] * 12
-    assert [int(there[-1]) for _, there in lane.begun] == list(range(12))
+    assert [int(there[-1]) for _, there in lane.started] == list(range(12))
     assert not any(found() for found in lane.memory)
 
 
@@ -291,9 +291,9 @@ class Lost(LateMark):
 
 
 def test_a_device_that_failed_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop was told; behind it a finalizer would raise where nobody hears it."""
+    """The loop got the error; a finalizer after it would raise where no code catches it."""
     lane = LateLane()
-    lane.mark = lambda: Lost(lane, len(lane.begun))  # type: ignore[method-assign]
+    lane.mark = lambda: Lost(lane, len(lane.started))  # type: ignore[method-assign]
     sender = DeviceTransfer(lambda: lane)
     sender.begin()
     memory = [torch.ones(1000) for _ in range(3)]
@@ -313,7 +313,7 @@ def test_few_copies_are_under_way(cache: Filled) -> None:
     sender.begin()
     for i in range(50):
         sender.send({"x": torch.tensor([i])})
-        assert len(lane.begun) - lane.done <= 8
+        assert len(lane.started) - lane.done <= 8
 
 
 def test_a_locked_buffer_is_one_that_is_kept() -> None:

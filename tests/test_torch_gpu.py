@@ -78,7 +78,7 @@ class Step:
         self.ids.append(batch["id"].clone())
 
     def check(self, samples: int) -> None:
-        """See that the batches since the last check were so many samples, once each."""
+        """Check the number of samples since the last check, and that each came once."""
         assert int(self.wrong) == 0
         seen = torch.cat(self.ids).tolist()
         self.ids.clear()
@@ -260,7 +260,7 @@ def test_an_error_of_locking_is_not_that_of_the_next_kernel(
     assert "cannot be page-locked (CUDA error 712)" in record.getMessage()
 
 
-# Jobs of their own, for what is of a whole process
+# Jobs in processes of their own, because they change state of the whole process
 
 
 def job(

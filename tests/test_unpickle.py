@@ -64,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
         one, other = np.asarray(one), np.asarray(other)
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
-        if one.dtype.names:  # what lies between aligned fields is nobody's
+        if one.dtype.names:  # the bytes between aligned fields belong to no field
             return all(same(one[name], other[name]) for name in one.dtype.names)
         return np.asarray(one).tobytes() == np.asarray(other).tobytes()
     if isinstance(one, dict):

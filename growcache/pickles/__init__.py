@@ -16,7 +16,7 @@ def unpickle_arrays(data: bytes | bytearray | memoryview) -> object:
     """Return what was pickled, where that is arrays and containers; nothing of it is run.
 
     Arrays and scalars of NumPy (1 or 2; numbers, bool, dates, fixed text, records of these) in
-    dicts, lists, tuples, sets, OrderedDicts and defaultdicts of Python's own, beside numbers,
+    dicts, lists, tuples, sets, OrderedDicts and defaultdicts of Python's own, and numbers,
     text, bytes and None: of every protocol, Python 2's included. What stands behind the
     pickle is ignored, as by `pickle.loads`. Memory and time are bounded by the length of ``data``.
 

@@ -295,7 +295,7 @@ _KNOWN: tuple[tuple[str, str, object, _Maker | None], ...] = (
     ("numpy._core.numeric", "_frombuffer", NamedFunction("_frombuffer"), _frombuffer),
 )
 _NAMES = {(module, name): stands for module, name, stands, _ in _KNOWN}
-# By identity, for a pickle may try to call what cannot be hashed.
+# By identity, because a pickle may try to call an object that cannot be hashed.
 MAKERS: dict[int, _Maker] = {
     id(stands): call for *_, stands, call in _KNOWN if call is not None
 }

@@ -201,7 +201,7 @@ def _unknown(m: Machine) -> None:
 
 
 _PERSISTENT = (
-    "refers to what lies outside of it, as those inside of torch.save's files do; read such "
+    "refers to objects outside of it, as those inside of torch.save's files do; read such "
     "a file with torch.load(..., weights_only=True)"
 )
 _OPCODES: dict[bytes, Callable[[Machine], None]] = {
@@ -265,7 +265,7 @@ _OPCODES: dict[bytes, Callable[[Machine], None]] = {
     **dict.fromkeys((b"o", b"\x81", b"\x92"), _refused("makes an object of a class")),
     **dict.fromkeys((b"\x82", b"\x83", b"\x84"), _refused("uses the registry of copyreg")),
     **dict.fromkeys((b"P", b"Q"), _refused(_PERSISTENT)),
-    **dict.fromkeys((b"\x97", b"\x98"), _refused("needs buffers that lie outside of it")),
+    **dict.fromkeys((b"\x97", b"\x98"), _refused("needs buffers outside of it")),
 }
 OPCODES = [_OPCODES.get(bytes([code]), _unknown) for code in range(256)]
 

@@ -158,10 +158,10 @@ class RemoteStore:
         async def attempt() -> Buffer:
             nonlocal last
             try:
-                if isinstance(last, BrokenReadError):
-                    await self._check_unchanged(
-                        entry
-                    )  # no retry would repair a rewritten object
+                if isinstance(
+                    last, BrokenReadError
+                ):  # no retry would repair a rewritten object
+                    await self._check_unchanged(entry)
                 data = await client.get(entry, start, stop)
                 check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
                 return data

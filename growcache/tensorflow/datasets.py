@@ -95,7 +95,7 @@ def files(
 
     Args:
         path: of the cache directory, whose format is tfrecord.
-        min_samples: wait until so many are cached, or the whole population is.
+        min_samples: wait until this many are cached, or the whole population is.
         seed: of the order of the files; another one for each epoch.
         shuffle: False orders the files by number.
         job: in whose name uses are counted.
@@ -119,11 +119,13 @@ def files(
             'growcache.tensorflow.dataset(..., reader="gather"), or set cache.format: tfrecord and '
             "fill another cache"
         )
-    begun = open_stream_pass(options, 0, min_samples)
-    numbers = [row.number for row in begun.rows]
-    begun.snapshot.mark_read(numbers)  # protected all the same, until it is closed
-    begun.snapshot.lease.count(len(begun.snapshot))  # TensorFlow does not report what it reads
-    return Files(begun.snapshot, numbers)
+    opened = open_stream_pass(options, 0, min_samples)
+    numbers = [row.number for row in opened.rows]
+    opened.snapshot.mark_read(numbers)  # protected all the same, until it is closed
+    opened.snapshot.lease.count(
+        len(opened.snapshot)
+    )  # TensorFlow does not report what it reads
+    return Files(opened.snapshot, numbers)
 
 
 Reader: TypeAlias = Literal["native", "gather"]
@@ -164,9 +166,9 @@ def dataset(
         path: of the cache directory. It need not exist yet, but its samples must be known
             before there is a dataset: this waits for the first ones, and says so.
         batch_size: samples per batch.
-        min_samples: wait until so many are cached, or the whole population is.
+        min_samples: wait until this many are cached, or the whole population is.
         samples_per_epoch: None makes an epoch of everything that is cached, so it grows; a
-            number makes every epoch of so many samples, in whole batches unless ``drop_last``
+            number makes every epoch of that many samples, in whole batches unless ``drop_last``
             is False: part of a pass over the cache or several; the next iteration goes on
             where the last one ended.
         seed: of the order.

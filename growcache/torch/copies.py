@@ -45,7 +45,7 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     nbytes = out.shape[1]
     chunk = _chunk_bytes(nbytes)  # long rows are copied as many short ones
     index = _chunk_starts(starts, nbytes, chunk)
-    # A view whose rows begin at every single byte. NumPy makes it, for each operation of
+    # A view whose rows begin at every single byte. NumPy makes it, because each operation of
     # torch's releases the GIL, and a busy loop then keeps it for as long as a copy takes.
     shape = (max(0, len(memory) - chunk + 1), chunk)
     table = np.ndarray(shape, np.uint8, memory, strides=(1, 1))

@@ -242,7 +242,7 @@ class DeviceTransfer:
         return SentBatch(there, mark)
 
     def receive(self, sent: SentBatch) -> Any:
-        """Return the batch, for the stream that is current in this thread."""
+        """Return the batch once the current stream of this thread waits for it."""
         self._way.arrive(sent.mark, list(tensors_of(sent.batch)))
         return sent.batch
 

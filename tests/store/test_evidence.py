@@ -46,7 +46,7 @@ def test_what_was_let_in_before_a_refusal_says_nothing_about_it() -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"))
-def test_as_if_all_recentwere_kept(reads: list[str], key: str) -> None:
+def test_as_if_all_reads_were_kept(reads: list[str], key: str) -> None:
     recent = RecentReads()
     for one in reads:
         recent.record(entry(one), 0.0)

@@ -131,18 +131,18 @@ def test_pages_come_by_the_dozen(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kind", names(100))
-def test_a_short_listing_is_begun_at_few_places(kind: str) -> None:
-    """To begin somewhere costs some servers as much as all of it."""
-    begun: list[str | None] = []
+def test_a_short_listing_starts_at_few_places(kind: str) -> None:
+    """To start somewhere costs some servers as much as to list everything."""
+    starts: list[str | None] = []
 
     class Counted(Sorted):
         def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-            begun.append(after)
+            starts.append(after)
             return super().listing(location, after)
 
     backend = Counted(names(600)[kind], page=100)
     assert sorted(listed(backend)) == backend.keys
-    assert len(begun) <= 16  # of six pages; where sixteen are asked for at once, up to 36
+    assert len(starts) <= 16  # of six pages; with sixteen requests at once, up to 36
 
 
 CHARACTERS = st.sampled_from("ab01-._/~é中")

@@ -166,7 +166,7 @@ BAD = [
     ("csv", LINES.encode() + b"\xff\xfe,x,1\n", "expected UTF-8"),
     ("csv", LINES + "x" * 200_000 + ",y,1\n", "line 5: field larger than field limit"),
     ("csv.gz", LINES, "its .gz is damaged: Not a gzipped file"),
-    # Without the time, for what is told here is in the tests' names, which workers compare.
+    # Without the time, because this text is part of the tests' names, which workers compare.
     ("csv.gz", gzip.compress(LINES.encode(), mtime=0)[:-9], "its .gz is damaged"),
     ("jsonl", "[1]\n", r"line 1: expected an object, found b'\[1\]"),
     ("jsonl", '{"path": "a"\n', "line 1: expected JSON"),

@@ -484,7 +484,7 @@ def test_a_cache_with_nothing_whole_is_an_error(cache: Filled) -> None:
     for endless in (False, True):
         dataset = gtf.dataset(cache.root, batch_size=5, min_samples=1, endless=endless)
         batches = iter(dataset)
-        for _ in range(2):  # who asks once more is told once more
+        for _ in range(2):  # the error comes again with each request
             with pytest.raises(tf.errors.OpError, match=r"every shard of .* is damaged"):
                 next(batches)
 

@@ -380,7 +380,7 @@ def test_an_epoch_counts_one_use_of_each_shard_and_the_dataset_lets_go(cache: Fi
     del dataset
     gc.collect()
     wait_until(lambda: not open_leases(cache.root), 10)
-    assert set(cache.uses().values()) <= {2, 3}  # the third epoch was begun beforehand
+    assert set(cache.uses().values()) <= {2, 3}  # the third epoch had started before
 
 
 def test_what_is_ready_for_the_next_epoch_is_let_go_where_none_begins(
