@@ -294,8 +294,10 @@ class Cache:
 
     def poll_leases(self, now: float) -> None:
         """Read the leases: count uses of finished ones, delete retired shards that none holds."""
-        self.remover.poll(now)
-        self.space.settle()
+        try:
+            self.remover.poll(now)
+        finally:  # a full disk keeps no lowered bound from taking effect
+            self.space.settle()
 
     def candidates(self) -> list[Candidate]:
         """Return the live shards as the eviction policies see them, oldest first."""

@@ -47,7 +47,7 @@ class DrawSequence:
         sampling = self._sampling = config.sampling
         self._cache = cache
         self._catalog = catalog
-        self._editions = list(cache.meta.editions)
+        self._editions: list[Edition] = []
         self._lanes = owned_lanes(sampling.node, sampling.nodes)
         self.replacement = sampling.order == "replacement"
         self.population = Population(catalog, objects, sizing)
@@ -60,8 +60,9 @@ class DrawSequence:
             turns=objects_take_turns(sampling),
             replacement=self.replacement,
         )
-        for edition in self._editions:
-            self._add(edition)
+        for edition in cache.meta.editions:
+            self.population.check_listing(edition)
+            self._add(edition, self._drawn_edition(edition))
         self._peeked: tuple[tuple[int, int], GroupDraw | None] | None = None
         self._last: GroupDraw | None = None
 
@@ -239,18 +240,19 @@ class DrawSequence:
         self._catalog.flush()  # the edition must not outlive the listing it counts
         first_group = self._number(group)
         edition = next_edition(self._catalog, self._editions, first_group, self._lanes)
+        drawn = self._drawn_edition(edition)  # before it is durable: this may refuse the strata
         self._cache.meta.add_edition(edition)
-        self._editions.append(edition)
-        self._add(edition)
+        self._add(edition, drawn)
         return True
 
-    def _add(self, edition: Edition) -> None:
-        self.population.check_listing(edition)
+    def _drawn_edition(self, edition: Edition) -> DrawnEdition:
         strata = self._strata(edition.objects, edition.lanes)
         quotas = self._quotas(strata, edition.objects)
-        self._draws.add(
-            DrawnEdition(edition.edition, edition.first_group, strata, edition.lanes, quotas)
-        )
+        return DrawnEdition(edition.edition, edition.first_group, strata, edition.lanes, quotas)
+
+    def _add(self, edition: Edition, drawn: DrawnEdition) -> None:
+        self._editions.append(edition)
+        self._draws.add(drawn)
         if self._weights is not None:
             self._counts = self._objects.counts(edition.objects)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ from growcache.seeding import derive_seed, finalize64, generator_at, stream64
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _CHUNK = 1 << 16  # positions walked at once where some parts are skipped
-_MEMOS = 512  # places in the orders of a stratum that are remembered
+_MEMOS = 512  # places in the orders of a stratum, and rounds, that are remembered
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,14 @@ class StratumDraws:
         return Stretch(first, self._own(edition), round_, edition, order)
 
     def _counted(self, s: Stretch) -> Stretch:
-        """Return the stretch with the number of its draws, for which all parts are looked at."""
-        draws = sum(len(parts) for _, parts, _ in self._walk(s, 0, s.order.size))
-        return Stretch(s.first, draws, s.round, s.edition, s.order, s.passed)
+        """Return the stretch with the number of its draws, for which all parts are looked at.
+
+        In their own order, because only the masks and the inverse orders of few parts are needed then.
+        """
+        size = s.order.size
+        chunks = (np.arange(at, min(size, at + _CHUNK)) for at in range(0, size, _CHUNK))
+        draws = sum(int(self._fresh(s, parts).sum()) for parts in chunks)
+        return replace(s, draws=draws)
 
     def _take(self, stretch: Stretch, skip: int, count: int) -> Ints:
         if stretch.is_plain:
@@ -284,9 +289,9 @@ class StratumDraws:
         mask = stretch.edition.strata.mask(self._stratum, parts)
         for one in stretch.passed:
             known = np.flatnonzero(mask & (parts < one.order.size))
-            drawn = one.order.inverse(parts[known]) < one.positions
             if one.edition.lanes != stretch.edition.lanes:  # a lane that was not ours then
-                drawn &= one.edition.strata.mask(self._stratum, parts[known])
+                known = known[one.edition.strata.mask(self._stratum, parts[known])]
+            drawn = one.order.inverse(parts[known]) < one.positions
             mask[known] = ~drawn
         return mask
 
@@ -301,19 +306,17 @@ class IndependentDraws:
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
-        self._eras = [era for era in self._eras if era[0] < at]
-        if edition.strata.own[self._stratum]:
-            self._eras.append((at, edition))
+        self._eras = [*(era for era in self._eras if era[0] < at), (at, edition)]
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the parts of the draws [start, stop), and the round of each.
 
         Raises:
-            LookupError: the stratum has no part yet.
+            LookupError: the stratum has no part in this node's lanes.
         """
         known = [edition for first, edition in self._eras if first <= start]
-        if not known:
-            raise LookupError("the stratum has no part yet")
+        if not known or not known[-1].strata.own[self._stratum]:
+            raise LookupError("the stratum has no part for this node")
         strata, numbers = known[-1].strata, np.arange(start, stop)
         size = np.uint64(strata.sizes[self._stratum])
         words = stream64(np.full(len(numbers), self._key), numbers.astype(np.uint64))
@@ -549,6 +552,10 @@ class Draws:
         place = bisect_left(self._marks, group, key=lambda mark: mark[0])
         if self._marks[place : place + 1] != [(group, draw)]:
             self._marks.insert(place, (group, draw))
+        if len(self._marks) > _MEMOS:  # nothing leaps over the beginning of an edition
+            kept = {era.edition.first_group for era in self._eras}
+            marks = enumerate(self._marks)
+            self._marks = [mark for n, mark in marks if n % 2 == 0 or mark[0] in kept]
 
 
 def _permutations_of(stratum: int, *where: int | str) -> MakeOrder:

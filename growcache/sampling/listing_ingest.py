@@ -295,6 +295,7 @@ class ListingIngest:
         needed = _catalog_bytes(new)
         if new and landlord is not None:
             landlord.make_room_for_listing(needed)
+            self._cache.space.measure()  # evictions grow the log of the index
         if not new or self._cache.room() >= needed:
             return True
         taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed

@@ -86,6 +86,24 @@ def test_a_bound_that_was_lowered_meanwhile_is_reached_after_the_start(tmp_path:
         assert cache.space.in_force == 900_000
 
 
+def test_a_lowered_bound_takes_effect_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "cache") as cache:
+        for number in range(8):
+            add(cache, number, 30)
+        cache.max_bytes = 900_000
+        cache.evict([c.number for c in cache.candidates()[:-1]])
+
+        def no_room(now: float) -> None:
+            raise CacheFullError("no room for the uses")
+
+        monkeypatch.setattr(cache.remover, "poll", no_room)
+        with pytest.raises(CacheFullError):
+            cache.poll_leases(time.monotonic())
+        assert cache.space.in_force == 900_000
+
+
 def _grow_index(index: Path) -> None:
     """Have the index as large as an earlier version made it, with a row per sample."""
     rows = [(0, i, "key" * 700, "tag", i, i + 1) for i in range(600)]

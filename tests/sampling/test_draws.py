@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.sampling.draws import DrawnEdition, Draws
-from growcache.sampling.orders import Permutation, locate
+from growcache.sampling.orders import Ints, Permutation, locate
 from growcache.sampling.sizing import Sizing
 from tests.sampling.drawn import drawn_by, edition, slowly, starts_of
 
@@ -103,6 +104,43 @@ def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
     )
 
 
+def test_what_is_remembered_of_rounds_is_bounded() -> None:
+    """Where a group is all parts of a node, each is a round of its own."""
+    editions = [edition(0, 8, 0), edition(1, 30, 9), edition(2, 40, 5000)]
+    order = draws(1, editions)
+    tracemalloc.start()
+    for number in range(30_000):
+        order.round_of(number)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
+    for number in (3, 12, 4_999, 5_000, 5_001, 29_999):
+        fresh = draws(1, editions).group(number)
+        known = order.group(number)
+        assert fresh is not None
+        assert known is not None
+        assert (known.round, known.parts.tolist()) == (fresh.round, fresh.parts.tolist())
+
+
+def test_lanes_that_move_are_counted_without_the_order_of_all_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = 0
+    forward = Permutation.forward
+
+    def counted(order: Permutation, positions: Ints) -> Ints:
+        nonlocal looked
+        looked += len(positions)
+        return forward(order, positions)
+
+    monkeypatch.setattr(Permutation, "forward", counted)
+    before = edition(0, 1 << 20, owned=lambda parts: parts % 3 == 0, lanes="a")
+    order = draws(1, [before])
+    order.group(30)
+    order.add(edition(1, 1 << 20, 30, owned=lambda parts: parts % 4 == 0, lanes="b"))
+    assert looked < 1 << 18
+
+
 def test_an_edition_added_late_continues_the_round() -> None:
     """Asking which round comes next must not decide it: the listing may still grow."""
     late = draws(0, [edition(0, 10, 0)])
@@ -164,7 +202,7 @@ def editions_of(history: list[tuple[list[int], int, int | None]]) -> list[DrawnE
 @pytest.mark.mutant(
     3,
     "growcache.sampling.draws:StratumDraws._fresh",
-    "drawn &= one.edition.strata.mask(self._stratum, parts[known])",
+    "known = known[one.edition.strata.mask(self._stratum, parts[known])]",
     "pass",
 )
 @settings(max_examples=60)

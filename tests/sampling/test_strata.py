@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from growcache.cache.files import CacheLayout
+from growcache.cache.side_files import read_editions
 from growcache.cache.status import read_status
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
@@ -145,6 +147,16 @@ def test_independent_draws_of_a_node_are_of_its_lanes() -> None:
     counts = np.bincount(found, minlength=200)[3::10]
     assert counts.sum() == 4000
     assert ((counts - 200) ** 2 / 200).sum() < 62  # 19 degrees of freedom, 10^-6
+
+
+def test_independent_draws_without_a_lane_are_refused() -> None:
+    """They must not go on with the lanes that the node had before."""
+    draws = IndependentDraws(0, 0, "test")
+    draws.grow(edition(0, 200), 0)
+    draws.grow(edition(1, 200, owned=lambda parts: parts < 0, lanes="none"), 50)
+    assert len(draws.draw(0, 50)[0]) == 50
+    with pytest.raises(LookupError, match="no part for this node"):
+        draws.draw(50, 60)
 
 
 # ------------------------------------------------------------------------- groups
@@ -395,3 +407,4 @@ def test_strata_that_cannot_be_meant(
     code, errors = run(config, "--until-full")
     assert code == 2
     assert said in errors
+    assert read_editions(CacheLayout(tmp_path / "c")) == []  # nothing can be drawn from one
