@@ -38,7 +38,7 @@ from growcache.numpy import EpochLoader
 from growcache.sampling import worker_pool
 from growcache.sampling.label_table import parse_table
 from growcache.sampling.labels import Labels
-from growcache.sampling.sizing import RAMP_DOUBLINGS, measure_sizing
+from growcache.sampling.sizing import RAMP_DOUBLINGS, MeasuredSource, measure_sizing
 from growcache.schema import Sample, Schema
 from growcache.store.contract import Entry
 from tests.filled import Filled
@@ -188,14 +188,16 @@ def test_the_table_belongs_to_the_objects(tmp_path: Path) -> None:
     assert source.labels is not None
     parsed = parse_table(table[0].encode(), "csv", "path", source.labels.columns)
     key = "recordings/sub-01/run-2.npy"
-    assert Labels(source, parsed).joined([0], [key]) == [{"subject": "sub-01", "state": "task"}]
+    assert Labels([source], [parsed]).joined([0], [key]) == [
+        {"subject": "sub-01", "state": "task"}
+    ]
     ways = rows_below("joining", "of an object stands in the column")
     for match, _ in ways[1:]:
         name = match.strip("`").strip('"')
         labels = source.labels.model_copy(update={"match": name})
         expected = {"name": "run-2.npy", "stem": "run-2"}.get(name, "sub-01")
         row = parse_table(f"path,state\n{expected},1\n".encode(), "csv", "path", ["state"])
-        matched = Labels(source.model_copy(update={"labels": labels}), row)
+        matched = Labels([source.model_copy(update={"labels": labels})], [row])
         assert matched.rows([0], [key]).tolist() == [0]
 
 
@@ -332,7 +334,9 @@ def test_the_sizes_of_shards_and_samplers() -> None:
             "cache": {"max_bytes": bound},
         }
         measure = Measure(256 * KIB, 0, 1000)
-        sizing = measure_sizing(load_config(values), measure, schema, ranged=True)
+        sizing = measure_sizing(
+            load_config(values), [MeasuredSource(measure, 1.0, ranged=True)], schema
+        )
         nbytes = sizing.shard_samples * schema.nbytes
         group = nbytes * sizing.group_shards
         assert shards == str(sizing.group_shards)

@@ -37,7 +37,7 @@ from growcache.errors import (
 from growcache.formats.base import Visit, read_partly
 from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
-from growcache.sampling.labels import AnyLabels, read_labels_of_all
+from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import LABELS, PartVisit, Permit
 from growcache.sampling.sampler_limits import ByteRateLimit
 from growcache.sampling.sizing import takes_some_samples
@@ -201,7 +201,7 @@ def _require_same_config(config: Config, identity: Identity) -> None:
         )
 
 
-def _read_labels(config: Config, identity: Identity) -> AnyLabels | None:
+def _read_labels(config: Config, identity: Identity) -> Labels | None:
     """Return what was joined to the samples.
 
     Raises:
@@ -211,7 +211,7 @@ def _read_labels(config: Config, identity: Identity) -> AnyLabels | None:
     urls = [source.labels.url for source in config.sources if source.labels is not None]
     if not urls:
         return None
-    labels = read_labels_of_all(config.sources, config.sampling.timeout_seconds)
+    labels = read_labels(config.sources, config.sampling.timeout_seconds)
     if labels.digest != identity.parts.get(LABELS):
         raise FingerprintError(
             f"{' or '.join(map(url_without_secrets, urls))} was changed since the cache was filled"
@@ -224,7 +224,7 @@ async def _draw_again(
     peeked: PeekedSample,
     config: Config,
     identity: Identity,
-    labels: AnyLabels | None,
+    labels: Labels | None,
 ) -> list[Sample]:
     """Return the samples that the visit of this sample yields at its place, mostly one."""
     here = str(Path.cwd())

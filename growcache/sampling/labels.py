@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from growcache.config import LABEL_MATCHES, LabelsConfig, SamplingConfig, SourceConfig
+from growcache.config import LABEL_MATCHES, SamplingConfig, SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, TransientStoreError
 from growcache.sampling.label_table import (
     BUDGET_PIECE_BYTES,
@@ -23,7 +23,6 @@ from growcache.sampling.label_table import (
     read_table,
 )
 from growcache.sampling.messages import LabelValues
-from growcache.sampling.orders import Ints
 from growcache.sampling.sampler_limits import ByteRateLimit
 from growcache.sampling.sources import first_urls, make_each, name_source, source_of_url
 from growcache.store.retries import RetryPolicy
@@ -35,23 +34,79 @@ RowKey: TypeAlias = Callable[
 ]  # from a store and a key to what a row is asked by
 
 
-class Labels:
-    """A table, joined to the objects of a source."""
+class _KeyedLabels:
+    """The table of one source, and what of an object its rows are asked by."""
 
-    def __init__(self, source: SourceConfig, table: KeyedTable) -> None:
+    def __init__(self, source: SourceConfig, table: KeyedTable, first_url: int) -> None:
         assert source.labels is not None
-        self._labels: LabelsConfig = source.labels
+        self.config = source.labels
+        self.table = table
         self._urls = source.url
-        self._table = table
-        self._ways = list(_row_keys(self._labels.match, source.url))
-        self.digest = table.digest
+        self._first_url = first_url
+        self._ways = list(_row_keys(self.config.match, source.url))
+
+    def rows(
+        self, stores: Sequence[int], keys: Sequence[str], match: str | None = None
+    ) -> IntColumn:
+        rows = np.full(len(keys), NO_ROW, np.int64)
+        for way in self._ways if match is None else _row_keys(match, self._urls):
+            left = np.flatnonzero(rows == NO_ROW)
+            if not len(left):
+                break
+            names = [way(stores[i] - self._first_url, keys[i]) for i in left.tolist()]
+            rows[left] = self.table.find(names)
+        return rows
+
+    def advice(self, missing: Sequence[tuple[int, str]]) -> str:
+        stores, keys = [store for store, _ in missing], [key for _, key in missing]
+        found = {m: int((self.rows(stores, keys, m) != NO_ROW).sum()) for m in LABEL_MATCHES}
+        best = max(found, key=lambda match: found[match])
+        if not found[best]:
+            return "Mend the table, or source.labels.match, "
+        these = "all" if found[best] == len(keys) else f"{found[best]}"
+        return (
+            f"Set source.labels.match: {best}, which finds {these} of these, mend the table, "
+        )
+
+
+class Labels:
+    """The tables of the sources, joined to their objects.
+
+    A row's number says whose it is, too: it is the row in the table times the number of sources, plus the source. The
+    objects of a source without a table have a row of nothing.
+    """
+
+    def __init__(
+        self, sources: Sequence[SourceConfig], tables: Sequence[KeyedTable | None]
+    ) -> None:
+        self._firsts = first_urls(sources)
+        rows = zip(sources, tables, self._firsts, strict=True)
+        self._labels = [
+            None if table is None else _KeyedLabels(source, table, first)
+            for source, table, first in rows
+        ]
+        digests = ["" if table is None else table.digest for table in tables]
+        self.digest = digests[0]
+        if len(digests) > 1:
+            self.digest = hashlib.blake2b(
+                "\n".join(digests).encode(), digest_size=16
+            ).hexdigest()
 
     def rows(self, stores: Sequence[int], keys: Sequence[str]) -> IntColumn:
         """Return the row of each object, `NO_ROW` where none belongs to it."""
-        return self._found(self._ways, stores, keys)
+        count, rows = len(self._labels), np.zeros(len(keys), np.int64)
+        sources = np.searchsorted(self._firsts, np.asarray(stores), side="right") - 1
+        for source in np.unique(sources).tolist():
+            places = np.flatnonzero(sources == source)
+            found = np.zeros(len(places), np.int64)
+            if (labels := self._labels[source]) is not None:
+                mine = places.tolist()
+                found = labels.rows([stores[at] for at in mine], [keys[at] for at in mine])
+            rows[places] = np.where(found == NO_ROW, NO_ROW, found * count + source)
+        return rows
 
     def joined(self, stores: Sequence[int], keys: Sequence[str]) -> list[LabelValues]:
-        """Return what the samples of each object get.
+        """Return the values that the samples of each object get.
 
         Raises:
             ConfigError: one has no row.
@@ -61,53 +116,37 @@ class Labels:
             first = int(missing[0])
             told = self.complaint([(stores[first], keys[first])], len(missing), len(keys))
             raise ConfigError(told)
-        names = self._labels.columns
-        return [{name: self._table.cell(name, row) for name in names} for row in rows.tolist()]
+        return [self._values(row) for row in rows.tolist()]
+
+    def _values(self, row: int) -> LabelValues:
+        at, source = divmod(row, len(self._labels))
+        labels = self._labels[source]
+        if labels is None:
+            return {}
+        return {name: labels.table.cell(name, at) for name in labels.config.columns}
 
     def texts(self, column: str, rows: IntColumn) -> list[str]:
         """Return the cells of a column as texts, by which objects are grouped; "" for no row."""
-        cell = self._table.cell
-        return ["" if row == NO_ROW else str(cell(column, row)) for row in rows.tolist()]
+        count, texts = len(self._labels), []
+        for row in rows.tolist():
+            labels = None if row == NO_ROW else self._labels[row % count]
+            texts.append("" if labels is None else str(labels.table.cell(column, row // count)))
+        return texts
 
     def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
-        """Say that objects have no row."""
-        names = ", ".join(short_key(key) for _, key in missing)
-        examples = ", ".join(map(repr, self._table.examples))
-        return (
+        """Say that objects have no row; of several sources, about the first that lacks some."""
+        source = source_of_url(self._firsts, missing[0][0])
+        labels = self._labels[source]
+        assert labels is not None
+        own = [one for one in missing if source_of_url(self._firsts, one[0]) == source]
+        names = ", ".join(short_key(key) for _, key in own)
+        examples = ", ".join(map(repr, labels.table.examples))
+        said = (
             f"source.labels: {count:,} of {looked:,} objects have no row in "
-            f"{redact(self._labels.url)}, whose column {self._labels.key} has {examples}, …: "
-            f"{names}. {self._advice(missing)}or leave them out with source.on_missing: skip"
+            f"{redact(labels.config.url)}, whose column {labels.config.key} has {examples}, …: "
+            f"{names}. {labels.advice(own)}or leave them out with source.on_missing: skip"
         )
-
-    def _advice(self, missing: Sequence[tuple[int, str]]) -> str:
-        stores, keys = [store for store, _ in missing], [key for _, key in missing]
-        found = {
-            match: int(
-                (self._found(_row_keys(match, self._urls), stores, keys) != NO_ROW).sum()
-            )
-            for match in LABEL_MATCHES
-        }
-        best = max(found, key=lambda match: found[match])
-        if not found[best]:
-            return "Mend the table, or source.labels.match, "
-        these = "all" if found[best] == len(keys) else f"{found[best]}"
-        return (
-            f"Set source.labels.match: {best}, which finds {these} of these, mend the table, "
-        )
-
-    def _found(
-        self,
-        ways: Sequence[RowKey] | Iterator[RowKey],
-        stores: Sequence[int],
-        keys: Sequence[str],
-    ) -> IntColumn:
-        rows = np.full(len(keys), NO_ROW, np.int64)
-        for way in ways:
-            left = np.flatnonzero(rows == NO_ROW)
-            if not len(left):
-                break
-            rows[left] = self._table.find([way(stores[i], keys[i]) for i in left.tolist()])
-        return rows
+        return name_source(said, source, len(self._labels))
 
 
 def _row_keys(match: str, urls: Sequence[str]) -> Iterator[RowKey]:
@@ -149,99 +188,10 @@ def _respelled(spellings: Sequence[tuple[str, str]]) -> RowKey:
 
 
 def read_labels(
-    source: SourceConfig, timeout_seconds: float, budget: ReadBudget = UNBOUNDED_BUDGET
-) -> Labels:
-    """Return the labels of a source. Blocks.
-
-    Raises:
-        ConfigError: the table cannot be used; says why.
-        StoreError: it cannot be read.
-    """
-    wanted = source.labels
-    assert wanted is not None
-    table = read_table(wanted.url, wanted.key, wanted.columns, source, timeout_seconds, budget)
-    return Labels(source, table)
-
-
-ATTEMPT_SECONDS = 10.0  # at a table, before that is told; attempts go on
-
-AnyLabels: TypeAlias = "Labels | SourcesLabels"
-T = TypeVar("T")
-
-
-class SourcesLabels:
-    """As `Labels`, of sources of which each has a table of its own, or none.
-
-    A row's number says whose it is, too: it is the row in the table times the number of
-    sources, plus the source.
-    """
-
-    def __init__(
-        self, sources: Sequence[SourceConfig], labels: Sequence[Labels | None]
-    ) -> None:
-        self._firsts = first_urls(sources)
-        self._labels = labels
-        texts = "\n".join(one.digest if one is not None else "" for one in labels)
-        self.digest = hashlib.blake2b(texts.encode(), digest_size=16).hexdigest()
-
-    def rows(self, stores: Sequence[int], keys: Sequence[str]) -> Ints:
-        """See `Labels.rows`; where a source has no labels, objects have a row of nothing."""
-        rows = np.zeros(len(keys), np.int64)
-        for source, places in self._by_source(stores):
-            found = np.zeros(len(places), np.int64)
-            if (labels := self._labels[source]) is not None:
-                found = labels.rows(*self._own(source, places, stores, keys))
-            rows[places] = np.where(found == NO_ROW, NO_ROW, found * len(self._labels) + source)
-        return rows
-
-    def joined(self, stores: Sequence[int], keys: Sequence[str]) -> list[LabelValues]:
-        """See `Labels.joined`."""
-        joined: list[LabelValues] = [{} for _ in keys]
-        for source, places in self._by_source(stores):
-            if (labels := self._labels[source]) is not None:
-                found = labels.joined(*self._own(source, places, stores, keys))
-                for place, values in zip(places.tolist(), found, strict=True):
-                    joined[place] = values
-        return joined
-
-    def texts(self, column: str, rows: Ints) -> list[str]:
-        """See `Labels.texts`."""
-        texts = [""] * len(rows)
-        for source, labels in enumerate(self._labels):
-            mine = np.flatnonzero((rows != NO_ROW) & (rows % len(self._labels) == source))
-            if labels is not None and len(mine):
-                found = labels.texts(column, rows[mine] // len(self._labels))
-                for place, text in zip(mine.tolist(), found, strict=True):
-                    texts[place] = text
-        return texts
-
-    def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
-        """See `Labels.complaint`; it is about the first source that lacks some."""
-        source = source_of_url(self._firsts, missing[0][0])
-        labels, first = self._labels[source], self._firsts[source]
-        assert labels is not None
-        own = [
-            (n - first, key) for n, key in missing if source_of_url(self._firsts, n) == source
-        ]
-        said = labels.complaint(own, count, looked)
-        return name_source(said, source, len(self._labels))
-
-    def _by_source(self, stores: Sequence[int]) -> list[tuple[int, Ints]]:
-        found = np.searchsorted(self._firsts, np.asarray(stores), side="right") - 1
-        return [(int(source), np.flatnonzero(found == source)) for source in np.unique(found)]
-
-    def _own(
-        self, source: int, places: Ints, stores: Sequence[int], keys: Sequence[str]
-    ) -> tuple[list[int], list[str]]:
-        first, mine = self._firsts[source], places.tolist()
-        return [stores[place] - first for place in mine], [keys[place] for place in mine]
-
-
-def read_labels_of_all(
     sources: Sequence[SourceConfig],
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
-) -> AnyLabels:
+) -> Labels:
     """Return the labels of all sources. Blocks.
 
     Raises:
@@ -249,14 +199,18 @@ def read_labels_of_all(
         StoreError: it cannot be read.
     """
 
-    def read(source: SourceConfig) -> Labels | None:
-        if source.labels is None:
+    def read(source: SourceConfig) -> KeyedTable | None:
+        if (wanted := source.labels) is None:
             return None
-        return read_labels(source, timeout_seconds, budget)
+        table = (wanted.url, wanted.key, wanted.columns)
+        return read_table(*table, source, timeout_seconds, budget)
 
-    found = make_each(sources, read)
-    only = found[0]
-    return only if len(found) == 1 and only is not None else SourcesLabels(sources, found)
+    return Labels(sources, make_each(sources, read))
+
+
+ATTEMPT_SECONDS = 10.0  # at a table, before a retry is reported; attempts go on
+
+T = TypeVar("T")
 
 
 class LabelsReader:
@@ -272,7 +226,7 @@ class LabelsReader:
         sources: Sequence[SourceConfig],
         sampling: SamplingConfig,
         on_bytes: Callable[[int], None],
-        on_end: Callable[[AnyLabels | GrowcacheError], None],
+        on_end: Callable[[Labels | GrowcacheError], None],
         on_retry: Callable[[BaseException], None],
         endless: Callable[[TransientStoreError], bool],
     ) -> None:
@@ -300,17 +254,17 @@ class LabelsReader:
     def _run(self) -> None:
         patience = RetryPolicy(self._timeout_seconds, self._retried, self._endless)
         try:
-            found: AnyLabels | GrowcacheError = patience.run(self._read)
+            found: Labels | GrowcacheError = patience.run(self._read)
         except GrowcacheError as error:
             found = error
         except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told
             found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
         self._tell(self._on_end, found)
 
-    def _read(self) -> AnyLabels:
+    def _read(self) -> Labels:
         """Read them with what the sources are by now, their options may have changed."""
         timeout_seconds = min(self._timeout_seconds, ATTEMPT_SECONDS)
-        return read_labels_of_all(self.sources, timeout_seconds, self._budget)
+        return read_labels(self.sources, timeout_seconds, self._budget)
 
     def _retried(self, error: BaseException) -> None:
         self._tell(self._on_retry, error)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, islice
-from operator import itemgetter
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from growcache.config import FieldConfig, LabelGroup, SourceConfig, SplitConfig
 from growcache.errors import ConfigError
 from growcache.sampling.label_table import NO_ROW
-from growcache.sampling.labels import AnyLabels
+from growcache.sampling.labels import Labels
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.orders import Ints
 from growcache.sampling.sources import first_urls, name_source, source_of_url
@@ -144,12 +143,54 @@ class _PartialObject:
 class FieldJoin:
     """The members of objects that are not whole yet, and how they find each other.
 
-    Numbers follow from the catalog alone: an object is whole with its last member.
+    Numbers follow from the catalog alone: an object is whole with its last member. Entries of a source without fields
+    are whole by themselves.
+
+    Attributes:
+        fields: the most that an object has.
     """
 
+    def __init__(self, sources: Sequence[SourceConfig]) -> None:
+        self._firsts = first_urls(sources)
+        self._joins = [_SourceJoin(one.fields) if one.fields else None for one in sources]
+        self.fields = max(max(1, len(one.fields)) for one in sources)
+
+    @property
+    def unmatched(self) -> int:
+        """Listed members that lack a partner."""
+        return sum(one.unmatched for one in self._joins if one is not None)
+
+    def add(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
+        """Return the objects that become whole with entries of the catalog."""
+        members: list[list[int]] = []
+        names: list[str] = []
+        urls: list[int] = []
+        for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
+            source = source_of_url(self._firsts, store)
+            url, join = self._firsts[source], self._joins[source]
+            whole = (
+                _PartialObject([ordinal], key)
+                if join is None
+                else join.add(ordinal, store - url, key)
+            )
+            if whole is not None:
+                members.append(whole.members + [-1] * (self.fields - len(whole.members)))
+                names.append(whole.key)
+                urls.append(store if join is None else url)
+        rows = np.array(members, np.int64).reshape(-1, self.fields)
+        return CompleteObjects(rows, names, urls)
+
+    def complaint(self, shown: int) -> str:
+        """Say which objects are not whole, of the first source that has some."""
+        for number, join in enumerate(self._joins):
+            if join is not None and join.unmatched:
+                return name_source(join.complaint(shown), number, len(self._joins))
+        return ""
+
+
+class _SourceJoin:
     def __init__(self, fields: Mapping[str, FieldConfig]) -> None:
         self._names = list(fields)
-        self.width = len(self._names)
         self.unmatched = 0
         self._templates = [UrlTemplate.from_url(field.url) for field in fields.values()]
         self._rivals = [self._rivals_of(n) for n in range(len(self._templates))]
@@ -165,31 +206,25 @@ class FieldJoin:
             if template.folder == own.folder and ranked[n] > ranked[number]
         ]
 
-    def take(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
-        """Return the objects that become whole with entries of the catalog."""
-        members: list[list[int]] = []
-        names: list[str] = []
-        for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
-            values = self._templates[store].values(key)
-            if values is None or any(rival.values(key) for rival in self._rivals[store]):
-                continue
-            found = self._partial.get(values)
-            if found is None:
-                found = self._partial[values] = _PartialObject([-1] * self.width, key)
-            found.members[store] = ordinal
-            self.unmatched += 1
-            if store == 0:
-                found.key = key
-            if -1 not in found.members:
-                members.append(found.members)
-                names.append(found.key)
-                del self._partial[values]
-                self.unmatched -= len(found.members)
-        rows = np.array(members, np.int64).reshape(-1, self.width)
-        return CompleteObjects(rows, names, [0] * len(names))
+    def add(self, ordinal: int, field: int, key: str) -> _PartialObject | None:
+        """Return the object that becomes whole with this member, if one does."""
+        values = self._templates[field].values(key)
+        if values is None or any(rival.values(key) for rival in self._rivals[field]):
+            return None
+        found = self._partial.get(values)
+        if found is None:
+            found = self._partial[values] = _PartialObject([-1] * len(self._names), key)
+        found.members[field] = ordinal
+        self.unmatched += 1
+        if field == 0:
+            found.key = key
+        if -1 in found.members:
+            return None
+        del self._partial[values]
+        self.unmatched -= len(found.members)
+        return found
 
     def complaint(self, shown: int) -> str:
-        """Say which objects are not whole."""
         some = ", ".join(map(self._described, islice(self._partial.values(), shown)))
         return (
             f"source.fields: {len(self._partial):,} of the objects lack a field: {some}. Add what is "
@@ -241,7 +276,7 @@ class Objects:
         self,
         catalog: Catalog,
         subsets: Split | None = None,
-        pairs: AnyFieldJoin | None = None,
+        pairs: FieldJoin | None = None,
         *,
         skips: bool = False,
         firsts: Sequence[int] = (0,),
@@ -251,7 +286,7 @@ class Objects:
         self._pairs = pairs
         self._skips = skips
         self._url_firsts = np.array(firsts)
-        self.labels: AnyLabels | None = None
+        self.labels: Labels | None = None
         self._unlabelled = 0
         self._finished = False
         self._missing: list[tuple[int, str]] = []  # the first of these
@@ -260,9 +295,9 @@ class Objects:
         self._members = GrowingArray(np.dtype(np.int64))
         self._looked = 0  # entries of the catalog that are sorted out
         self._found = GrowingArray(np.dtype(np.int64))  # pairs: their first members' ordinals
-        # Where there are several: of those drawn from, and of all.
-        self._sources = GrowingArray(np.dtype(np.int64))
-        self._found_sources = GrowingArray(np.dtype(np.int64))
+        # By source: the objects drawn from, and all.
+        self._sources = GrowingArray(np.dtype(np.int16))
+        self._found_sources = GrowingArray(np.dtype(np.int16))
         # Of each object, where there is a split; `NO_ROW` where it has no labels:
         self._places = GrowingArray(np.dtype(np.int8))
         self._groups = GrowingArray(np.dtype(np.uint64))
@@ -271,11 +306,7 @@ class Objects:
     def _all(self) -> bool:
         """Whether every entry of the catalog is an object that is drawn from."""
         whole = self._subsets is None and self.labels is None and self._pairs is None
-        return whole and not self._mixed
-
-    @property
-    def _mixed(self) -> bool:
-        return len(self._url_firsts) > 1
+        return whole and len(self._url_firsts) == 1
 
     def look(self, listed: int) -> None:
         """Sort out the first ``listed`` entries of the catalog.
@@ -291,7 +322,7 @@ class Objects:
                 self._ordinals.extend(np.flatnonzero(drawn) + self._looked)
                 self._note_sources(stores, drawn)
             else:
-                self._pair_up(self._pairs.take(self._looked, stores, keys))
+                self._pair_up(self._pairs.add(self._looked, stores, keys))
             self._looked += len(keys)
         if self._unlabelled and not self._skips:
             raise ConfigError(self.complaint())
@@ -327,10 +358,9 @@ class Objects:
         self._note_sources(whole.stores, drawn)
 
     def _note_sources(self, stores: Sequence[int], drawn: Mask) -> None:
-        if self._mixed:
-            sources = np.searchsorted(self._url_firsts, np.asarray(stores), side="right") - 1
-            self._found_sources.extend(sources)
-            self._sources.extend(sources[drawn])
+        sources = np.searchsorted(self._url_firsts, np.asarray(stores), side="right") - 1
+        self._found_sources.extend(sources.astype(np.int16))
+        self._sources.extend(sources[drawn].astype(np.int16))
 
     def _sorted_out(self, stores: list[int], keys: list[str]) -> Mask:
         """Return which of some entries are drawn from."""
@@ -396,7 +426,7 @@ class Objects:
     def _rows(self) -> Ints:
         """The ordinals of pairs' members; int64 [objects, fields], -1 behind the last."""
         assert self._pairs is not None
-        rows: Ints = self._members.values.reshape(-1, self._pairs.width)
+        rows: Ints = self._members.values.reshape(-1, self._pairs.fields)
         return rows
 
     def _firsts(self, start: int, stop: int) -> Ints:
@@ -407,22 +437,19 @@ class Objects:
 
     def sources(self, start: int, stop: int) -> Ints:
         """Return the sources of the objects from one number to another."""
-        if not self._mixed:
+        if self._all:
             return np.zeros(stop - start, np.int64)
-        return self._sources.values[start:stop]
+        return self._sources.values[start:stop].astype(np.int64)
 
     def numbers(self, source: int, start: int, stop: int) -> Ints:
         """Return which objects are those from a place to another among all of a source."""
-        if not self._mixed:
-            return np.arange(start, min(stop, self.among(len(self._catalog))))
+        if self._all:
+            return np.arange(start, min(stop, len(self._catalog)))
         return np.flatnonzero(self._sources.values == source)[start:stop]
 
     def counts(self, listed: int) -> Ints:
         """Return how many of the first ``listed`` entries are drawn from; int64 [sources]."""
-        drawn = self.among(listed)
-        if not self._mixed:
-            return np.array([drawn])
-        return np.bincount(self.sources(0, drawn), minlength=len(self._url_firsts))
+        return np.bincount(self.sources(0, self.among(listed)), minlength=len(self._url_firsts))
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return the bytes of the objects from one number to another; of their first fields."""
@@ -461,56 +488,12 @@ class Objects:
         for n, name in enumerate(self._subsets.names):
             mine = places == n
             groups = len(np.unique(self._groups.values[mine]))
-            of = self._found_sources.values[mine] if self._mixed else np.zeros(mine.sum(), int)
+            of = self._found_sources.values[mine].astype(np.int64)
             used = n == self._subsets.used
             found.append(Subset(name, int(mine.sum()), groups, sizes[mine], of, used))
         return found
 
 
-AnyFieldJoin: TypeAlias = "FieldJoin | SourcesFieldJoin"
-
-
-class SourcesFieldJoin:
-    """As `FieldJoin`, of sources of which some have fields; other entries are whole by themselves."""
-
-    def __init__(self, sources: Sequence[SourceConfig]) -> None:
-        self._firsts = first_urls(sources)
-        self._pairs = [FieldJoin(one.fields) if one.fields else None for one in sources]
-        self.width = max(max(1, len(one.fields)) for one in sources)
-
-    @property
-    def unmatched(self) -> int:
-        """Listed members that lack a partner."""
-        return sum(one.unmatched for one in self._pairs if one is not None)
-
-    def take(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
-        """See `FieldJoin.take`; where an object has fewer members than others, -1 follows them."""
-        rows: list[tuple[list[int], int, str]] = []
-        for ordinal, (store, key) in enumerate(zip(stores, keys, strict=True), first):
-            source = source_of_url(self._firsts, store)
-            pairs, base = self._pairs[source], self._firsts[source]
-            if pairs is None:
-                rows.append(([ordinal], store, key))
-                continue
-            whole = pairs.take(ordinal, [store - base], [key])
-            members = whole.members.tolist()
-            rows += [(some, base, name) for some, name in zip(members, whole.keys, strict=True)]
-        padded = [some + [-1] * (self.width - len(some)) for some, _, _ in rows]
-        members_of_all = np.array(padded, np.int64).reshape(-1, self.width)
-        return CompleteObjects(
-            members_of_all, list(map(itemgetter(2), rows)), list(map(itemgetter(1), rows))
-        )
-
-    def complaint(self, shown: int) -> str:
-        """See `FieldJoin.complaint`; it is about the first source that lacks some."""
-        for number, pairs in enumerate(self._pairs):
-            if pairs is not None and pairs.unmatched:
-                return name_source(pairs.complaint(shown), number, len(self._pairs))
-        return ""
-
-
-def field_join(sources: Sequence[SourceConfig]) -> AnyFieldJoin | None:
-    """Return what makes objects of members; None where each entry is one."""
-    if not any(source.fields for source in sources):
-        return None
-    return FieldJoin(sources[0].fields) if len(sources) == 1 else SourcesFieldJoin(sources)
+def field_join(sources: Sequence[SourceConfig]) -> FieldJoin | None:
+    """Return how members become objects; None where each entry is one."""
+    return FieldJoin(sources) if any(source.fields for source in sources) else None

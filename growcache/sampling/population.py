@@ -146,24 +146,17 @@ class Population:
             replace(stop, round=round_, weight=weight) for stop, round_, weight in more
         )
 
-    def samples(self, listed: int, samples_per_whole: float) -> float:
-        """Estimate the samples of the objects among the first ``listed`` of the catalog."""
-        objects = self._objects.among(listed)
-        sources = self._objects.sources(0, objects)
-        found = self._samples(self._objects.sizes(0, objects), sources, samples_per_whole)
-        return float(found.sum())
-
     def sources(self, listed: int) -> list[tuple[int, float]]:
         """Return how many objects of each source are drawn from, and their samples, estimated."""
         objects = self._objects.among(listed)
         sources = self._objects.sources(0, objects)
-        samples = self._samples(self._objects.sizes(0, objects), sources, 1.0)
+        samples = self._samples(self._objects.sizes(0, objects), sources)
         return list(zip(self._objects.counts(listed).tolist(), samples.tolist(), strict=True))
 
-    def subsets(self, samples_per_whole: float) -> list[tuple[Subset, float]]:
+    def subsets(self) -> list[tuple[Subset, float]]:
         """Return what is listed of each subset of a split, and its samples, estimated."""
         return [
-            (one, float(self._samples(one.sizes, one.sources, samples_per_whole).sum()))
+            (one, float(self._samples(one.sizes, one.sources).sum()))
             for one in self._objects.subsets()
         ]
 
@@ -176,28 +169,23 @@ class Population:
         starts = self.starts(listed)
         objects = len(starts) - 1
         sources = self._objects.sources(0, objects)
-        parts = np.bincount(sources, np.diff(starts), len(self._sizing.cuts))
-        samples = self._samples(self._objects.sizes(0, objects), sources, 1.0)
+        parts = np.bincount(sources, np.diff(starts), len(self._sizing.partitionings))
+        samples = self._samples(self._objects.sizes(0, objects), sources)
         found: Floats = np.divide(samples, parts, out=np.ones(len(parts)), where=parts > 0)
         # A source of nothing but empty objects must not be drawn from for ever.
         return np.maximum(found, LEAST_PER_VISIT)
 
-    def _samples(self, sizes: Ints, sources: Ints, samples_per_whole: float) -> Floats:
+    def _samples(self, sizes: Ints, sources: Ints) -> Floats:
         """Return the samples of objects, by source."""
-        count = max(1, len(self._sizing.cuts))
-        cuts = [self._sizing.cut(source, samples_per_whole) for source in range(count)]
-        if count == 1:
-            return np.array([cuts[0].samples(sizes)])
-        return np.array([cut.samples(sizes[sources == n]) for n, cut in enumerate(cuts)])
+        cuts = enumerate(self._sizing.partitionings)
+        return np.array([cut.samples(sizes[sources == number]) for number, cut in cuts])
 
     def _counts(self, start: int, stop: int) -> Ints:
         """Return how many parts the objects from one number to another have."""
         sizes = self._objects.sizes(start, stop)
-        if not self._sizing.cuts:
-            return self._sizing.cut().parts(sizes)
         sources = self._objects.sources(start, stop)
         counts = np.zeros(len(sizes), np.int64)
-        for number, cut in enumerate(self._sizing.cuts):
+        for number, cut in enumerate(self._sizing.partitionings):
             mine = sources == number
             counts[mine] = cut.parts(sizes[mine])
         return counts

@@ -25,7 +25,6 @@ from growcache.sampling.sizing import (
     Sizing,
     group_limits,
     measure_sizing,
-    mixed_sizing,
     stored_sizing,
     with_configured_sizes,
 )
@@ -237,13 +236,7 @@ class SchemaSearch:
         ]
         weights = self._config.weights or (1.0,)
         values = float(np.average([one["sample_bytes"] for one in answers], weights=weights))
-        if self._config.weights is None:
-            first = measured[0]
-            sizing = measure_sizing(
-                self._config, first.measure, schema, ranged=first.ranged, sample_bytes=values
-            )
-        else:
-            sizing = mixed_sizing(self._config, measured, schema, weights, values)
+        sizing = measure_sizing(self._config, measured, schema, values)
         kept = {
             "ranged": any(one.ranged for one in measured),
             "record_bytes": self._cache.record_bytes(schema, values),

@@ -53,16 +53,13 @@ class StatusBuilder:
         objects = len(self._catalog)
         if not listed or objects == self._measured:
             return
-        identity = self._cache.meta.identity
-        whole = int(identity.sizes.get("samples_per_whole", 1)) if identity else 1
         self._parts = population.parts(objects)
-        self._population_samples = population.samples(objects, whole)
+        self._sources = population.sources(objects)
+        self._population_samples = sum(samples for _, samples in self._sources)
         self._subsets = [
             SubsetStatus(one.name, one.used, one.objects, one.groups, samples)
-            for one, samples in population.subsets(whole)
+            for one, samples in population.subsets()
         ]
-        if self._config.weights is not None:
-            self._sources = population.sources(objects)
         self._cache.meta.set_population(self._parts, self._population_samples)
         self._measured = objects
 

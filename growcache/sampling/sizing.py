@@ -53,17 +53,14 @@ class Sizing:
     doublings: int = RAMP_DOUBLINGS
     cuts: tuple[Partitioning, ...] = ()
 
-    def cut(self, source: int = 0, samples_per_whole: float = 1.0) -> Partitioning:
-        """Return how the objects of a source are cut."""
-        if self.cuts:
-            return self.cuts[source]
-        return Partitioning(
-            self.samples_per_object,
-            self.stride_bytes,
-            self.overhead_bytes,
-            self.whole,
-            samples_per_whole=samples_per_whole,
+    @property
+    def partitionings(self) -> tuple[Partitioning, ...]:
+        """How the objects of each source are cut."""
+        visit = self.samples_per_object
+        one = Partitioning(
+            visit, self.stride_bytes, self.overhead_bytes, self.whole, samples_per_whole=visit
         )
+        return self.cuts or (one,)
 
     def group_parts(self, group: int) -> int:
         """Return how many parts a group holds: the first groups are small (protocol 7)."""
@@ -131,9 +128,6 @@ KEPT_BYTES = 32 * ROUNDING_BYTES  # of a shard that stays for ever, at least
 LIMIT_OF_EXPECTED = 4  # a group of samples that differ may well be so much larger than expected
 
 
-_LATER = ("cuts", "doublings")  # fields of sizes that stored ones may lack
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
     """What the first objects of a source showed."""
@@ -159,26 +153,38 @@ def takes_some_samples(sampling: SamplingConfig) -> bool:
     return sampling.weight_by == "objects" and sampling.order == "replacement"
 
 
-def mixed_sizing(
+def measure_sizing(
     config: Config,
     measured: Sequence[MeasuredSource],
     schema: Schema,
-    weights: Sequence[float],
     sample_bytes: float | None = None,
 ) -> Sizing:
-    """Return the sizes for a new cache of several sources; see `measure_sizing`."""
-    ones = [
-        measure_sizing(
-            config, one.measure, schema, ranged=one.ranged, sample_bytes=sample_bytes, source=n
+    """Return the sizes for a new cache; they are stored with it and never change.
+
+    ``sample_bytes``: of the values of the samples that were probed, on average; needed
+        where they differ in size.
+    """
+    values = schema.nbytes if sample_bytes is None else sample_bytes
+    record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
+    ones = [_sizing_of(config, n, one, record_bytes) for n, one in enumerate(measured)]
+    if config.weights is None:
+        return ones[0]
+    cuts = [
+        replace(
+            sizing.partitionings[0],
+            ranged=one.ranged,
+            samples_per_whole=sizing.samples_per_object
+            if one.ranged
+            else one.samples_per_object,
         )
-        for n, one in enumerate(measured)
+        for sizing, one in zip(ones, measured, strict=True)
     ]
-    cuts = [_partitioning_of(sizing, one) for sizing, one in zip(ones, measured, strict=True)]
     if takes_some_samples(config.sampling):  # each visit takes as many samples
         least = min(cut.samples_per_object for cut in cuts)
         cuts = [replace(c, samples_per_object=least, samples_per_whole=least) for c in cuts]
     visits = np.array([c.samples_per_whole if c.whole else c.samples_per_object for c in cuts])
-    mean = sum(weights) / float((np.asarray(weights) / np.maximum(visits, 1e-9)).sum())
+    weights = np.array(config.weights)
+    mean = float(weights.sum() / (weights / np.maximum(visits, 1e-9)).sum())
     largest = max(ones, key=lambda sizing: sizing.group_shards)
     limit = config.cache.max_samples
     return replace(
@@ -189,32 +195,13 @@ def mixed_sizing(
     )
 
 
-def _partitioning_of(sizing: Sizing, measured: MeasuredSource) -> Partitioning:
-    whole = measured.samples_per_object
-    if measured.ranged:
-        whole = sizing.samples_per_object
-    cut = sizing.cut(samples_per_whole=whole)
-    return replace(cut, ranged=measured.ranged)
-
-
-def measure_sizing(
-    config: Config,
-    measure: Measure,
-    schema: Schema,
-    *,
-    ranged: bool,
-    sample_bytes: float | None = None,
-    source: int = 0,
-) -> Sizing:
-    """Return the sizes for a new cache; they are stored with it and never change.
-
-    ``sample_bytes``: of the values of the samples that were probed, on average; needed
-        where they differ in size.
-    """
-    values = schema.nbytes if sample_bytes is None else sample_bytes
-    record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
-    if not ranged:
-        _refuse_samples_per_object(config, measure, config.sources[source].format)
+def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: int) -> Sizing:
+    measure, ranged = one.measure, one.ranged
+    if not ranged and config.sampling.samples_per_object not in ("auto", measure.samples):
+        raise ConfigError(
+            f"sampling.samples_per_object: source.format {config.sources[number].format} reads "
+            f"objects whole, {measure.samples} samples at a time; leave it auto"
+        )
     visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
     group = shards_per_group(visit, int(config.cache.max_bytes))
     limit = config.cache.max_samples
@@ -341,31 +328,23 @@ def _fits(config: Config, record_bytes: int, visit: int) -> bool:
     return nbytes <= MOST_GROUP_BYTES and needed <= limit
 
 
-def _refuse_samples_per_object(config: Config, measure: Measure, form: str) -> None:
-    if config.sampling.samples_per_object not in ("auto", measure.samples):
-        raise ConfigError(
-            f"sampling.samples_per_object: source.format {form} reads "
-            f"objects whole, {measure.samples} samples at a time; leave it auto"
-        )
-
-
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:
     """Return the sizing that a cache's identity holds."""
+    values = {field.name: sizes[field.name] for field in fields(Sizing) if field.name in sizes}
     cuts = tuple(Partitioning(**cut) for cut in sizes.get("cuts", ()))
-    names = [field.name for field in fields(Sizing) if field.name not in _LATER]
-    doublings = sizes.get("doublings", RAMP_DOUBLINGS)
-    return Sizing(**{name: sizes[name] for name in names}, doublings=doublings, cuts=cuts)
+    return Sizing(**values | {"cuts": cuts})
 
 
 def sizing_values(sizing: Sizing) -> dict[str, Any]:
-    """Return what `stored_sizing` makes a sizing of; no cuts where there is one source.
+    """Return the values that `stored_sizing` takes, without those that most caches share.
 
-    Nor what all caches had once: fingerprints of those that have it still are as they were.
+    They are part of the fingerprint, so their keys do not change.
     """
     values = asdict(sizing)
-    cuts, doublings = list(values.pop("cuts")), values.pop("doublings")
-    usual = {} if doublings == RAMP_DOUBLINGS else {"doublings": doublings}
-    return values | usual | ({"cuts": cuts} if cuts else {})
+    if sizing.doublings == RAMP_DOUBLINGS:
+        del values["doublings"]
+    cuts = list(values.pop("cuts"))
+    return values | ({"cuts": cuts} if cuts else {})
 
 
 def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:

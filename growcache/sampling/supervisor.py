@@ -40,7 +40,7 @@ from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.label_table import require_table_library
-from growcache.sampling.labels import AnyLabels, LabelsReader
+from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
 from growcache.sampling.messages import Message, awaited_event
 from growcache.sampling.objects import Objects, Split, field_join
@@ -287,7 +287,7 @@ class Supervisor:
         """Count bytes that this process read from the store."""
         self._overview.egress_bytes += nbytes
 
-    def _labels_came(self, found: AnyLabels | GrowcacheError) -> None:
+    def _labels_came(self, found: Labels | GrowcacheError) -> None:
         self._silences[TABLES].answered()
         if isinstance(found, GrowcacheError):
             self._fail(found)

@@ -147,6 +147,7 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
         GROUP_BYTES,
         MOST_GROUP_BYTES,
         SHARD_BYTES,
+        MeasuredSource,
         group_limits,
         measure_sizing,
     )
@@ -160,7 +161,9 @@ def test_shards_of_samples_that_differ_are_sized_by_their_mean(
     )
     schema = Schema((Field("x", "<f4", (None,)),))
     measure = Measure(samples=1, stride_bytes=10.0, overhead_bytes=0)
-    sizing = measure_sizing(config, measure, schema, ranged=False, sample_bytes=20_000.5)
+    sizing = measure_sizing(
+        config, [MeasuredSource(measure, 1.0, ranged=False)], schema, 20_000.5
+    )
     assert 0.98 * SHARD_BYTES < sizing.shard_samples * 20_000 <= SHARD_BYTES
     limits = group_limits(config, sizing, schema, 20_000.5)
     assert limits["group_limit_bytes"] == GROUP_BYTES
@@ -197,7 +200,12 @@ def test_a_group_may_take_its_share_of_the_bound(workers: int, max_bytes: int) -
 def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     from growcache.config import Config
     from growcache.formats.base import Measure
-    from growcache.sampling.sizing import SIDECAR_BYTES, check_bound, measure_sizing
+    from growcache.sampling.sizing import (
+        SIDECAR_BYTES,
+        MeasuredSource,
+        check_bound,
+        measure_sizing,
+    )
     from growcache.schema import Field, Schema
 
     config = Config.model_validate(
@@ -209,7 +217,7 @@ def test_shards_of_tiny_samples_fit_the_memory_of_a_sampler(visit: int) -> None:
     )
     schema = Schema((Field("x", "<f4", (3,)),))
     measure = Measure(samples=10**6, stride_bytes=12.0, overhead_bytes=128)
-    sizing = measure_sizing(config, measure, schema, ranged=True)
+    sizing = measure_sizing(config, [MeasuredSource(measure, 1.0, ranged=True)], schema)
     samples = sizing.shard_samples * sizing.group_shards
     check_bound(config, samples * (50 + SIDECAR_BYTES), 10**6)
     assert samples > 100_000

@@ -318,10 +318,10 @@ def test_a_fixed_set_ends_exactly() -> None:
 def test_long_recordings_are_visited_more_often() -> None:
     """Protocol 2: 99 small recordings and one large."""
     sizes = np.array([100] * 99 + [100_000])
-    counts = sizing(stride_bytes=10.0, overhead_bytes=0).cut().parts(sizes)
+    counts = sizing(stride_bytes=10.0, overhead_bytes=0).partitionings[0].parts(sizes)
     assert counts.tolist() == [10] * 99 + [10_000]
-    assert sizing(stride_bytes=10.0, samples_per_object=4).cut().parts(sizes)[0] == 3
-    assert sizing(whole=True).cut().parts(sizes).tolist() == [1] * 100
+    assert sizing(stride_bytes=10.0, samples_per_object=4).partitionings[0].parts(sizes)[0] == 3
+    assert sizing(whole=True).partitionings[0].parts(sizes).tolist() == [1] * 100
 
 
 def test_locate_finds_object_and_part() -> None:

@@ -37,7 +37,7 @@ def labels(
     table = parse_table(f"path,n,group\n{lines}".encode(), "csv", "path", ("n", "group"))
     wanted = LabelsConfig(url="t.csv", key="path", columns=("n", "group"), match=match)
     urls = (url,) if isinstance(url, str) else url
-    return Labels(SourceConfig(url=urls, labels=wanted), table)
+    return Labels([SourceConfig(url=urls, labels=wanted)], [table])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from growcache.sampling.sizing import (
     MeasuredSource,
     Partitioning,
     Sizing,
-    mixed_sizing,
+    measure_sizing,
     sizing_values,
     stored_sizing,
 )
@@ -53,7 +53,7 @@ def sizing_of(*sources: tuple[int, bool, float], **sampling: Any) -> Sizing:
         for together, ranged, samples in sources
     ]
     schema = Schema((Field("x", "<f4", (1000,)),))
-    return mixed_sizing(config, measured, schema, [1.0] * len(sources))
+    return measure_sizing(config, measured, schema)
 
 
 def test_visits_of_each_source_are_as_large_as_are_worth_their_request() -> None:
@@ -90,7 +90,7 @@ def test_a_visit_is_counted_by_what_objects_hold(tmp_path: Path) -> None:
         objects = Objects(catalog, firsts=(0, 1))
         population = Population(catalog, objects, sizing)
         assert population.parts(20) == 10 * 2 + 10
-        assert population.samples(20, 1) == 10 * 5 + 10 * 2.5
+        assert population.sources(20) == [(10, 50.0), (10, 25.0)]
         assert population.per_visit(20).tolist() == [2.5, 2.5]
         assert objects.counts(7).tolist() == [4, 3]
         assert objects.numbers(1, 1, 3).tolist() == [3, 5]

@@ -42,7 +42,7 @@ def source(fields: dict[str, Any], **more: Any) -> SourceConfig:
 
 
 def pairs(fields: dict[str, Any]) -> FieldJoin:
-    return FieldJoin(source(fields).fields)
+    return FieldJoin([source(fields)])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def taken(
     fields: dict[str, Any], listed: Sequence[tuple[int, str]]
 ) -> tuple[FieldJoin, list[str]]:
     made = pairs(fields)
-    whole = made.take(0, [store for store, _ in listed], [key for _, key in listed])
+    whole = made.add(0, [store for store, _ in listed], [key for _, key in listed])
     return made, whole.keys
 
 

@@ -14,6 +14,7 @@ from growcache.formats.base import Measure
 from growcache.sampling.sizing import (
     ALIKE,
     MAX_GROUP_SHARDS,
+    MeasuredSource,
     SizeEstimate,
     Sizing,
     check_bound,
@@ -28,7 +29,8 @@ SCHEMA = Schema((Field("x", "<f4", (1000,)),))
 def sized(together: int, **sampling: Any) -> Sizing:
     cache = {"max_bytes": "10GB", **sampling.pop("cache", {})}
     config = load_config({"source": {"url": "x"}, "sampling": sampling, "cache": cache})
-    return measure_sizing(config, Measure(4000.0, 0, 10**6, together), SCHEMA, ranged=True)
+    measured = MeasuredSource(Measure(4000.0, 0, 10**6, together), 1.0, ranged=True)
+    return measure_sizing(config, [measured], SCHEMA)
 
 
 def test_a_visit_is_worth_what_is_fetched_together() -> None:
@@ -72,7 +74,7 @@ def test_a_bound_of_megabytes_holds_what_is_sized_by_it(
     config = load_config({"source": {"url": "x"}, "cache": cache})
     schema = Schema((Field("x", "<f4", (None if ragged else values,)),))
     measure, nbytes = Measure(4.0 * values, 0, 10**6, together), 4.0 * values
-    sizing = measure_sizing(config, measure, schema, ranged=True, sample_bytes=nbytes)
+    sizing = measure_sizing(config, [MeasuredSource(measure, 1.0, ranged=True)], schema, nbytes)
     forecast = SizeEstimate(sizing, CACHE_FORMATS[form].record_bytes(schema, nbytes))
     limits = group_limits(config, sizing, schema, nbytes)
     largest = limits.get("group_limit_bytes", 0)
