@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_che
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.schema import Sample
+from growcache.seeding import generator_at
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SamplesWithOrigins: TypeAlias = list[
     tuple[Sample, int, int]
 ]  # each sample with its origin [start, stop)
+
+T = TypeVar("T")
 
 MOST_VISIT_BYTES = 1_000_000_000  # bytes; what a sampler may use for a group of shards
 MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
@@ -195,6 +198,14 @@ def most_decoded_bytes(entry: Entry, ratio: int = DEFLATE_RATIO) -> int:
 def ordinals_of_part(samples: int, visit: Visit) -> range:
     """Return the ordinals of the samples in the visit's part: contiguous, possibly none."""
     return range(visit.part * samples // visit.parts, (visit.part + 1) * samples // visit.parts)
+
+
+def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
+    """Return the random items that the visit takes, in their order, or all."""
+    if visit.take is None or visit.take >= len(found):
+        return list(found)
+    rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
+    return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
 
 
 def integer_option(options: Mapping[str, Any], name: str, least: int) -> int | None:

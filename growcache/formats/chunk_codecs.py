@@ -36,11 +36,20 @@ def zarr2_decoder(
         raise FormatError(f"expected order C or F, found {order!r:.20}")
     steps = [_step(str(config["id"]), config) for config in filters or []]
     steps += [_step(str(compressor["id"]), compressor)] if compressor is not None else []
-    shape = tuple(chunks)
+    axes = list(range(len(chunks)))
+    return _array_decoder(steps, dtype, chunks, axes if order == "C" else axes[::-1])
+
+
+def _array_decoder(
+    steps: Sequence[Step], dtype: np.dtype[Any], chunks: Sequence[int], axes: Sequence[int]
+) -> ChunkDecoder:
+    """Return what decodes a chunk whose axes are stored in the order of ``axes``."""
+    stored = [chunks[at] for at in axes]
+    back = np.argsort(axes)
 
     def decode(data: memoryview) -> Array:
-        flat = _decode_values(data, steps, math.prod(shape), dtype)
-        return flat.reshape(shape, order=order)
+        values = decode_steps(data, steps, math.prod(stored) * dtype.itemsize)
+        return np.frombuffer(values, dtype).reshape(stored).transpose(back)
 
     return decode
 
@@ -70,17 +79,7 @@ def zarr3_decoder(
             raise FormatError(f"codec {name[:40]!r} is not read; {_KNOWN_CODECS}")
     if not is_bytes:
         raise FormatError("expected the codec bytes, found none")
-    stored = tuple(chunks[at] for at in axes)
-    back = np.argsort(axes)
-
-    def decode(data: memoryview) -> Array:
-        return (
-            _decode_values(data, steps, math.prod(stored), dtype)
-            .reshape(stored)
-            .transpose(back)
-        )
-
-    return decode, dtype
+    return _array_decoder(steps, dtype, chunks, axes), dtype
 
 
 def _axes(order: Any, count: int) -> list[int]:
@@ -100,12 +99,6 @@ def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memory
     if data.nbytes != nbytes:
         raise FormatError(f"a chunk has {data.nbytes} bytes where {nbytes} belong")
     return data
-
-
-def _decode_values(
-    data: memoryview, steps: Sequence[Step], count: int, dtype: np.dtype[Any]
-) -> Array:
-    return np.frombuffer(decode_steps(data, steps, count * dtype.itemsize), dtype)
 
 
 def _step(name: str, settings: Mapping[str, Any]) -> Step:

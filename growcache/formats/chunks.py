@@ -11,21 +11,21 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     DEFLATE_RATIO,
-    MOST_VISIT_SAMPLES,
     RUN_LENGTH_RATIO,
     Measure,
     Visit,
     most_decoded_bytes,
+    refuse_many_samples,
 )
 from growcache.formats.memory import correct_decoded, reserve_decoded
-from growcache.formats.rows import SampleGrid, native_order
+from growcache.formats.rows import SampleGrid, cut_window, native_order, runs_of_starts
 from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
@@ -178,23 +178,18 @@ ArrayOrStrings: TypeAlias = Array | list[Any]  # a list holds strings
 MOST_ROWS = 1 << 58
 
 
-class FieldArray(Protocol):
+class FieldArray:
     """An array from which samples are cut along its first axis."""
 
-    @property
-    def name(self) -> str: ...
+    def __init__(self, name: str, chunking: ChunkGrid) -> None:
+        self.name = name
+        self.chunking = chunking
+        self.length = chunking.shape[0]
+        self.row_bytes = math.prod(chunking.shape[1:]) * chunking.dtype.itemsize
+        self.unit = chunking.chunks[0]  # rows that can only be fetched together
 
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def row_bytes(self) -> int: ...
-
-    @property
-    def unit(self) -> int:
-        """Rows that can only be fetched together."""
-
-    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]: ...
+    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
+        raise NotImplementedError
 
 
 async def read_windows(
@@ -202,9 +197,7 @@ async def read_windows(
 ) -> list[tuple[Sample, int, int]]:
     """Return the samples of a visit, in the order of the object."""
     starts, wanted = _starts_and_ordinals(series, grid, visit, entry.key)
-    return await _read_starts(
-        series, grid, entry, [starts[i] for i in _checked_count(wanted, entry.key)]
-    )
+    return await _read_starts(series, grid, entry, starts, wanted)
 
 
 def window_ordinals(
@@ -230,28 +223,25 @@ async def read_owned_windows(
 ) -> list[tuple[Sample, int, int]]:
     """Return the samples of a visit to an object that owns the windows at ``starts``."""
     wanted = choose_ordinals(len(starts), visit, entry.key, lambda _: range(len(starts)))
-    return await _read_starts(
-        series,
-        grid,
-        entry,
-        [starts[i] for i in _checked_count(wanted, entry.key)],
-        RUN_LENGTH_RATIO,
-    )
+    return await _read_starts(series, grid, entry, starts, wanted, RUN_LENGTH_RATIO)
 
 
 async def _read_starts(
     series: Sequence[FieldArray],
     grid: SampleGrid,
     entry: Entry,
-    wanted: list[int],
+    starts: range,
+    ordinals: Sequence[int],
     ratio: int = DEFLATE_RATIO,
 ) -> list[tuple[Sample, int, int]]:
+    refuse_many_samples(entry.key, len(ordinals))
     count = series[0].length
-    runs = _row_runs(wanted, grid, count)
-    rows = sum(len(run) for run, _ in runs)
-    padded = len(wanted) * grid.length if grid.pad else 0
+    groups = runs_of_starts([starts[i] for i in ordinals], grid.length, 0)
+    runs = [range(group[0], min(group[-1] + grid.length, count)) for group in groups]
+    rows = sum(map(len, runs))
+    padded = len(ordinals) * grid.length if grid.pad else 0
     refuse_large_visit(entry, max(rows, padded) * sum(one.row_bytes for one in series), ratio)
-    read = await asyncio.gather(*(one.rows([run for run, _ in runs]) for one in series))
+    read = await asyncio.gather(*(one.rows(runs) for one in series))
     columns = [
         {name: values for one, found in zip(series, read, strict=True)
          for name, values in flat_fields(one.name, found[number])}
@@ -259,8 +249,8 @@ async def _read_starts(
     ]  # fmt: skip
     return [
         (_cut_window(fields, start - run.start, grid), start, min(start + grid.length, count))
-        for fields, (run, firsts) in zip(columns, runs, strict=True)
-        for start in firsts
+        for fields, run, group in zip(columns, runs, groups, strict=True)
+        for start in group
     ]
 
 
@@ -319,14 +309,6 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in DTYPE_KINDS and not dtype.hasobject and dtype.itemsize > 0
 
 
-def _checked_count(wanted: Sequence[int], key: str) -> Sequence[int]:
-    if len(wanted) > MOST_VISIT_SAMPLES:
-        raise FormatError(
-            f"{key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found {len(wanted):,}"
-        )
-    return wanted
-
-
 def _chunk_rows(series: Sequence[FieldArray]) -> int:
     """Return the rows per chunk of the array that has the most bytes."""
     return max(series, key=lambda one: one.row_bytes).unit
@@ -342,36 +324,11 @@ def _chunk_of_start(starts: range, rows: int) -> ChunkOf:
     return chunk_of
 
 
-def _row_runs(starts: list[int], grid: SampleGrid, count: int) -> list[tuple[range, list[int]]]:
-    """Return the runs of rows to read, each once, and the starts within them."""
-    runs: list[tuple[range, list[int]]] = []
-    for start in starts:
-        stop = min(start + grid.length, count)
-        if runs and start <= runs[-1][0].stop:
-            rows, firsts = runs[-1]
-            runs[-1] = range(rows.start, stop), firsts
-            firsts.append(start)
-        else:
-            runs.append((range(start, stop), [start]))
-    return runs
-
-
 def _cut_window(fields: Mapping[str, ArrayOrStrings], at: int, grid: SampleGrid) -> Sample:
-    if grid.window is None:
-        return {name: values[at] for name, values in fields.items()}
     return {
-        name: _padded_window(np.asarray(values), at, grid.window)
+        name: values[at] if isinstance(values, list) else cut_window(values, at, grid)
         for name, values in fields.items()
     }
-
-
-def _padded_window(values: Array, at: int, length: int) -> Array:
-    window = values[at : at + length]
-    if len(window) == length:
-        return window
-    padded = np.zeros((length, *values.shape[1:]), values.dtype)
-    padded[: len(window)] = window
-    return padded
 
 
 def array_paths_option(options: Mapping[str, Any], option: str) -> dict[str, str] | None:

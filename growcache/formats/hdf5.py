@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +44,7 @@ from growcache.formats.hdf5_dataset import (
     read_strings,
 )
 from growcache.formats.hdf5_file import HDF5File, HDF5Files
+from growcache.formats.memory import LruCache
 from growcache.formats.rows import SampleGrid, grid_option, native_order
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
@@ -55,37 +55,26 @@ _STRING_BYTES = 64  # that one is taken to have, before it is read
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
-class _DatasetField:
+class _DatasetField(FieldArray):
     def __init__(
         self, name: str, layout: DatasetLayout, reader: ObjectReader, file: HDF5File
     ) -> None:
-        self.name = name
+        shape = layout.shape or (1,)
+        super().__init__(
+            name, ChunkGrid(shape, layout.chunks or shape, layout.dtype, layout.fill)
+        )
+        if layout.string_storage:
+            self.row_bytes = math.prod(shape[1:]) * _STRING_BYTES
+        if not layout.chunks:
+            self.unit = 1
         self.layout = layout
         self._reader = reader
         self._file = file
-        self._shape = layout.shape or (1,)
-        self._chunking = ChunkGrid(
-            self._shape, layout.chunks or self._shape, layout.dtype, layout.fill
-        )
-
-    @property
-    def length(self) -> int:
-        return self._shape[0]
-
-    @property
-    def row_bytes(self) -> int:
-        item = _STRING_BYTES if self.layout.string_storage else self.layout.dtype.itemsize
-        return math.prod(self._shape[1:]) * item
-
-    @property
-    def unit(self) -> int:
-        return self.layout.chunks[0] if self.layout.chunks else 1
 
     async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
         if self.layout.inline_values is not None:
-            values = np.frombuffer(self.layout.inline_values, self.layout.dtype).reshape(
-                self._shape
-            )
+            flat = np.frombuffer(self.layout.inline_values, self.layout.dtype)
+            values = flat.reshape(self.chunking.shape)
             found = [values[run.start : run.stop] for run in runs]
         elif self.layout.chunks is not None:
             found = await self._of_chunks(runs)
@@ -97,7 +86,7 @@ class _DatasetField:
         return [await read_strings(reader, self.layout, values) for values in found]
 
     async def _contiguous(self, runs: Sequence[range]) -> list[Array]:
-        offset, dtype, shape = self.layout.offset, self.layout.dtype, self._shape
+        offset, dtype, shape = self.layout.offset, self.layout.dtype, self.chunking.shape
         if offset is None:
             return [np.full((len(run), *shape[1:]), self.layout.fill, dtype) for run in runs]
         stored = math.prod(shape[1:]) * dtype.itemsize
@@ -111,7 +100,7 @@ class _DatasetField:
         ]
 
     async def _of_chunks(self, runs: Sequence[range]) -> list[Array]:
-        places = self._chunking.places(runs, self._reader.entry)
+        places = self.chunking.places(runs, self._reader.entry)
         written = await self._located(places) if self.layout.has_chunks else []
         self._check(at for _, at in written)
         ranges = [(at, at + size) for _, (at, size, _) in written]
@@ -121,16 +110,16 @@ class _DatasetField:
             decoded: dict[ChunkPlace, Array | None] = dict.fromkeys(places)
             for (place, (_, _, mask)), stored in zip(written, data, strict=True):
                 decoded[place] = self._decoded(stored, mask)
-            return [self._chunking.assembled(run, decoded) for run in runs]
+            return [self.chunking.assembled(run, decoded) for run in runs]
 
-        return await self._chunking.decoding(runs, len(written), assemble)
+        return await self.chunking.decoding(runs, len(written), assemble)
 
     async def _located(
         self, places: Sequence[ChunkPlace]
     ) -> list[tuple[ChunkPlace, ChunkLocation]]:
         """Return where the chunks that were written are."""
         firsts = [
-            tuple(at * n for at, n in zip(place, self._chunking.chunks, strict=True))
+            tuple(at * n for at, n in zip(place, self.chunking.chunks, strict=True))
             for place in places
         ]
         look = functools.partial(
@@ -149,7 +138,7 @@ class _DatasetField:
 
     def _decoded(self, stored: memoryview, mask: int) -> Array:
         try:
-            return decode_chunk(stored, mask, self.layout, self._chunking)
+            return decode_chunk(stored, mask, self.layout, self.chunking)
         except FormatError as error:
             raise self._damaged(str(error)) from error
 
@@ -163,7 +152,8 @@ class _DatasetFields:
     def __init__(self, named: Mapping[str, str] | None) -> None:
         self._named = named
         self._files = HDF5Files()
-        self._known: OrderedDict[Entry, tuple[tuple[str, DatasetLayout], ...]] = OrderedDict()
+        self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout], ...]]
+        self._known = LruCache(_KNOWN_LAYOUTS)
 
     async def get(self, reader: ObjectReader) -> list[_DatasetField]:
         entry = reader.entry
@@ -171,9 +161,7 @@ class _DatasetFields:
         found = self._known.get(entry)
         if found is None:
             found = await file.ask(reader, lambda opened: self._described(opened, entry))
-            self._known[entry] = found
-            if len(self._known) > _KNOWN_LAYOUTS:
-                self._known.popitem(last=False)
+            self._known.put(entry, found, 1)
         return [_DatasetField(name, layout, reader, file) for name, layout in found]
 
     def _described(self, file: Any, entry: Entry) -> tuple[tuple[str, DatasetLayout], ...]:

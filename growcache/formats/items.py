@@ -28,6 +28,7 @@ from growcache.formats.base import (
     SamplesWithOrigins,
     Visit,
     refuse_many_samples,
+    take_some,
 )
 from growcache.formats.byte_ranges import MOST_RECORD_BYTES, FetchedObject
 from growcache.formats.compressed import read_unpacked
@@ -207,14 +208,6 @@ def _decode_items(
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         raise PartlyReadError(wrong[0] + more, samples)
     return samples
-
-
-def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
-    """Return the random items that the visit takes, in their order, or all."""
-    if visit.take is None or visit.take >= len(found):
-        return list(found)
-    rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
-    return [found[i] for i in sorted(rng.choice(len(found), visit.take, replace=False))]
 
 
 async def items_of_part(

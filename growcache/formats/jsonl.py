@@ -19,10 +19,11 @@ from growcache.formats.base import (
     named_specs_option,
     read_whole,
     refuse_unknown_options,
+    take_some,
 )
 from growcache.formats.byte_ranges import ReadAhead
 from growcache.formats.compressed import compression_option, refuse_compressed
-from growcache.formats.items import RANDOM_RANGE_BYTES, ItemsFormat, items_of_part, take_some
+from growcache.formats.items import RANDOM_RANGE_BYTES, ItemsFormat, items_of_part
 from growcache.formats.json_values import (
     CONVERTERS,
     DTYPES,

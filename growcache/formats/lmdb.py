@@ -20,8 +20,9 @@ from growcache.formats.base import (
     Visit,
     choice_option,
     refuse_unknown_options,
+    take_some,
 )
-from growcache.formats.items import ItemsFormat, decode_option, take_some
+from growcache.formats.items import ItemsFormat, decode_option
 from growcache.formats.lmdb_tree import (
     BRANCH,
     LEAF,

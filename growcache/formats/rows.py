@@ -14,7 +14,6 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     MOST_VISIT_BYTES,
-    MOST_VISIT_SAMPLES,
     Measure,
     ObjectFormat,
     ObjectReader,
@@ -24,11 +23,13 @@ from growcache.formats.base import (
     integer_option,
     is_fetched_whole,
     ordinals_of_part,
+    refuse_many_samples,
+    take_some,
 )
 from growcache.formats.byte_ranges import FetchedObject
 from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array, Sample
-from growcache.seeding import derive_seed, generator_at
+from growcache.seeding import derive_seed
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -164,11 +165,17 @@ def wanted_starts(
 ) -> Sequence[int]:
     starts = grid.starts(rows.count, grid.phase(rows.count, visit, reader.entry.key))
     given = visit.given(len(starts))
-    wanted = _starts_at(
-        starts, ordinals_of_part(len(starts), visit) if given is None else given
-    )
-    if given is None and visit.take is not None:
-        wanted = _take_starts(wanted, visit, reader.entry.key)
+    if given is None:
+        mine = ordinals_of_part(len(starts), visit)
+        wanted: Sequence[int] = starts[mine.start : mine.stop]
+        if visit.take is not None:
+            wanted = take_some(wanted, visit, visit.chosen_by(reader.entry.key))
+    else:  # a range may claim to be long
+        wanted = (
+            starts[given.start : given.stop]
+            if isinstance(given, range)
+            else [starts[i] for i in given]
+        )
     _refuse_too_much(reader, rows, grid, wanted)
     return wanted
 
@@ -177,7 +184,9 @@ async def read_rows(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
 ) -> list[tuple[Sample, int, int]]:
     """Return the samples that begin at these rows, as field ``x``."""
-    runs = _runs(wanted, grid.length, max(1, _READ_ALONG_BYTES // max(1, rows.row_bytes)))
+    runs = runs_of_starts(
+        wanted, grid.length, max(1, _READ_ALONG_BYTES // max(1, rows.row_bytes))
+    )
     read = await asyncio.gather(*(_read_run(reader, rows, grid, run) for run in runs))
     return [sample for samples in read for sample in samples]
 
@@ -194,29 +203,11 @@ def _refuse_too_much(
             f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes, found rows of "
             f"{rows.row_bytes:,} bytes, {nbytes:,} in all; cut smaller windows"
         )
-    if len(wanted) > MOST_VISIT_SAMPLES:
-        raise FormatError(
-            f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-            f"{len(wanted):,} rows that are so much shorter than those of the first object"
-        )
+    refuse_many_samples(reader.entry.key, len(wanted))
 
 
-def _starts_at(starts: range, ordinals: Sequence[int]) -> Sequence[int]:
-    if isinstance(ordinals, range):  # which may claim to be long
-        return starts[ordinals.start : ordinals.stop]
-    return [starts[i] for i in ordinals]
-
-
-def _take_starts(starts: Sequence[int], visit: Visit, key: str) -> list[int]:
-    rng = generator_at(
-        "take", visit.seed, visit.round, visit.chosen_by(key), visit.part, visit.parts
-    )
-    count = min(visit.take or 0, len(starts))
-    return [starts[int(i)] for i in np.sort(rng.choice(len(starts), count, replace=False))]
-
-
-def _runs(starts: Sequence[int], length: int, gap: int) -> list[list[int]]:
-    """Return the starts in groups that are worth one request each."""
+def runs_of_starts(starts: Sequence[int], length: int, gap: int) -> list[list[int]]:
+    """Return the starts in groups whose windows are at most ``gap`` rows apart."""
     runs: list[list[int]] = []
     for start in starts:
         if runs and start - (runs[-1][-1] + length) <= gap:
@@ -252,20 +243,21 @@ def cut_samples(
     """
     end = len(values) if count is None else count
     return [
-        (_cut(values, start - first, grid), start, min(start + grid.length, end))
+        ({"x": cut_window(values, start - first, grid)}, start, min(start + grid.length, end))
         for start in starts
     ]
 
 
-def _cut(values: Array, at: int, grid: SampleGrid) -> Sample:
+def cut_window(values: Array, at: int, grid: SampleGrid) -> Array:
     if grid.window is None:
-        return {"x": values[at]}
+        row: Array = values[at]
+        return row
     window = values[at : at + grid.window]
-    if len(window) < grid.window:
-        padded = np.zeros((grid.window, *values.shape[1:]), values.dtype)
-        padded[: len(window)] = window
-        window = padded
-    return {"x": window}
+    if len(window) == grid.window:
+        return window
+    padded = np.zeros((grid.window, *values.shape[1:]), values.dtype)
+    padded[: len(window)] = window
+    return padded
 
 
 def native_order(values: Array) -> Array:

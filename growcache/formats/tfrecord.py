@@ -19,6 +19,7 @@ from growcache.formats.base import (
     bool_option,
     named_specs_option,
     refuse_unknown_options,
+    take_some,
 )
 from growcache.formats.compressed import compression_option
 from growcache.formats.items import (
@@ -26,7 +27,6 @@ from growcache.formats.items import (
     ItemsFormat,
     decode_option,
     items_of_part,
-    take_some,
 )
 from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
 from growcache.schema import Array, Sample, Value

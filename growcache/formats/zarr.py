@@ -33,6 +33,7 @@ from growcache.formats.chunks import (
     ArrayOrStrings,
     ChunkGrid,
     ChunkPlace,
+    FieldArray,
     array_paths_option,
     common_length,
     read_owned_windows,
@@ -175,48 +176,22 @@ _DOTTED_PLACE = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
 _SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
 
 
-class _ZarrArray:
-    def __init__(self, root: str, metadata: ZarrMetadata) -> None:
-        self.root = root
-        self.metadata = metadata
-        self.chunking = ChunkGrid(
-            metadata.shape, metadata.chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO
-        )
-
-    @property
-    def length(self) -> int:
-        return self.metadata.shape[0]
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.metadata.shape[1:]) * self.metadata.dtype.itemsize
-
-    def key(self, place: Sequence[int]) -> str:
-        return self.root + self.metadata.name(place)
-
-
-class _ZarrField:
+class _ZarrField(FieldArray):
     """The rows of an array, for one visit."""
 
-    def __init__(self, name: str, array: _ZarrArray, reader: ObjectReader) -> None:
-        self.name = name
-        self._array = array
+    def __init__(
+        self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
+    ) -> None:
+        shape, chunks = metadata.shape, metadata.chunks
+        super().__init__(
+            name, ChunkGrid(shape, chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO)
+        )
+        self._root = root
+        self._metadata = metadata
         self._reader = reader
 
-    @property
-    def length(self) -> int:
-        return self._array.length
-
-    @property
-    def row_bytes(self) -> int:
-        return self._array.row_bytes
-
-    @property
-    def unit(self) -> int:
-        return self._array.metadata.chunks[0]
-
     async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
-        chunking = self._array.chunking
+        chunking = self.chunking
         places = chunking.places(runs, self._reader.entry)
         data = await asyncio.gather(*(self._stored(place) for place in places))
 
@@ -228,7 +203,7 @@ class _ZarrField:
         return list(await chunking.decoding(runs, len(places), assemble))
 
     async def _stored(self, place: ChunkPlace) -> memoryview | None:
-        key = self._array.key(place)
+        key = self._root + self._metadata.name(place)
         try:
             reader = self._reader
             if key != reader.entry.key:
@@ -241,9 +216,9 @@ class _ZarrField:
         if data is None:
             return None
         try:
-            return self._array.metadata.decode(data)
+            return self._metadata.decode(data)
         except FormatError as error:
-            raise FormatError(f"{self._array.key(place)}: {error}") from error
+            raise FormatError(f"{self._root}{self._metadata.name(place)}: {error}") from error
 
 
 class ZarrFormat(ObjectFormat):
@@ -258,7 +233,7 @@ class ZarrFormat(ObjectFormat):
 
     async def measure(self, reader: ObjectReader) -> Measure:
         found = await self._owned(reader, Visit(0, 1, 0, 0), self._grid.without_phase())
-        samples = len(found[1]) if found else 0
+        samples = len(found[2]) if found else 0
         return Measure(max(1.0, reader.entry.size / max(1, samples)), 0, samples)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
@@ -266,40 +241,39 @@ class ZarrFormat(ObjectFormat):
         found = await self._owned(reader, visit, self._grid)
         if found is None:
             return []
-        array, starts = found
-        series = [_ZarrField(array.root.rstrip("/").rpartition("/")[2] or "x", array, reader)]
+        root, metadata, starts = found
+        group, _, own = root.rstrip("/").rpartition("/")
+        series = [_ZarrField(own or "x", root, metadata, reader)]
         for name, path in self._beside.items():
-            root = array.root.rstrip("/").rpartition("/")[0]
-            other = _ZarrArray(
-                _sibling_folder(root, path),
-                await self._metadata(reader, _sibling_folder(root, path)),
-            )
-            series.append(_ZarrField(name, other, reader))
+            other = _sibling_folder(group, path)
+            series.append(_ZarrField(name, other, await self._metadata(reader, other), reader))
         common_length(series, reader.entry.key)
         return await read_owned_windows(series, self._grid, visit, reader.entry, starts)
 
     async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
         """Return the folder and the metadata of a chunk's array; None where the key is no chunk."""
         located = await self._located(reader)
-        return None if located is None else (located[0].root, located[0].metadata)
+        return None if located is None else located[:2]
 
     async def _owned(
         self, reader: ObjectReader, visit: Visit, grid: SampleGrid
-    ) -> tuple[_ZarrArray, range] | None:
+    ) -> tuple[str, ZarrMetadata, range] | None:
         """Return the array of a chunk, and the starts of the windows that it owns."""
         located = await self._located(reader)
         if located is None:
             return None
-        array, place = located
+        root, metadata, place = located
         if any(place[1:]):  # those of the first column own the rows
-            return array, range(0)
-        rows = array.chunking.chunks[0]
-        starts = grid.starts(array.length, grid.phase(array.length, visit, array.root))
+            return root, metadata, range(0)
+        length, rows = metadata.shape[0], metadata.chunks[0]
+        starts = grid.starts(length, grid.phase(length, visit, root))
         first = -(-(place[0] * rows - starts.start) // starts.step)
         stop = -(-((place[0] + 1) * rows - starts.start) // starts.step)
-        return array, starts[max(0, first) : max(0, stop)]
+        return root, metadata, starts[max(0, first) : max(0, stop)]
 
-    async def _located(self, reader: ObjectReader) -> tuple[_ZarrArray, ChunkPlace] | None:
+    async def _located(
+        self, reader: ObjectReader
+    ) -> tuple[str, ZarrMetadata, ChunkPlace] | None:
         """Return the array of a chunk and its place there; None where the key is no chunk."""
         key = reader.entry.key
         problem: FormatError | None = None
@@ -309,9 +283,8 @@ class ZarrFormat(ObjectFormat):
             except FormatError as error:
                 problem = problem or error
                 continue
-            array = _ZarrArray(root, metadata)
-            if len(place) == len(metadata.shape) and array.key(place) == key:
-                return array, place
+            if len(place) == len(metadata.shape) and root + metadata.name(place) == key:
+                return root, metadata, place
         if problem is not None:
             raise problem
         return None
