@@ -255,36 +255,10 @@ def init(
 
     At a terminal it asks for what the options do not say.
     """
-    from growcache.cli.init import (
-        EXAMPLE_URL,
-        InitOptions,
-        ask_for_choices,
-        checked_config_text,
-        choose_without_asking,
-        missing_library,
-        print_to_stderr,
-        refuse_existing,
-        write_config,
-    )
-    from growcache.cli.terminal import can_ask
+    from growcache.cli.init import InitOptions, init_config
 
-    shown = str(file) == "-"
-    if not shown:
-        refuse_existing(file, force=force)
     given = InitOptions(url, format_, cache, max_bytes, endpoint_url, anon, look, force)
-    choices = (
-        ask_for_choices(given)
-        if can_ask() and not (yes or shown)
-        else choose_without_asking(given)
-    )
-    if missing := missing_library(choices):
-        print_to_stderr(missing)
-    if shown:
-        typer.echo(checked_config_text("growcache.yaml", choices), nl=False)
-        return
-    write_config(file, choices, force=force)
-    edit = "set source.url in it, then " if choices.url == EXAMPLE_URL else ""
-    _print(f"Wrote {file}; {edit}start the service: growcache run {file}")
+    init_config(file, given, yes=yes)
 
 
 @app.command(epilog=examples_epilog("run"))

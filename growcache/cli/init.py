@@ -6,7 +6,7 @@ it with the model, so that no key, default or choice is missing.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import shutil
 import string
@@ -23,23 +23,19 @@ import yaml
 from growcache.cache.files import FILE_MODE
 from growcache.cli.humanize import as_size, in_bytes, in_count, plural
 from growcache.cli.source_probe import PROBE_SECONDS, ProbedSource, probe_source
-from growcache.cli.terminal import fold_to_width, spinner
+from growcache.cli.terminal import can_ask, fold_to_width, spinner
 from growcache.config import SourceConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, GrowcacheError, MissingLibraryError, StoreError
 from growcache.formats import check_format
 from growcache.secrecy import url_without_secrets
+from growcache.usercode import printable
 
 EXAMPLE_URL = "s3://my-bucket/recordings/**/*.npy"
 TEMPLATE = Path(__file__).with_name("config_template.yaml")
-COMMENT_WIDTH = 88
+COMMENT = textwrap.TextWrapper(88, initial_indent="  # > ", subsequent_indent="  #   ")
 RAW_GUESS = {"dtype": "<f4", "window": 4096}
 RAW_GUESS_REASON = "A guess: set dtype, shape and window to what was recorded."
-YAML_KEYWORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-# What YAML refuses even in a comment; it may stand in a key, or at the start of an object.
-UNPRINTABLE = dict.fromkeys(
-    (*range(32), *range(127, 160), 8232, 8233, 65279, *range(55296, 57344)), "?"
-)
 Prompt = Callable[..., Any]  # typer.prompt, and what tests put in its place
 
 
@@ -79,72 +75,76 @@ class InitOptions:
         return {**endpoint, **({"anon": True} if self.anon else {})}
 
 
+def init_config(file: Path, given: InitOptions, *, yes: bool) -> None:
+    """Write a config, or print it where the file is ``-``.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written, or a choice that no config may have.
+        StoreError: the source could not be probed, and a guess was not asked for.
+    """
+    shown = str(file) == "-"
+    if not shown:
+        _refuse_existing(file, force=given.force)
+    asks = can_ask() and not (yes or shown)
+    choices = ask_for_choices(given) if asks else choose_without_asking(given)
+    if shown:
+        typer.echo(_checked_config_text("growcache.yaml", choices), nl=False)
+        return
+    write_config(file, choices, force=given.force)
+    edit = "set source.url in it, then " if choices.url == EXAMPLE_URL else ""
+    written = f"Wrote {file}; {edit}start the service: growcache run {file}"
+    typer.echo(fold_to_width(written, sys.stdout))
+
+
+# ------------------------------------------------------------------ the text
+
+
 def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = None) -> str:
     """Return the text of a commented config."""
     chosen = choices or ConfigChoices()
     reason = [f"Chosen: {chosen.bound_reason}."] if chosen.bound_reason else []
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         file=file,
-        url=_yaml_scalar(chosen.url),
-        findings=_yaml_comment(chosen.findings),
-        format=_yaml_scalar(chosen.format),
-        options=_yaml_value(chosen.options),
-        storage_options=_yaml_value(chosen.storage_options),
-        path=_yaml_scalar(chosen.cache_path),
-        bound_reason=_yaml_comment(reason),
+        url=_as_yaml(chosen.url),
+        findings=_as_comment(chosen.findings),
+        format=_as_yaml(chosen.format),
+        options=_as_yaml(dict(chosen.options)),
+        storage_options=_as_yaml(dict(chosen.storage_options)),
+        path=_as_yaml(chosen.cache_path),
+        bound_reason=_as_comment(reason),
         max_bytes=chosen.max_bytes,
     )
 
 
-def _yaml_comment(sentences: Sequence[str]) -> str:
-    comment = textwrap.TextWrapper(
-        COMMENT_WIDTH, initial_indent="  # > ", subsequent_indent="  #   "
+def _as_comment(sentences: Sequence[str]) -> str:
+    texts = map(printable, sentences)  # keys of objects may hold line breaks
+    return "".join(f"{line}\n" for text in texts for line in COMMENT.wrap(text))
+
+
+def _as_yaml(value: object) -> str:
+    text = yaml.safe_dump(
+        value,
+        default_flow_style=True,
+        width=math.inf,  # type: ignore[arg-type]
+        allow_unicode=True,
+        sort_keys=False,
     )
-    texts = (sentence.translate(UNPRINTABLE) for sentence in sentences)
-    return "".join(f"{line}\n" for text in texts for line in comment.wrap(text))
+    return text.removesuffix("...\n").strip()
 
 
-def _yaml_scalar(text: str) -> str:
-    """Return a text as YAML has it: as it is where nothing in it has a meaning there."""
-    letters = text.translate(dict.fromkeys(map(ord, "/.-_")))
-    plain = letters.isascii() and letters.isalpha() and not text.startswith("-")
-    if text == EXAMPLE_URL or (plain and letters.lower() not in YAML_KEYWORDS):
-        return text
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _yaml_value(value: Any) -> str:
-    if isinstance(value, str):
-        return _yaml_scalar(value)
-    if not isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False)
-    inner = (f"{_yaml_scalar(key)}: {_yaml_value(inner)}" for key, inner in value.items())
-    return "{" + ", ".join(inner) + "}"
-
-
-def checked_config_text(file: str, choices: ConfigChoices) -> str:
-    """Return the text of a commented config that loads.
+def _checked_config_text(file: str, choices: ConfigChoices) -> str:
+    """Return the text of a commented config that loads; say what has to be installed for it.
 
     Raises:
         ConfigError: a choice that no config may have.
     """
     text = config_text(file, choices)
     load_config(yaml.safe_load(text))
-    missing_library(choices)
-    return text
-
-
-def missing_library(choices: ConfigChoices) -> str:
-    """Return what has to be installed before the config can be used; empty: nothing.
-
-    Raises:
-        ConfigError: a choice that no config may have.
-    """
     try:
         check_format(choices.format, choices.options, (choices.url,))
     except MissingLibraryError as error:
-        return str(error)
-    return ""
+        print_to_stderr(str(error))
+    return text
 
 
 def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> None:
@@ -153,8 +153,8 @@ def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> 
     Raises:
         ConfigError: the file exists, or cannot be written, or a choice that no config may have.
     """
-    refuse_existing(path, force=force)
-    text = checked_config_text(str(path), choices)
+    _refuse_existing(path, force=force)
+    text = _checked_config_text(str(path), choices)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.touch(FILE_MODE, exist_ok=False)  # its owner may write secrets into it
@@ -166,16 +166,14 @@ def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> 
         temporary.unlink(missing_ok=True)
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to write over a file.
-
-    Raises:
-        ConfigError: it exists.
-    """
+def _refuse_existing(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file in it")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; name another file, or add --force")
+
+
+# ------------------------------------------------------------------ the choices
 
 
 def choose_without_asking(given: InitOptions) -> ConfigChoices:
@@ -188,7 +186,7 @@ def choose_without_asking(given: InitOptions) -> ConfigChoices:
     found = None
     if given.url and given.probe:
         try:
-            found = probe_with_spinner(given)
+            found = _probe_with_spinner(given)
         except StoreError as error:
             failure = f"could not look at {url_without_secrets(given.url)}: {error}"
             if not given.force:
@@ -204,7 +202,11 @@ def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> Config
     """Return what goes into the config, from answers where the command line says nothing."""
     given, found = _ask_for_source(given, prompt)
     if found is not None:
-        print_to_stderr(describe_probe(found))
+        more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
+        listed = f"Found {plural(found.objects, 'object')}{more}, {in_bytes(found.nbytes)}"
+        count, size = in_count(found.samples), in_bytes(found.sample_bytes)
+        samples = f"; as proposed, {at_least}about {count} samples of {size}"
+        print_to_stderr(f"{listed}{samples if found.samples else ''}.")
     proposed = propose_choices(given, found)
     for sentence in proposed.findings:
         print_to_stderr(f"  {sentence}")
@@ -224,7 +226,7 @@ def _ask_for_source(
         if given.url == EXAMPLE_URL or not given.probe:
             return given, None
         try:
-            return given, probe_with_spinner(given)
+            return given, _probe_with_spinner(given)
         except GrowcacheError as error:
             print_to_stderr(f"Could not look there: {error}")
         print_to_stderr(
@@ -261,35 +263,27 @@ def _ask_for_changes(
             form = str(prompt("Format", default=form))
         if form != proposed.format:
             options = {}
-        shown = yaml.safe_dump(dict(options), default_flow_style=True, width=10**6).strip()
+        text = str(prompt("Options of it", default=_as_yaml(dict(options))))
         try:
-            options = _options_from_text(str(prompt("Options of it", default=shown)))
+            options = yaml.safe_load(text) or {}
+            if not isinstance(options, dict):
+                raise ConfigError(f"expected options such as {{axis: 0}}, found {text!r}")
             check_format(form, options)
             break
-        except MissingLibraryError as error:  # the config may be meant for another machine
-            print_to_stderr(str(error))
+        except MissingLibraryError:  # the config may be meant for another machine
             break
-        except ConfigError as error:
+        except (yaml.YAMLError, ConfigError) as error:
+            options = {}
             print_to_stderr(str(error))
     path = given.cache_path or str(prompt("Folder of the cache", default=proposed.cache_path))
-    proposed = replace(proposed, format=form, options=options, cache_path=path)
+    chosen = replace(proposed, format=form, options=options, cache_path=path)
     if given.max_bytes:
-        return proposed
+        return chosen
     reason = proposed.bound_reason
     print_to_stderr(f"  {reason[:1].upper()}{reason[1:]}.")
     bound = str(prompt("Bound of the cache", default=proposed.max_bytes))
     same = bound == proposed.max_bytes
-    return replace(proposed, max_bytes=bound, bound_reason=reason if same else "")
-
-
-def _options_from_text(text: str) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"expected options such as {{axis: 0}}, found {text!r}")
-    return found
+    return replace(chosen, max_bytes=bound, bound_reason=reason if same else "")
 
 
 def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigChoices:
@@ -302,20 +296,22 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
     )
     if given.format == "raw":
         known = replace(known, options=RAW_GUESS, findings=[RAW_GUESS_REASON])
-    if found and given.format in (None, found.proposal.format):
+    if found and given.format in (None, found.format):
         known = replace(
             known,
             url=found.url or known.url,
-            format=found.proposal.format,
-            options=found.proposal.options,
-            findings=found.proposal.findings,
+            format=found.format,
+            options=found.options,
+            findings=found.findings,
         )
     if given.max_bytes:
         return replace(known, max_bytes=given.max_bytes)
     if given.url is None:
         return known
+    folders = (Path(known.cache_path), *Path(known.cache_path).absolute().parents)
+    free = shutil.disk_usage(next(folder for folder in folders if folder.is_dir())).free
     nbytes = found.nbytes if found and found.is_whole_listing else None
-    bound, reason = propose_bound(free_disk_bytes(Path(known.cache_path)), nbytes)
+    bound, reason = propose_bound(free, nbytes)
     return replace(known, max_bytes=as_size(bound), bound_reason=reason)
 
 
@@ -330,24 +326,7 @@ def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
     return below, f"about half of the {free} that are free"
 
 
-def free_disk_bytes(path: Path) -> int:
-    """Return the bytes that are free where a folder is, or will be."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-    return shutil.disk_usage(there).free
-
-
-def describe_probe(found: ProbedSource) -> str:
-    """Return what was found, in a sentence."""
-    more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
-    listed = f"Found {plural(found.objects, 'object')}{more}, {in_bytes(found.nbytes)}"
-    if not found.proposal.samples:
-        return f"{listed}."
-    samples = in_count(found.proposal.samples)
-    size = in_bytes(found.proposal.sample_bytes)
-    return f"{listed}; as proposed, {at_least}about {samples} samples of {size}."
-
-
-def probe_with_spinner(given: InitOptions) -> ProbedSource:
+def _probe_with_spinner(given: InitOptions) -> ProbedSource:
     source = SourceConfig(url=(given.url or "",), storage_options=given.storage_options)
     with spinner(sys.stderr, f"looking at {given.url} (at most {PROBE_SECONDS:g} s) …"):
         return probe_source(source)

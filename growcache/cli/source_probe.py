@@ -7,19 +7,14 @@ them. A candidate that cannot be read gives way to the next one, at last to plai
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from growcache.cli.container_probe import (
-    CONTENT_PROBES,
-    FormatProposal,
-    propose_zarr,
-    window_rows,
-)
 from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.config import SourceConfig
 from growcache.errors import (
@@ -29,12 +24,23 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.formats import COMPRESSIBLE, open_format
-from growcache.formats.base import ObjectFormat, Visit, read_partly
+from growcache.formats.base import (
+    ObjectFormat,
+    ObjectReader,
+    Visit,
+    read_partly,
+    require_library,
+)
 from growcache.formats.compressed import compression_of, unpacked_name, unpacked_start
+from growcache.formats.hdf5_dataset import DatasetLayout, dataset_paths, describe_dataset
+from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.image import image_kind
+from growcache.formats.lmdb_tree import TreeReader
+from growcache.formats.npy import read_npy_header
+from growcache.formats.parquet_footer import FooterCache, check_column_type, parquet_errors
 from growcache.formats.tar_headers import is_header
 from growcache.formats.tfrecord_scan import record_length_at
-from growcache.formats.zarr import folder_of_chunk, open_zarr
+from growcache.formats.zarr import ZarrMetadata, folder_of_chunk, open_zarr
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
@@ -44,9 +50,17 @@ LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a p
 PROBE_SECONDS = 15.0
 HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`
 MANY_OBJECTS = 16  # each of which can be a sample
-MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a proposal
+MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a candidate
+MAX_CHUNKS_READ = 8  # of a Zarr array
 MAX_CLASSES = 1000
-MAX_CHUNKS_TRIED = 8  # objects that may be chunks of a Zarr array
+SMALL_BYTES = 1 << 20  # up to this size an array is one sample, where there are many objects
+ROW_BYTES = 4096  # a row of this size can be a sample
+SUBARRAY_BYTES = 256  # the same where rows are themselves arrays
+WINDOW_BYTES = 1 << 16
+MAX_IMAGE_CHANNELS = 4
+MIN_IMAGE_SIDE = 16
+MAX_NAMED = 8  # arrays, columns or databases
+MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 MAGIC = (
     (0, b"\x93NUMPY", "npy"),
@@ -69,43 +83,39 @@ DTYPES_BY_SUFFIX = {
     **dict.fromkeys((".u8", ".uint8"), "<u1"),
     **dict.fromkeys((".c64", ".cf32", ".cfile"), "<c8"),
 }
-# Candidates for formats whose options do not depend on what an object holds, the best first.
-RECORD_FORMATS: dict[str, Sequence[tuple[dict[str, Any], str]]] = {
-    "tar": [
-        (
-            {},
-            "A tar archive; its files whose names are the same up to the first dot are a "
-            "sample; fields says which are taken.",
-        ),
-        ({"decode": "none"}, "A tar archive, whose files are kept as bytes."),
-    ],
-    "tfrecord": [
-        ({}, "A TFRecord file; features says the dtypes and shapes of its features."),
-        ({"decode": "none"}, "A TFRecord file, whose records are no tf.train.Example."),
-    ],
-    "jsonl": [
-        ({}, "Lines of JSON; each is a sample; fields says which keys are taken."),
-        ({"raw": True}, "Lines that differ, so they are kept as bytes."),
-    ],
+# Options to try, the best first, for formats that need not be looked into.
+RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "tar": [{}, {"decode": "none"}],
+    "tfrecord": [{}, {"decode": "none"}],
+    "jsonl": [{}, {"raw": True}],
 }
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
+WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
+
+# Options of a format, and sentences about what was found.
+Candidate = tuple[dict[str, Any], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedSource:
-    """What was found at a source.
+    """What was found at a source, and what its objects can be read as.
 
     Attributes:
         objects: how many were listed, with ``nbytes`` together.
         is_whole_listing: whether the listing came to its end.
-        proposal: what the objects can be read as.
-        url: that matches only the objects which the proposal is for; empty: the source's own.
+        findings: sentences about the objects.
+        samples: how many all objects hold, about, of ``sample_bytes``; 0 before they were read.
+        url: that matches only the objects which were read; empty: the source's own.
     """
 
     objects: int
     nbytes: int
     is_whole_listing: bool
-    proposal: FormatProposal
+    format: str = "bytes"
+    options: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+    samples: int = 0
+    sample_bytes: int = 0
     url: str = ""
 
 
@@ -118,20 +128,20 @@ def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> Probed
         TransientStoreError: no answer in time.
         StoreError: the store refuses.
     """
+
+    def probe() -> ProbedSource:
+        store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
+        try:
+            return _probe_store(source, store)
+        finally:
+            asyncio.run(store.close())
+
     thread = DaemonThread("probe")
-    found = thread.ahead(lambda: _open_and_probe(source, seconds))
+    found = thread.ahead(probe)
     thread.close(wait=False)
     if not found.wait(seconds):
         raise TransientStoreError(f"no answer within {seconds:g} s")
     return found.result()
-
-
-def _open_and_probe(source: SourceConfig, seconds: float) -> ProbedSource:
-    store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
-    try:
-        return _probe_store(source, store)
-    finally:
-        asyncio.run(store.close())
 
 
 def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
@@ -140,20 +150,20 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     if not filled:
         found = "only empty objects lie" if entries else "no object lies"
         raise ObjectMissingError(f"{found} at {', '.join(source.url)}")
-    nbytes = sum(entry.size for entry in entries)
-    if is_zarr(filled):
-        proposal = asyncio.run(_propose_zarr(store, filled))
-        return ProbedSource(len(entries), nbytes, is_whole, proposal)
-    group, others = largest_group(filled)
+    listed = ProbedSource(len(entries), sum(entry.size for entry in entries), is_whole)
+    zarr = is_zarr(filled)
+    group, others = largest_group(filled, zarr=zarr)
+    if zarr:
+        return asyncio.run(_propose_zarr(listed, store, group, sorted(others)))
     folders = {parent_name(entry.key) for entry in group} if is_whole else set()
-    proposal = asyncio.run(_propose(store, group, folders))
-    url = narrower_url(source.url, group) if others else ""
-    if others:
-        shown = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
-        advice = "so it was narrowed" if url else "so let it match objects of one kind"
-        matched = f"source.url matches others as well ({shown}), {advice}."
-        proposal = replace(proposal, findings=(matched, *proposal.findings))
-    return ProbedSource(len(entries), nbytes, is_whole, proposal, url)
+    probed = asyncio.run(_propose(listed, store, group, folders))
+    if not others:
+        return probed
+    url = narrower_url(source.url, group)
+    shown = ", ".join(f"{count} {kind}" for kind, count in others.most_common(4))
+    advice = "so it was narrowed" if url else "so let it match objects of one kind"
+    matched = f"source.url matches others as well ({shown}), {advice}."
+    return replace(probed, url=url, findings=(matched, *probed.findings))
 
 
 def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
@@ -178,21 +188,35 @@ def suffix_of(key: str) -> str:
     return "" if suffix[1:].isdigit() else suffix
 
 
-def largest_group(entries: Sequence[Entry]) -> tuple[list[Entry], Counter[str]]:
+def is_zarr(entries: Sequence[Entry]) -> bool:
+    """Whether what is listed are arrays of Zarr, or parts of them."""
+    return any(
+        key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
+        for key in (entry.key for entry in entries)
+    )
+
+
+def _kind_of(key: str, *, zarr: bool) -> str:
+    suffix = suffix_of(key)
+    return folder_of_chunk(key) if zarr else FORMATS_BY_SUFFIX.get(suffix, suffix)
+
+
+def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry], Counter[str]]:
     """Return the objects of the kind that has most bytes, and how many others there are.
 
-    Objects whose names start with ``.`` or ``_`` describe others, as ``_metadata`` does.
+    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_`` describe
+    others, as ``_metadata`` does.
     """
+    if zarr:
+        entries = [entry for entry in entries if folder_of_chunk(entry.key)]
     shown = [entry for entry in entries if PurePosixPath(entry.key).name[:1] not in (".", "_")]
     kinds: dict[str, list[Entry]] = {}
     for entry in shown or entries:
-        suffix = suffix_of(entry.key)
-        kinds.setdefault(FORMATS_BY_SUFFIX.get(suffix, suffix), []).append(entry)
-    group = max(kinds.values(), key=lambda group: sum(entry.size for entry in group))
-    rest = Counter(suffix_of(entry.key) or PurePosixPath(entry.key).name for entry in entries)
-    return group, rest - Counter(
-        suffix_of(entry.key) or PurePosixPath(entry.key).name for entry in group
-    )
+        kinds.setdefault(_kind_of(entry.key, zarr=zarr), []).append(entry)
+    group = max(kinds.values(), key=lambda group: sum(one.size for one in group), default=[])
+    taken = {entry.key for entry in group}
+    rest = [entry.key for entry in entries if entry.key not in taken]
+    return group, Counter(_kind_of(key, zarr=zarr) or PurePosixPath(key).name for key in rest)
 
 
 def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
@@ -219,16 +243,14 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
     suffix = suffix_of(key)
     if kind := compression_of(head):
         start = unpacked_start(head, kind)
-        if not start and kind != "zstd":  # whose blocks may be larger
-            return "", ""
-        form = detect_format(unpacked_name(key), start)[0] if start else ""
-        form = form or (FORMATS_BY_SUFFIX.get(suffix, "") if not start else "")
-        return (form, kind) if form in COMPRESSIBLE and not compression_of(start) else ("", "")
-    for at, magic, form in MAGIC:
-        if head[at:].startswith(magic):
-            return form, ""
+        if start:
+            form, packed = detect_format(unpacked_name(key), start)
+        else:  # blocks of zstd may be larger than the head
+            form, packed = FORMATS_BY_SUFFIX.get(suffix, "") if kind == "zstd" else "", ""
+        return (form, kind) if form in COMPRESSIBLE and not packed else ("", "")
     view = memoryview(head)
     found = (
+        *((form, head[at:].startswith(magic)) for at, magic, form in MAGIC),
         ("image", image_kind(head) is not None),
         ("raw", suffix in DTYPES_BY_SUFFIX),
         ("tar", is_header(view, 0)),
@@ -240,12 +262,12 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
 
 
 async def _propose(
-    store: RemoteStore, group: Sequence[Entry], folders: set[str]
-) -> FormatProposal:
-    """Return the first candidate that three of the objects can be read by."""
+    listed: ProbedSource, store: RemoteStore, group: Sequence[Entry], folders: set[str]
+) -> ProbedSource:
+    """Add the first candidate that three of the objects can be read by."""
     largest = max(group, key=lambda entry: entry.size)
-    probed = {one.key: one for one in (largest, group[0], group[len(group) // 2])}.values()
-    readers = [StoredObject(store, entry) for entry in probed]
+    probed = {one.key: one for one in (largest, group[0], group[len(group) // 2])}
+    readers = [StoredObject(store, entry) for entry in probed.values()]
     heads = [
         bytes(memoryview(await one.read(0, min(one.entry.size, HEAD_BYTES)))) for one in readers
     ]
@@ -254,155 +276,316 @@ async def _propose(
     ]
     form, compression = Counter(kinds).most_common(1)[0][0]  # of equals that of the largest
     first = kinds.index((form, compression))
-    reasons = [f"It was not recognised; it starts with {heads[first][:8]!r}."]
+    reason = f"It was not recognised; it starts with {heads[first][:8]!r}."
     try:
-        probe = CONTENT_PROBES.get(form)
-        many = len(group) >= MANY_OBJECTS
-        for proposal in (
-            await probe(readers[first], many=many)
-            if probe
-            else candidates(form, compression, readers[first].entry, heads[first], folders)
-        ):
+        if form in CONTENT_PROBES:
+            many = len(group) >= MANY_OBJECTS
+            found = await CONTENT_PROBES[form](readers[first], many)
+        else:
+            entry = readers[first].entry
+            found = candidates(form, compression, entry, heads[first], folders)
+        for options, findings in found:
             try:
-                return await _prove(proposal, readers, group)
+                return await _prove(listed, form, options, findings, readers, group)
             except FormatError as error:
-                reasons = [f"It cannot be read as {form}: {error}."]
+                reason = f"It cannot be read as {form}: {error}."
     except MissingLibraryError as error:
         advice = (NAME_DATASETS,) if form == "hdf5" else ()
-        return FormatProposal(form, {}, (f"Not looked into: {error}.", *advice))
+        findings = (f"Not looked into: {error}.", *advice)
+        return replace(listed, format=form, findings=findings)
     except FormatError as error:
-        reasons = [f"It cannot be read as {form}: {error}."]
-    whole = "An object's bytes are one sample, for your code to decode (decode in options)."
-    return await _prove(FormatProposal("bytes", {}, (*reasons, whole)), readers, group)
+        reason = f"It cannot be read as {form}: {error}."
+    return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
 def candidates(
     form: str, compression: str, entry: Entry, head: bytes, folders: set[str]
-) -> list[FormatProposal]:
-    """Return proposals for objects of a format that need not be opened, the best first."""
+) -> list[Candidate]:
+    """Return what to try for objects of a format that need not be looked into, the best first.
+
+    ``folders`` are all that hold an image; empty where they are not known.
+    """
     if form == "image":
-        return [propose_image(entry, image_kind(head) or "", folders)]
+        image = f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
+        if "/" not in entry.key or len(folders) == 1:
+            label = "All are in one folder, so there is no label."
+            return [({"label": "none"}, (image, label))]
+        if 1 < len(folders) <= MAX_CLASSES:
+            label = "The label is the number of its folder in classes."
+            return [({"classes": sorted(folders)}, (image, label))]
+        label = "The label is its folder's name; list the names as classes for numbers."
+        return [({"label": "folder"}, (image, label))]
     if form == "raw":
-        return [propose_raw(entry)]
-    packed = {"compression": compression} if compression else {}
-    each = [f"Compressed by {compression}, so that each object is read whole."] * len(packed)
+        dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
+        window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
+        values = f"A window has {window} values; shape says how many values one row has."
+        suffix = f"No header; {dtype} is what the name's ending says."
+        return [({"dtype": dtype, "window": window}, (suffix, values))]
+    if not compression:
+        return [(options, ()) for options in RECORD_OPTIONS.get(form, ())]
+    packed = f"Compressed by {compression}, so that each object is read whole."
     return [
-        FormatProposal(form, {**options, **packed}, (*each, sentence))
-        for options, sentence in RECORD_FORMATS.get(form, ())
+        ({**options, "compression": compression}, (packed,)) for options in RECORD_OPTIONS[form]
     ]
 
 
-def propose_image(entry: Entry, kind: str, folders: set[str]) -> FormatProposal:
-    """Return what is proposed for images; ``folders``: all that hold one, empty if unknown."""
-    image = f"A {kind} image of {in_bytes(entry.size)}; it stays encoded in the cache."
-    options: dict[str, Any] = {"label": "folder"}
-    label = "The label is its folder's name; list the names as classes for numbers."
-    if "/" not in entry.key or len(folders) == 1:
-        options, label = {"label": "none"}, "All are in one folder, so there is no label."
-    elif 1 < len(folders) <= MAX_CLASSES:
-        options = {"classes": sorted(folders)}
-        label = "The label is the number of its folder in classes."
-    return FormatProposal("image", options, (image, label))
+async def probe_npy(reader: ObjectReader, many: bool) -> list[Candidate]:
+    header = await read_npy_header(reader)
+    array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}."
+    options, sentence = array_options(header.shape, header.dtype.itemsize, many=many)
+    if options and header.fortran and len(header.shape) > 1:
+        options = {}
+        sentence = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
+    return [(options, (array, sentence))]
 
 
-def propose_raw(entry: Entry) -> FormatProposal:
-    """Return what is proposed for an array without header whose name says its dtype."""
-    dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
-    window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
-    values = f"A window has {window} values; shape says how many values one row has."
-    suffix = f"No header; {dtype} is what the name's ending says."
-    return FormatProposal("raw", {"dtype": dtype, "window": window}, (suffix, values))
+async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
+    if many and reader.entry.size <= SMALL_BYTES:
+        return [({}, ())]
+    # Compressed arrays are read at once. Arrays of different lengths are together one sample.
+    return [({"axis": 0}, ()), ({"axis": 0, "read": "whole"}, ()), ({}, ())]
 
 
-def is_zarr(entries: Sequence[Entry]) -> bool:
-    """Whether what is listed are arrays of Zarr, or parts of them."""
-    return any(
-        key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
-        for key in (entry.key for entry in entries)
-    )
+async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
+    require_library("source.format: hdf5", "h5py", "hdf5")
+    file = HDF5Files().get(reader.entry)
+    found, unreadable = await file.ask(reader, lambda file: _layouts(file, reader.entry.key))
+    dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
+    shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
+    listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
+    listed += f" {plural(len(unreadable), 'other')}: {unreadable[0]}." if unreadable else ""
+    arrays = [one for one in found if one.shape]
+    numbers = [one for one in arrays if not one.string_storage] or arrays
+    if not numbers:
+        raise FormatError(f"{listed} None is an array")
+    main = max(numbers, key=lambda one: math.prod(one.shape) * one.dtype.itemsize)
+    folder = main.path.rpartition("/")[0]
+    siblings = [one for one in found if one.path.rpartition("/")[0] == folder]
+    # What has scalars next to it is one sample, as a rule: an image with its label.
+    many = many or not all(one.shape for one in siblings)
+    options, sentence = array_options(main.shape, main.dtype.itemsize, many=many)
+    if main.string_storage:
+        options, sentence = {"axis": 0}, "Each of its texts is a sample."
+    together = [one.path for one in siblings if _goes_along(one, main, options)]
+    together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
+    return [({"datasets": together, **options}, (listed, f"Of {main.path}: {sentence}"))]
 
 
-async def _propose_zarr(store: RemoteStore, entries: Sequence[Entry]) -> FormatProposal:
-    """Return what is proposed for the array of which most bytes are listed."""
-    sizes: Counter[str] = Counter()
-    for entry in entries:
-        sizes[folder_of_chunk(entry.key)] += entry.size
-    sizes.pop("", None)
-    largest = max(sizes, key=lambda root: sizes[root], default="")
-    chunks = [entry for entry in entries if largest and folder_of_chunk(entry.key) == largest]
-    readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_TRIED]]
+def _layouts(file: Any, key: str) -> tuple[list[DatasetLayout], list[str]]:
+    found, unreadable = [], []
+    for path in dataset_paths(file):
+        try:
+            found.append(describe_dataset(file, path, key))
+        except FormatError as error:
+            unreadable.append(str(error))
+    return found, unreadable
+
+
+def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
+    """Whether a dataset can be a field of the same samples as the main one."""
+    if not options:  # the object is one sample, of which arrays of text are no values
+        return not (one.string_storage and one.shape)
+    is_row_of_text = "window" not in options and len(one.shape) == 1
+    return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)
+
+
+async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:
+    require_library("source.format: parquet", "pyarrow", "parquet")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = await FooterCache(None).footer_bytes(reader)
+    with parquet_errors(reader.entry):
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        columns = metadata.schema.to_arrow_schema()
+    good: list[str] = []
+    bad: list[str] = []
+    for column in columns:
+        try:
+            check_column_type(column.name, column.type)
+            good.append(column.name)
+        except FormatError as error:
+            bad.append(str(error).partition(";")[0])
+    rows, names = plural(metadata.num_rows, "row"), names_text(columns.names)
+    table = f"A Parquet table of {rows} with {names}; each row is a sample."
+    if not bad or not good:
+        return [({}, (table,))]
+    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0]}."
+    return [({"columns": good}, (table, taken))]
+
+
+async def probe_lmdb(reader: ObjectReader, many: bool) -> list[Candidate]:
+    found = await TreeReader(None).databases(reader)
+    if not found:
+        return [({}, ("Each value's bytes are a sample.",))]
+    shown = names_text([f"{name} ({in_count(found[name])})" for name in found])
+    databases = plural(len(found), "database")
+    listed = f"An LMDB data file with {databases}, by their values: {shown}."
+    return [({"database": max(found, key=lambda name: found[name])}, (listed,))]
+
+
+CONTENT_PROBES: dict[str, Callable[[ObjectReader, bool], Awaitable[list[Candidate]]]] = {
+    "hdf5": probe_hdf5,
+    "lmdb": probe_lmdb,
+    "npy": probe_npy,
+    "npz": probe_npz,
+    "parquet": probe_parquet,
+}
+
+
+async def _propose_zarr(
+    listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], others: Sequence[str]
+) -> ProbedSource:
+    """Add what is proposed for the array whose chunks are listed."""
     reason = "None is listed: let source.url match the chunks of an array."
     try:
+        readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
         for reader in readers:
             if found := await open_zarr({"axis": 0}).array_of(reader):
-                others = sorted(sizes.keys() - {found[0]})
-                return await _prove(propose_zarr(*found, others), readers, chunks)
+                root, array = found
+                options, findings = _zarr_candidate(root, array, others)
+                return await _prove(listed, "zarr", options, findings, readers, chunks)
     except (FormatError, ObjectMissingError, MissingLibraryError) as error:
         reason = f"It cannot be read: {error}."
-    return FormatProposal("zarr", {"axis": 0}, ("Arrays of Zarr.", reason))
+    findings = ("Arrays of Zarr.", reason)
+    return replace(listed, format="zarr", options={"axis": 0}, findings=findings)
+
+
+def _zarr_candidate(root: str, array: ZarrMetadata, others: Sequence[str]) -> Candidate:
+    shape, chunk_rows = array.shape, array.chunks[0]
+    options, sentence = array_options(
+        shape, array.dtype.itemsize, many=False, chunk_rows=min(chunk_rows, shape[0]) or 1
+    )
+    if not options:
+        options, sentence = {"axis": 0}, "Each row is a sample."
+    described = f"Chunks of {plural(chunk_rows, 'row')} of {array.dtype.name}{list(shape)}."
+    if not others:
+        return options, (described, sentence)
+    advice = (
+        f"Let source.url match the chunks of one array, {root}**; beside takes others of equal "
+        f"length along. Chunks are listed of {names_text(others)}, too."
+    )
+    return options, (described, sentence, advice)
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return the first few names."""
+    return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
+
+
+def array_options(
+    shape: Sequence[int], item_bytes: int, *, many: bool, chunk_rows: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Return how samples are cut from an array, as options and as a sentence.
+
+    Args:
+        shape: of the array.
+        item_bytes: of one value.
+        many: whether there are enough objects for each to be a sample.
+        chunk_rows: rows that are read together, which windows divide; 0: rows are apart.
+    """
+    nbytes = math.prod(shape) * item_bytes
+    small = many and nbytes <= SMALL_BYTES and len(shape) < 3
+    if not shape or shape[0] <= 1 or not nbytes or small or _is_image(shape):
+        return {}, "The whole array is one sample."
+    row = nbytes // shape[0]
+    if row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
+        each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
+        return {"axis": 0}, f"{each}, read by range; leave axis out to take whole arrays."
+    rows = window_rows(row, shape[0])
+    if chunk_rows:
+        rows = max(n for n in range(1, min(rows, chunk_rows) + 1) if chunk_rows % n == 0)
+    each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
+    return {"window": rows}, f"{each}, read by range; a smaller stride lets them overlap."
+
+
+def _is_image(shape: Sequence[int]) -> bool:
+    if len(shape) != 3 or min(shape[0], shape[-1]) > MAX_IMAGE_CHANNELS:
+        return False
+    return sorted(shape)[1] >= MIN_IMAGE_SIDE
+
+
+def window_rows(row_bytes: int, rows: int) -> int:
+    """Return how many rows make a window of about 64 KiB, and at least four per object.
+
+    >>> window_rows(16, 10**9), window_rows(16, 1000), window_rows(3000, 10**6)
+    (4096, 128, 16)
+    """
+    most = min(WINDOW_BYTES // max(1, row_bytes), rows // 4)
+    return 1 << max(0, most.bit_length() - 1)
 
 
 async def _prove(
-    proposal: FormatProposal, readers: Sequence[StoredObject], group: Sequence[Entry]
-) -> FormatProposal:
-    """Return a proposal with what reading objects by it shows.
+    listed: ProbedSource,
+    form: str,
+    options: dict[str, Any],
+    findings: Sequence[str],
+    readers: Sequence[StoredObject],
+    group: Sequence[Entry],
+) -> ProbedSource:
+    """Add a candidate to what is listed, with what reading objects by it shows.
 
     Raises:
         FormatError: no object can be read, or none yields a sample.
         MissingLibraryError: it takes a library that is not installed.
     """
-    form = open_format(proposal.format, proposal.options)
+    opened = open_format(form, options)
     counts: list[tuple[int, int]] = []  # samples and bytes of an object
     samples: list[Sample] = []
     error: FormatError | None = None
     for reader in readers:
         try:
-            count, found = await _read_sample(form, reader)
+            count, found = await _read_sample(opened, reader)
         except FormatError as unreadable:
             error = unreadable
             continue
         counts.append((count, reader.entry.size))
         samples += found
-    if not any(count for count, _ in counts):
+    held = sum(count for count, _ in counts)
+    if not held:
         raise error or FormatError(f"{readers[0].entry.key} yields no sample")
+    if len({count for count, _ in counts}) == 1:
+        total = counts[0][0] * len(group)
+    else:
+        total = held * sum(one.size for one in group) / sum(size for _, size in counts)
     size = sum(map(sample_bytes, samples)) // max(1, len(samples))
     failed = [f"One cannot be read so: {error}."] if error else []
-    findings = (*proposal.findings, *failed, _reading_text(samples, counts, size))
-    total = round(_estimated_samples(counts, group) * len(counts) / len(readers))
-    return replace(proposal, findings=findings, samples=total, sample_bytes=size)
+    reading = _reading_text(samples, len(counts), held, size)
+    return replace(
+        listed,
+        format=form,
+        options=options,
+        findings=(*findings, *failed, reading),
+        samples=round(total * len(counts) / len(readers)),
+        sample_bytes=size,
+    )
 
 
 async def _read_sample(form: ObjectFormat, reader: StoredObject) -> tuple[int, list[Sample]]:
     """Return how many samples an object holds, and one of them (1 and none of a large whole object)."""
-    if not form.ranged and reader.entry.size > MAX_READ_BYTES:
-        return 1, []
+    if not form.ranged:
+        if reader.entry.size > MAX_READ_BYTES:
+            return 1, []
+        found, _ = await read_partly(form, reader, Visit(0, 1, 0, 0))
+        return len(found), [one[0] for one in found[:1]]
     measure = await form.measure(reader)
-    parts = max(1, measure.samples // max(1, measure.together)) if form.ranged else 1
-    found, _ = await read_partly(form, reader, Visit(0, parts, 0, 0))
-    if not found and parts > 1:
-        found, _ = await read_partly(form, reader, Visit(parts // 2, parts, 0, 0))
-    return (measure.samples if form.ranged else len(found)), [one[0] for one in found[:1]]
+    parts = max(1, measure.samples // max(1, measure.together))
+    for part in {0: 0, parts // 2: 0}:
+        found, _ = await read_partly(form, reader, Visit(part, parts, 0, 0))
+        if found:
+            break
+    return measure.samples, [one[0] for one in found[:1]]
 
 
-def _estimated_samples(counts: Sequence[tuple[int, int]], group: Sequence[Entry]) -> float:
-    """Return about how many samples there are: per object if all have as many, else per byte."""
-    if len({count for count, _ in counts}) == 1:
-        return counts[0][0] * len(group)
-    density = sum(count for count, _ in counts) / sum(size for _, size in counts)
-    return density * sum(entry.size for entry in group)
-
-
-def _reading_text(
-    samples: Sequence[Sample], counts: Sequence[tuple[int, int]], size: int
-) -> str:
-    objects = plural(len(counts), "object")
+def _reading_text(samples: Sequence[Sample], objects: int, held: int, size: int) -> str:
+    read = plural(objects, "object")
     if not samples:
-        return (
-            f"{objects} are too large to be read whole now, so their samples are not counted."
-        )
+        return f"{read} are too large to be read whole now, so their samples are not counted."
     try:
         schema = str(Schema.covering([Schema.of(sample) for sample in samples]))
     except FormatError as error:
-        return f"Read {objects}, whose samples differ: {error}; sampling.schema can make them alike."
-    each = in_count(sum(count for count, _ in counts) / len(counts))
-    return f"Read {objects}: {schema}; about {each} samples each, {in_bytes(size)} a sample."
+        return (
+            f"Read {read}, whose samples differ: {error}; sampling.schema can make them alike."
+        )
+    each = in_count(held / objects)
+    return f"Read {read}: {schema}; about {each} samples each, {in_bytes(size)} a sample."

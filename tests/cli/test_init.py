@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from growcache.cli.cli import main
-from growcache.cli.container_probe import FormatProposal
 from growcache.cli.init import (
     EXAMPLE_URL,
     ConfigChoices,
@@ -126,7 +125,7 @@ def test_a_look_lists_and_reads_one_object(data: Path) -> None:
     found = probe_source(SourceConfig(url=(f"{data}/*.npy",)))
     assert (found.objects, found.is_whole_listing) == (41, True)
     assert found.nbytes == sum(path.stat().st_size for path in data.iterdir())
-    assert found.proposal.options == {"axis": 0}
+    assert found.options == {"axis": 0}
 
 
 def test_a_look_at_a_bucket(bucket: Bucket) -> None:
@@ -135,8 +134,8 @@ def test_a_look_at_a_bucket(bucket: Bucket) -> None:
     found = probe_source(
         SourceConfig(url=(bucket.url("pets/**"),), storage_options=bucket.storage_options)
     )
-    assert found.proposal.format == "image"
-    assert found.proposal.options == {"classes": ["cat", "dog"]}
+    assert found.format == "image"
+    assert found.options == {"classes": ["cat", "dog"]}
 
 
 def test_a_look_gives_up_in_time() -> None:
@@ -161,7 +160,7 @@ def test_a_look_that_finds_nothing_says_so(url: str, said: str, data: Path) -> N
 
 
 def test_options_win_over_the_look() -> None:
-    look = ProbedSource(3, 300, True, FormatProposal("npy", {"axis": 0}, ("seen",), 5, 20))
+    look = ProbedSource(3, 300, True, "npy", {"axis": 0}, ("seen",), 5, 20)
     found = propose_choices(
         InitOptions("u", format="npy", max_bytes="3GB", cache_path="c", anon=True), look
     )

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from growcache.cli.cli import main
-from growcache.cli.container_probe import FormatProposal
 from growcache.cli.init import InitOptions, ask_for_choices
-from growcache.cli.source_probe import detect_format, probe_source
+from growcache.cli.source_probe import ProbedSource, detect_format, probe_source
 from growcache.config import SourceConfig
 from growcache.config_text import load_config
 from tests.formats.test_tar import archive
@@ -29,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS = 5000
 
 
-def proposed(url: object) -> FormatProposal:
-    return probe_source(SourceConfig(url=(str(url),))).proposal
+def proposed(url: object) -> ProbedSource:
+    return probe_source(SourceConfig(url=(str(url),)))
 
 
 def runs(tmp_path: Path, url: object) -> None:

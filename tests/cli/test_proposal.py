@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cli.cli import main
-from growcache.cli.container_probe import array_options
 from growcache.cli.init import propose_bound
 from growcache.cli.source_probe import (
     HEAD_BYTES,
     ProbedSource,
+    array_options,
     candidates,
     detect_format,
     probe_source,
@@ -95,8 +95,8 @@ def test_an_object_by_its_first_bytes(key: str, head: bytes, form: str) -> None:
     ],
 )
 def test_an_image_by_its_folders(key: str, folders: set[str], options: dict[str, Any]) -> None:
-    (found,) = candidates("image", "", Entry(key, 5000, None, None), PNG, folders)
-    assert found.options == options
+    ((found, _),) = candidates("image", "", Entry(key, 5000, None, None), PNG, folders)
+    assert found == options
 
 
 @given(
@@ -111,9 +111,8 @@ def test_whatever_it_is_each_candidate_is_a_format_with_options(
 ) -> None:
     form, compression = detect_format(key, head[:HEAD_BYTES])
     assert form in ("", *FORMATS)
-    for found in candidates(form, compression, Entry(key, size, None, None), head, set()):
-        open_format(found.format, found.options)
-        assert found.findings
+    for options, _ in candidates(form, compression, Entry(key, size, None, None), head, set()):
+        open_format(form, options)
 
 
 # ------------------------------------------------------- what a source is taken for
@@ -135,9 +134,9 @@ def test_other_files_do_not_decide_and_the_url_passes_them_over(tmp_path: Path) 
     for name in ("0README.md", "_metadata", "0.json"):
         (folder / name).write_text("{}")
     found = probed(f"{folder}/**")
-    assert (found.proposal.format, found.proposal.options) == ("npy", {"axis": 0})
+    assert (found.format, found.options) == ("npy", {"axis": 0})
     assert found.url == f"{folder}/**/*.npy"
-    assert "matches others as well" in found.proposal.findings[0]
+    assert "matches others as well" in found.findings[0]
     config, cache = tmp_path / "c.yaml", tmp_path / "cache"
     words = ["init", str(config), "--yes", "--url", f"{folder}/**", "--cache", str(cache)]
     assert main(words) == 0
@@ -145,7 +144,7 @@ def test_other_files_do_not_decide_and_the_url_passes_them_over(tmp_path: Path) 
 
 
 def test_an_array_alone_is_no_single_sample(tmp_path: Path) -> None:
-    found = probed(saved(tmp_path, 1, (16384, 4)) / "00.npy").proposal
+    found = probed(saved(tmp_path, 1, (16384, 4)) / "00.npy")
     assert found.options == {"window": 4096}
     assert (found.samples, found.sample_bytes) == (4, 1 << 16)
     assert "x: float32[4096, 4]; about 4 samples each" in found.findings[-1]
@@ -153,7 +152,7 @@ def test_an_array_alone_is_no_single_sample(tmp_path: Path) -> None:
 
 def test_columns_are_no_rows(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((100_000, 8), "f4", order="F"))
-    found = probed(tmp_path / "a.npy").proposal
+    found = probed(tmp_path / "a.npy")
     assert found.options == {}
     assert "Fortran" in found.findings[1]
 
@@ -176,28 +175,28 @@ def test_what_cannot_be_read_stays_bytes(
     name: str, data: bytes, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    found = probed(tmp_path / name).proposal
+    found = probed(tmp_path / name)
     assert (found.format, found.options, found.samples) == ("bytes", {}, 1)
     assert said in found.findings[0]
 
 
 def test_records_of_another_kind_are_kept_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.rec").write_bytes(file([b"x" * 30_000] * 3))
-    found = probed(tmp_path / "a.rec").proposal
+    found = probed(tmp_path / "a.rec")
     assert (found.format, found.options) == ("tfrecord", {"decode": "none"})
 
 
 def test_objects_whose_samples_differ_are_said_to(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     np.save(tmp_path / "zz.npy", np.zeros((64, 32, 32), "<i8"))
-    found = probed(tmp_path / "*.npy").proposal
+    found = probed(tmp_path / "*.npy")
     assert "whose samples differ" in found.findings[-1]
 
 
 def test_one_object_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     (tmp_path / "00.npy").write_bytes(b"\x93NUMPY")
-    found = probed(tmp_path / "*.npy").proposal
+    found = probed(tmp_path / "*.npy")
     assert found.options == {"axis": 0}
     assert any("One cannot be read so" in text for text in found.findings)
 
@@ -207,11 +206,11 @@ def test_an_archive_of_arrays_is_rows_where_they_are_equally_many(
     save: Any, tmp_path: Path
 ) -> None:
     save(tmp_path / "a.npz", x=np.zeros((500, 64)), y=np.arange(500))
-    found = probed(tmp_path / "a.npz").proposal
+    found = probed(tmp_path / "a.npz")
     whole = {} if save is np.savez else {"read": "whole"}
     assert (found.options, found.samples) == ({"axis": 0, **whole}, 500)
     save(tmp_path / "b.npz", x=np.zeros((50, 64)), y=np.arange(3))
-    assert probed(tmp_path / "b.npz").proposal.options == {}
+    assert probed(tmp_path / "b.npz").options == {}
 
 
 @pytest.mark.parametrize(
