@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,19 +66,12 @@ def examples_epilog(command: str) -> str:
     return "\n".join(f"Example: {example}" for example in EXAMPLES[command])
 
 
-CONFIG_SUFFIXES = (".yaml", ".yml")
 MIN_SIZE = 1_000_000  # such a number is one of bytes
-INDEX_FILE = "index.sqlite"  # named here: a Tab must not wait for the cache's own modules
 
 
-def complete_cache(incomplete: str) -> list[str]:
-    """Return caches, and the folders on the way to one."""
-    return _offer_with_contents(incomplete, _offer_caches)
-
-
-def complete_config(incomplete: str) -> list[str]:
-    """Return YAML files, and the folders on the way to one."""
-    return _offer_with_contents(incomplete, _offer_configs)
+def complete_path() -> list[str]:
+    """Offer nothing, so that the shell completes the path."""
+    return []
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -110,46 +103,6 @@ def _default_text(default: object) -> str:
     return "null" if default is None else str(default).replace(" ", "")
 
 
-def _offer_caches(incomplete: str) -> list[str]:
-    return [
-        found if (path / INDEX_FILE).exists() else f"{found}/"
-        for path, found in _paths_starting_with(incomplete)
-        if path.is_dir()
-    ]
-
-
-def _offer_configs(incomplete: str) -> list[str]:
-    return [
-        f"{found}/" if path.is_dir() else found
-        for path, found in _paths_starting_with(incomplete)
-        if path.is_dir() or path.suffix in CONFIG_SUFFIXES
-    ]
-
-
-def _offer_with_contents(incomplete: str, offered: Callable[[str], list[str]]) -> list[str]:
-    """Return what is offered; of a single folder also what is in it.
-
-    For a shell that finds a single word takes that to be all, and puts a space behind it.
-    """
-    found = offered(incomplete)
-    if len(found) == 1 and found[0].endswith("/"):
-        found += offered(found[0])
-    return found
-
-
-def _paths_starting_with(incomplete: str) -> Iterator[tuple[Path, str]]:
-    """Yield what a half-typed path may mean, each also as the shell is to show it."""
-    head, slash, start = incomplete.rpartition("/")
-    folder = Path(head + slash or ".").expanduser()
-    try:
-        found = sorted(folder.iterdir())
-    except OSError:  # no such folder, so there is nothing to offer
-        return
-    for path in found:
-        if path.name.startswith(start) and (start or not path.name.startswith(".")):
-            yield path, f"{head}{slash}{path.name}"
-
-
 app = typer.Typer(
     name="growcache",
     help="A bounded local cache of random samples from object storage that grows while you "
@@ -168,12 +121,12 @@ CacheArgument = Annotated[
         metavar="CACHE",
         help="The cache's folder.",
         file_okay=False,
-        autocompletion=complete_cache,
+        autocompletion=complete_path,
     ),
 ]
 ConfigArgument = Annotated[
     Path,
-    typer.Argument(metavar="CONFIG", help="The config file.", autocompletion=complete_config),
+    typer.Argument(metavar="CONFIG", help="The config file.", autocompletion=complete_path),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -361,7 +314,7 @@ def peek(
         typer.Option(
             metavar="CONFIG",
             help="Of the cache, where the store needs more than its URL, or samples code of yours.",
-            autocompletion=complete_config,
+            autocompletion=complete_path,
         ),
     ] = None,
     json: JsonOption = False,

@@ -123,11 +123,7 @@ def _as_comment(sentences: Sequence[str]) -> str:
 
 def _as_yaml(value: object) -> str:
     text = yaml.safe_dump(
-        value,
-        default_flow_style=True,
-        width=math.inf,  # type: ignore[arg-type]
-        allow_unicode=True,
-        sort_keys=False,
+        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     )
     return text.removesuffix("...\n").strip()
 

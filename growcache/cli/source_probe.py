@@ -155,7 +155,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     group, others = largest_group(filled, zarr=zarr)
     if zarr:
         return asyncio.run(_propose_zarr(listed, store, group, sorted(others)))
-    folders = {parent_name(entry.key) for entry in group} if is_whole else set()
+    folders = {PurePosixPath(entry.key).parent.name for entry in group} if is_whole else set()
     probed = asyncio.run(_propose(listed, store, group, folders))
     if not others:
         return probed
@@ -175,11 +175,6 @@ def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
         if time.monotonic() > end:
             return entries, False
     return entries, True
-
-
-def parent_name(key: str) -> str:
-    """Return the name of the folder that holds an object; empty where there is none."""
-    return key.rpartition("/")[0].rpartition("/")[2]
 
 
 def suffix_of(key: str) -> str:
@@ -545,9 +540,9 @@ async def _prove(
     if not held:
         raise error or FormatError(f"{readers[0].entry.key} yields no sample")
     if len({count for count, _ in counts}) == 1:
-        total = counts[0][0] * len(group)
+        share = len(group) / len(counts)
     else:
-        total = held * sum(one.size for one in group) / sum(size for _, size in counts)
+        share = sum(one.size for one in group) / sum(size for _, size in counts)
     size = sum(map(sample_bytes, samples)) // max(1, len(samples))
     failed = [f"One cannot be read so: {error}."] if error else []
     reading = _reading_text(samples, len(counts), held, size)
@@ -556,7 +551,7 @@ async def _prove(
         format=form,
         options=options,
         findings=(*findings, *failed, reading),
-        samples=round(total * len(counts) / len(readers)),
+        samples=round(held * share * len(counts) / len(readers)),
         sample_bytes=size,
     )
 
@@ -587,5 +582,5 @@ def _reading_text(samples: Sequence[Sample], objects: int, held: int, size: int)
         return (
             f"Read {read}, whose samples differ: {error}; sampling.schema can make them alike."
         )
-    each = in_count(held / objects)
-    return f"Read {read}: {schema}; about {each} samples each, {in_bytes(size)} a sample."
+    each = plural(round(held / objects), "sample")
+    return f"Read {read}: {schema}; about {each} each, {in_bytes(size)} a sample."

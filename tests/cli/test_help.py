@@ -75,23 +75,16 @@ def test_every_example_that_can_be_is_executed(
     ("typed", "offered"),
     [
         ("growcache sta", ["status"]),
-        ("growcache status ca", ["cache"]),
-        ("growcache status ./s", ["./some/", "./some/cache/"]),
-        ("growcache run ", ["growcache.yaml", "cache/", "some/"]),
+        ("growcache status ca", []),  # the shell completes paths
+        ("growcache run ", []),
         (
             "growcache run growcache.yaml --set cache.max_b",
             ["cache.max_bytes=", "cache.max_bytes=10GB"],
         ),
         ("growcache check cache --js", ["--json"]),
-        ("growcache status nowhere/", []),
     ],
 )
 def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
-    with Filled(tmp_path / "cache"):
-        pass
-    (tmp_path / "some" / "cache").mkdir(parents=True)
-    (tmp_path / "growcache.yaml").touch()
-    (tmp_path / "notes.txt").touch()
     words = typed.split(" ")
     bin_ = tmp_path / "bin"
     bin_.mkdir()
@@ -99,6 +92,7 @@ def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> 
     (bin_ / "growcache").chmod(0o755)
     script = (
         'eval "$(growcache --show-completion bash)"\n'
+        'complete -p growcache | grep -qe "-o default" || echo "paths are not completed"\n'
         f"COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}\n"
         "_growcache_completion growcache\n"
         'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -117,7 +111,7 @@ def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> 
         },
     )
     assert done.stderr == ""
-    found = sorted(line for line in done.stdout.splitlines() if line not in ("", "bin/"))
+    found = sorted(line for line in done.stdout.splitlines() if line)
     assert found == sorted(offered)
 
 
