@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import typer
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.side_files import Identity, describe_differences, read_identity
-from growcache.cache.sidecar import Sidecar
 from growcache.cli.peek import PeekedSample, sample_at
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import Config
@@ -56,9 +55,8 @@ from growcache.store.urls import (
 )
 from growcache.usercode import short_key
 
-SAFE_SCHEMES = (
-    BUCKET_SCHEMES | SSH_SCHEMES | LOCAL_SCHEMES
-)  # schemes whose clients run nothing that a URL or an object says
+# Their clients run nothing that a URL or an object says.
+SAFE_SCHEMES = BUCKET_SCHEMES | SSH_SCHEMES | LOCAL_SCHEMES
 TRANSFORM_DIGEST = "the transform's source"
 
 
@@ -78,26 +76,34 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
     settings = (
         load_config(config, environment=os.environ)
         if config
-        else refuse_named_code(config_from_identity(identity, root), root)
+        else config_from_identity(identity, root)
     )
     try:
         with spinner(sys.stderr, f"reading {short_key(peeked.origin.key)} …"):
-            verdict, why = _compare_with_store(root, peeked, settings, identity)
+            verdict, reason = _compare_with_store(root, peeked, settings, identity)
     except StoreError as error:
         if config is not None:
             raise
         raise type(error)(
             f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG"
         ) from None
-    _print_verdict(peeked, verdict, why, json=json)
+    if json:
+        value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": reason}
+        print_json(orjson.dumps(value | {"key": peeked.origin.key}))
+    else:
+        text = f"sample {peeked.shard}:{peeked.i} is {verdict}: {reason}"
+        typer.echo(fold_to_width(text, sys.stdout))
     return 0 if verdict == "equal" else 1
 
 
 def config_from_identity(identity: Identity, root: Path) -> Config:
     """Return the part of the configuration that a cache's identity tells.
 
+    A cache is data: it may come from another person, and its reader has not agreed to run what its
+    files name.
+
     Raises:
-        ConfigError: it was written by another version of growcache.
+        ConfigError: it names code that would run, or another version of growcache wrote it.
     """
     values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
     sources: dict[str, dict[str, Any]] = {}
@@ -105,25 +111,15 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
         section, key = dotted.split(".", 1)
         number, _, setting = key.rpartition(".")
         place = sources.setdefault(number, {}) if section == "source" else values["sampling"]
-        place[setting] = _configured_fields(value) if setting == "fields" else value
+        if setting == "fields":
+            value = {
+                name: {"url": url, "format": form, "options": options}
+                for name, url, form, options in value
+            }
+        place[setting] = value
     mixed = [sources[number] for number in sorted(sources, key=lambda n: int(n or 0))]
-    return load_config(
-        {
-            **from_json_value(values),
-            "source": from_json_value(mixed[0] if "" in sources else mixed),
-        }
-    )
-
-
-def refuse_named_code(config: Config, root: Path) -> Config:
-    """Return what a cache tells of its configuration, if making a sample by that runs no code.
-
-    A cache is data: it may come from another person, and its reader has not agreed
-    to run what its files name.
-
-    Raises:
-        ConfigError: names the settings that would run code.
-    """
+    values["source"] = mixed[0] if "" in sources else mixed
+    config = load_config(from_json_value(values))
     if named := "; ".join(f"{key}: {value}" for key, value in named_code(config)):
         raise ConfigError(
             f"the cache {root} names code that would run here ({named}); give the configuration "
@@ -148,13 +144,6 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _configured_fields(values: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    return {
-        name: {"url": url, "format": form, "options": options}
-        for name, url, form, options in values
-    }
-
-
 def _decides_samples(part: tuple[str, Any]) -> bool:
     """Whether a part of an identity is a setting that decides what an object yields."""
     return re.sub(r"^source\.\d+\.", "source.", part[0]) in _DECIDING_SETTINGS
@@ -169,29 +158,10 @@ _DECIDING_SETTINGS = frozenset(
 def _compare_with_store(
     root: Path, peeked: PeekedSample, config: Config, identity: Identity
 ) -> tuple[str, str]:
-    _require_same_config(config, identity)
-    labels = _read_labels(config, identity)
-    try:
-        again = asyncio.run(_draw_again(root, peeked, config, identity, labels))
-    except JoinedObjectError as error:
-        return error.verdict, error.why
-    except ObjectMissingError:
-        return "gone", GONE_REASON.format(peeked.origin.key)
-    except ObjectChangedError:
-        return "changed", CHANGED_REASON.format(peeked.origin.key)
-    if not again:
-        return "different", f"{peeked.origin.key} yields no sample at this place any more"
-    differing = min((differences(peeked.sample, sample) for sample in again), key=len)
-    if not differing:
-        return "equal", f"made again from {peeked.origin.key}, it is the same, byte for byte"
-    return "different", "; ".join(differing)
-
-
-def _require_same_config(config: Config, identity: Identity) -> None:
-    """Refuse a configuration that yields other samples.
+    """Return the verdict and its reason.
 
     Raises:
-        FingerprintError: names the settings.
+        FingerprintError: the configuration, or a table of labels, yields other samples.
     """
     ours = dict(filter(_decides_samples, configured_values(config).items()))
     theirs = dict(filter(_decides_samples, identity.parts.items()))
@@ -199,15 +169,25 @@ def _require_same_config(config: Config, identity: Identity) -> None:
         raise FingerprintError(
             f"the cache was filled by another configuration: {'; '.join(differing)}"
         )
+    labels = _read_labels(config, identity)
+    key = peeked.origin.key
+    try:
+        again = asyncio.run(_draw_again(root, peeked, config, identity, labels))
+    except JoinedObjectError as error:
+        return error.verdict, error.reason
+    except ObjectMissingError:
+        return "gone", GONE_REASON.format(key)
+    except ObjectChangedError:
+        return "changed", CHANGED_REASON.format(key)
+    if not again:
+        return "different", f"{key} yields no sample at this place any more"
+    differing = min((differences(peeked.sample, sample) for sample in again), key=len)
+    if differing:
+        return "different", "; ".join(differing)
+    return "equal", f"made again from {key}, it is the same, byte for byte"
 
 
 def _read_labels(config: Config, identity: Identity) -> Labels | None:
-    """Return what was joined to the samples.
-
-    Raises:
-        ConfigError: the table cannot be used any more.
-        FingerprintError: it is another one now.
-    """
     urls = [source.labels.url for source in config.sources if source.labels is not None]
     if not urls:
         return None
@@ -238,15 +218,20 @@ async def _draw_again(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
-    stop = recorded_visit(peeked.sidecar, peeked.i)
+    sidecar, origins = peeked.sidecar, peeked.sidecar.origins
+    o = origins.object[peeked.i]
+    store = origins.stores[o] if origins.stores else 0
+    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
+    round_ = origins.round[peeked.i] if origins.round else None
+    stop = PartVisit(entry, origins.part[peeked.i], origins.parts[peeked.i], round_)
     if labels is not None:
         (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
         stop = replace(stop, joined=joined)
     take = identity.sizes["samples_per_object"] if takes_some_samples(sampling) else None
-    sidecar = peeked.sidecar
     permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
-    round_ = permit.round if stop.round is None else stop.round
-    visit = Visit(stop.part, stop.parts, round_, sampling.seed, take)
+    visit = Visit(
+        stop.part, stop.parts, permit.round if round_ is None else round_, sampling.seed, take
+    )
     weighted = WEIGHT in identity.schema.names
     if weighted:  # it follows from all that was listed then, not from the object
         stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
@@ -266,47 +251,24 @@ async def _draw_again(
     return [sample for sample, origin in pairs if origin == place]
 
 
-def recorded_visit(sidecar: Sidecar, i: int) -> PartVisit:
-    """Return the visit that yielded sample ``i`` of a shard."""
-    origins = sidecar.origins
-    o = origins.object[i]
-    store = origins.stores[o] if origins.stores else 0
-    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
-    round_ = origins.round[i] if origins.round else None
-    return PartVisit(entry, origins.part[i], origins.parts[i], round_)
-
-
 def differences(cached: Sample, again: Sample) -> list[str]:
     """Return a sentence for every field whose bytes differ."""
+    texts = {name: _difference_text(value, again.get(name)) for name, value in cached.items()}
     return [
-        f"{name}: cached and made again differ{_difference_text(value, again.get(name))}"
-        for name, value in cached.items()
-        if _comparable(value) != _comparable(again.get(name))
+        f"{name}: cached and made again differ{text}"
+        for name, text in texts.items()
+        if text is not None
     ]
 
 
-def _comparable(value: Value | None) -> object:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    return value
-
-
-def _difference_text(a: Value, b: Value | None) -> str:
+def _difference_text(a: Value, b: Value | None) -> str | None:
     if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        return ""
+        return None if type(a) is type(b) and a == b else ""
     if a.shape != b.shape or a.dtype != b.dtype:
         return f" ({a.dtype.name}{list(a.shape)}, {b.dtype.name}{list(b.shape)})"
+    if a.tobytes() == b.tobytes():
+        return None
     return f" in {np.count_nonzero(a != b)} of {a.size} values"
-
-
-def _print_verdict(peeked: PeekedSample, verdict: str, why: str, *, json: bool) -> None:
-    if not json:
-        told = f"sample {peeked.shard}:{peeked.i} is {verdict}: {why}"
-        typer.echo(fold_to_width(told, sys.stdout))
-        return
-    value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": why}
-    value |= {"key": peeked.origin.key}
-    print_json(orjson.dumps(value))
 
 
 GONE_REASON = "{} is not in the store any more"
@@ -316,9 +278,9 @@ CHANGED_REASON = "{} was rewritten since it was sampled"
 class JoinedObjectError(Exception):
     """An object of another field is not what it was."""
 
-    def __init__(self, verdict: str, why: str) -> None:
-        super().__init__(verdict, why)
-        self.verdict, self.why = verdict, why
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(verdict, reason)
+        self.verdict, self.reason = verdict, reason
 
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
@@ -352,8 +314,8 @@ async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: 
         raise JoinedObjectError("gone", GONE_REASON.format(key)) from None
     then = then or now
     # The time counts where it is all there is: listings and single answers round it differently.
-    told = None not in (then.etag, now.etag)
-    versions = (then.etag, now.etag) if told else (then.mtime, now.mtime)
+    has_etags = None not in (then.etag, now.etag)
+    versions = (then.etag, now.etag) if has_etags else (then.mtime, now.mtime)
     same = None in versions or versions[0] == versions[1]
     if then.size != now.size or not same:
         raise JoinedObjectError("changed", CHANGED_REASON.format(key))
