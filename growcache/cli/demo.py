@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from growcache.sampling.serve import serve
 
 if TYPE_CHECKING:
     from growcache.cli.demo_model import Training
-    from growcache.loading.report import Report
     from growcache.torch import EpochLoader
 
 
@@ -92,15 +91,23 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
         _introduce(console, folder, trains=trains)
         with spinner(console.file, "making the recordings, loading PyTorch …"):
             write_recordings(folder / "remote", RECORDINGS)
-            training = _new_training() if trains else None
-        screen = stack.enter_context(_open_screen(console, folder / "cache"))
+            training = None
+            if trains:
+                importlib.import_module("growcache.torch")
+                training = importlib.import_module("growcache.cli.demo_model").Training(seed=0)
+        screen = DemoScreen(console, folder / "cache")
+        if can_redraw(console.file):
+            screen.region = stack.enter_context(LiveRegion(console, transient=True))
         stack.enter_context(serve(demo_config(folder, min_uses=int(trains))))
-        if training is None:
-            rows = _watch_untrained(screen)
-        else:
-            rows = _train(screen, folder / "cache", training, epochs)
-    _conclude(console, screen, rows, folder if keep else None)
-    return rows
+        if training is not None:
+            _train(screen, folder / "cache", training, epochs)
+        else:  # until the cache has filled and turns over
+            end = time.monotonic() + LAST_EPOCH_STARTS_SECONDS / 2
+            while time.monotonic() < end:
+                screen.refresh()
+                time.sleep(REFRESH_SECONDS / 2)
+    _conclude(console, screen, folder if keep else None)
+    return screen.rows
 
 
 def demo_config(folder: Path, *, min_uses: int = 1) -> dict[str, Any]:
@@ -120,14 +127,14 @@ def demo_config(folder: Path, *, min_uses: int = 1) -> dict[str, Any]:
     }
 
 
-class _DemoScreen:
+class DemoScreen:
     """The picture of the cache above the table of epochs."""
 
     def __init__(self, console: Console, cache: Path) -> None:
         self.console = console
         self.status = Status(path=str(cache))
         self.rows: list[EpochRow] = []
-        self.redrawn: LiveRegion | None = None
+        self.region: LiveRegion | None = None
         self._cache = cache
         self._history = StatusHistory()
         self._next = 0.0
@@ -141,8 +148,8 @@ class _DemoScreen:
         with suppress(CacheMissingError):  # the service has only just been started
             self.status = read_status(self._cache)
         self._history.add(at, self.status)
-        if self.redrawn is not None:
-            self.redrawn.redraw(self.picture(now, self.redrawn.height))
+        if self.region is not None:
+            self.region.redraw(self.picture(now, self.region.height))
 
     def picture(self, now: str, height: int) -> RenderableType:
         """Return the cache's picture, and as many of the last epochs as there is room for."""
@@ -153,9 +160,9 @@ class _DemoScreen:
         return Group(cache, table, Text(now, "dim", no_wrap=True, overflow="ellipsis"))
 
     def add(self, row: EpochRow) -> None:
-        """Take up a finished epoch."""
+        """Add a finished epoch."""
         self.rows.append(row)
-        if self.redrawn is None:
+        if self.region is None:
             self.console.print(
                 f"epoch {row.number}: {in_count(row.cached)} samples in the cache, loss {row.loss:.3f}, "
                 f"held-out accuracy {in_percent(row.held_out)}",
@@ -163,48 +170,28 @@ class _DemoScreen:
             )
 
 
-@contextmanager
-def _open_screen(console: Console, cache: Path) -> Iterator[_DemoScreen]:
-    screen = _DemoScreen(console, cache)
-    if not can_redraw(console.file):
-        yield screen
-        return
-    with LiveRegion(console, transient=True) as screen.redrawn:
-        yield screen
-
-
 def epoch_table(rows: list[EpochRow], width: int) -> Table:
     """Return the table of epochs, of columns that fit."""
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, border_style="bright_black"
     )
-    wanted = [heading for heading, least in COLUMNS.items() if width >= least]
-    for heading in wanted:
+    fitting = [width >= least for least in COLUMNS.values()]
+    for heading in compress(COLUMNS, fitting):
         style = "bold" if heading == "held-out" else ""
         table.add_column(heading, justify="right", style=style, no_wrap=True)
     for row in rows:
-        cells = _row_cells(row)
-        table.add_row(*(cells[heading] for heading in wanted))
+        cells = [
+            *map(in_count, (row.number, row.cached, row.new, row.drawn, row.evicted)),
+            "?" if row.coverage is None else in_percent(row.coverage),
+            f"{row.loss:.3f}",
+            in_percent(row.accuracy),
+            in_percent(row.held_out),
+        ]
+        table.add_row(*compress(cells, fitting))
     return table
 
 
-def _row_cells(row: EpochRow) -> dict[str, str]:
-    """Return the cells of a row, by the headings of their columns."""
-    values = (row.number, row.cached, row.new, row.drawn, row.evicted, row.coverage, row.loss)
-    *counts, coverage, loss = values
-    cells = [*map(in_count, counts), "?" if coverage is None else in_percent(coverage)]
-    cells += [f"{loss:.3f}", in_percent(row.accuracy), in_percent(row.held_out)]
-    return dict(zip(COLUMNS, cells, strict=True))
-
-
-def _new_training() -> Training:
-    importlib.import_module("growcache.torch")
-    from growcache.cli.demo_model import Training
-
-    return Training(seed=0)
-
-
-def _train(screen: _DemoScreen, cache: Path, training: Training, epochs: int) -> list[EpochRow]:
+def _train(screen: DemoScreen, cache: Path, training: Training, epochs: int) -> None:
     from growcache.torch import EpochLoader
 
     while screen.status.samples < MIN_SAMPLES:
@@ -216,14 +203,24 @@ def _train(screen: _DemoScreen, cache: Path, training: Training, epochs: int) ->
     ) as loader:
         for number in range(1, epochs + 1):
             _train_epoch(screen, loader, training, number)
-            screen.add(_epoch_row(screen.status, loader.report, training, number))
+            row = EpochRow(
+                number=number,
+                cached=loader.report.cache_samples,
+                new=loader.report.new_samples,
+                drawn=screen.status.drawn,
+                evicted=screen.status.evicted_samples,
+                coverage=screen.status.coverage,
+                loss=training.loss,
+                accuracy=training.accuracy,
+                held_out=training.held_out_accuracy(),
+            )
+            screen.add(row)
             if time.monotonic() - began > LAST_EPOCH_STARTS_SECONDS:
                 break
-    return screen.rows
 
 
 def _train_epoch(
-    screen: _DemoScreen, loader: EpochLoader, training: Training, number: int
+    screen: DemoScreen, loader: EpochLoader, training: Training, number: int
 ) -> None:
     training.start_epoch()
     due = time.monotonic()
@@ -236,29 +233,6 @@ def _train_epoch(
         )
         time.sleep(max(0.0, due - time.monotonic()))
     screen.refresh(f"epoch {number} is over", force=True)
-
-
-def _epoch_row(status: Status, report: Report, training: Training, number: int) -> EpochRow:
-    return EpochRow(
-        number=number,
-        cached=report.cache_samples,
-        new=report.new_samples,
-        drawn=status.drawn,
-        evicted=status.evicted_samples,
-        coverage=status.coverage,
-        loss=training.loss,
-        accuracy=training.accuracy,
-        held_out=training.held_out_accuracy(),
-    )
-
-
-def _watch_untrained(screen: _DemoScreen) -> list[EpochRow]:
-    """Show the cache without a trainer, until it has filled and turns over."""
-    deadline = time.monotonic() + LAST_EPOCH_STARTS_SECONDS / 2
-    while time.monotonic() < deadline:
-        screen.refresh()
-        time.sleep(REFRESH_SECONDS / 2)
-    return []
 
 
 def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
@@ -274,10 +248,8 @@ def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
     )
 
 
-def _conclude(
-    console: Console, screen: _DemoScreen, rows: list[EpochRow], kept: Path | None
-) -> None:
-    status = screen.status
+def _conclude(console: Console, screen: DemoScreen, kept: Path | None) -> None:
+    status, rows = screen.status, screen.rows
     if rows:
         console.print(epoch_table(rows, console.width))
     if len(rows) > 1:

@@ -48,7 +48,6 @@ class PeekedSample:
 
     @property
     def origin(self) -> Origin:
-        """Where it came from."""
         return self.sidecar.origin(self.i)
 
 
@@ -59,30 +58,19 @@ def sample_at(root: Path, place: str) -> PeekedSample:
         CacheMissingError: there is no cache, or no sample in it yet.
         ConfigError: ``place`` names no sample of the cache.
     """
-    view, _ = read_filled_index(root)
-    return sample_in_view(root, view, place)
+    return _sample_in_view(root, _read_filled_index(root), place)
 
 
-def read_filled_index(root: Path) -> tuple[IndexView, Schema]:
-    """Return what the index tells of a cache that holds samples.
-
-    Raises:
-        CacheMissingError: there is no cache, or no sample in it yet.
-    """
+def _read_filled_index(root: Path) -> IndexView:
     view = read_index(root)
     if view.schema is None or not view.totals.samples:
         raise CacheMissingError(
             f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}"
         )
-    return view, view.schema
+    return view
 
 
-def sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
-    """Return the sample at ``place`` ("shard:i").
-
-    Raises:
-        ConfigError: ``place`` names no sample of the cache.
-    """
+def _sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
     match = re.fullmatch(r"(\d+):(\d+)", place)
     if not match:
         raise ConfigError(f"--sample expects SHARD:I, such as 12:0, found {place!r}")
@@ -99,8 +87,8 @@ def sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
     return _read_sample(root, row, i)
 
 
-def samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
-    """Yield the first samples of shards that are evenly spread over the cache, by their numbers."""
+def _samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
+    """Yield the first samples of shards that are evenly spread over the cache."""
     rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
     for k in range(min(MAX_PEEKED, len(rows))):
         row = rows[k * len(rows) // min(MAX_PEEKED, len(rows))]
@@ -150,16 +138,19 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
         CacheMissingError: there is no cache, or no sample in it yet.
         ConfigError: ``place`` names no sample of the cache.
     """
-    view, schema = read_filled_index(root)
-    found = (
-        [sample_in_view(root, view, place)] if place else list(samples_spread_over(root, view))
-    )
+    view = _read_filled_index(root)
+    schema = view.schema
+    assert schema is not None
+    if place:
+        found = [_sample_in_view(root, view, place)]
+    else:
+        found = list(_samples_spread_over(root, view))
     if json:
         _print_json(view, schema, found)
     elif place:
-        print_sample(found[0])
+        _print_sample(found[0])
     else:
-        print_samples(view, schema, found)
+        _print_samples(view, schema, found)
 
 
 def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> None:
@@ -188,8 +179,7 @@ MIN_ORIGIN_WIDTH = 24  # cells of where samples are from; with less a table is n
 BORDER_WIDTH = 3  # cells between two columns
 
 
-def print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample]) -> None:
-    """Print what a cache holds, and some of its samples."""
+def _print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample]) -> None:
     console = Console()
     shards = plural(view.totals.shards, "shard")
     each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
@@ -254,8 +244,7 @@ def _sample_lines(peeked: PeekedSample, folder: str) -> str:
     return "\n".join((f"{_place_text(peeked)}  {_origin_text(peeked, folder)}", *fields))
 
 
-def print_sample(peeked: PeekedSample) -> None:
-    """Print a sample with where it came from."""
+def _print_sample(peeked: PeekedSample) -> None:
     console = Console()
     _print_unwrapped(console, f"sample {_place_text(peeked)}\nfrom   {_origin_text(peeked)}")
     if peeked.origin.etag:

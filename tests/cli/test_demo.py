@@ -55,7 +55,7 @@ def test_the_table_of_epochs_fits(width: int) -> None:
 
 
 def test_what_goes_on_has_a_line_of_its_own() -> None:
-    screen = demo._DemoScreen(Console(file=io.StringIO(), width=50), Path("cache"))
+    screen = demo.DemoScreen(Console(file=io.StringIO(), width=50), Path("cache"))
     screen.rows = [
         demo.EpochRow(i, 1456, 432, 4880, 3424, 0.03, 1.184, 0.98, 0.97) for i in range(9)
     ]
