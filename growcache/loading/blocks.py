@@ -66,8 +66,10 @@ class Block:
     marks: PassPositions  # the position behind each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     form: TransformForm
-    seconds: float = 0.0  # that it took to make, without waits for others
-    cpu_seconds: float = 0.0  # the same, of the thread's CPU
+    seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
+    stalled_seconds: float = (
+        0.0  # of these, in which the thread neither ran nor waited for a disk
+    )
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 

@@ -86,7 +86,7 @@ class Demand:
     else. A token True allows one block; False asks to release what was delivered.
     """
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, blocks_ahead: int = MIN_BLOCKS_AHEAD) -> None:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = PassPosition(-1, 0)
         self.by_block = False  # whether the position is known once a block only, and then
@@ -101,7 +101,7 @@ class Demand:
         self._delivered_at = -math.inf
         self._woken = False  # whether the maker waited for the consumer, and has not given way
         self._changed = threading.Condition()
-        self.allow(MIN_BLOCKS_AHEAD)
+        self.allow(blocks_ahead)
 
     # The consumer's side
 

@@ -50,8 +50,8 @@ MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth i
 class GatherChoice:
     """Measures how long the thread that makes blocks stalls, until a process is worth it.
 
-    The thread stalls while it makes a block and its CPU clock stands, because it waits for the
-    interpreter's lock.
+    The thread stalls while it gathers a block and its CPU clock stands although it reads no disk,
+    because it waits for the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class GatherChoice:
             self._begin(now)
             return False
         self._making += block.seconds
-        self._stalled += block.seconds - block.cpu_seconds
+        self._stalled += block.stalled_seconds
         self._batches += len(block.marks)
         elapsed = now - self._began
         if elapsed < WINDOW_SECONDS or self._batches < MIN_BATCHES:

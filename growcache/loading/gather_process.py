@@ -28,6 +28,7 @@ from growcache.loading.buffers import BufferBytes
 from growcache.loading.channel import (
     EPOCH_IS_OVER,
     LAST_ITEMS,
+    MIN_BLOCKS_AHEAD,
     Demand,
     Failure,
     Item,
@@ -47,6 +48,9 @@ from growcache.loading.shared_memory import SharedReceiver, SharedSender, plain_
 from growcache.loading.transform import function_arguments, pickle_function, portable_error
 from growcache.threads import StoppedError
 
+# Blocks that wait as batches where a `CutStage` makes them; the gather process makes as many less.
+CUT_BLOCKS_AHEAD = 1
+
 
 @dataclass(frozen=True, slots=True)
 class GatherSetup:
@@ -63,6 +67,7 @@ class GatherSetup:
     argv: list[str]
     level: int
     failed: str | None
+    blocks_ahead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class SentDemand(Demand):
     """A demand whose stage is in another process."""
 
     def __init__(self, epoch: int, child: ChildProcess) -> None:
-        super().__init__(epoch)
+        super().__init__(epoch, CUT_BLOCKS_AHEAD)
         self._child = child
 
     def begin(self, epoch: int) -> None:
@@ -154,6 +159,7 @@ class ProcessStage(Stage):
             argv=sys.argv,
             level=logging.getLogger("growcache").getEffectiveLevel(),
             failed=system.service_end_reason(self._options.root),
+            blocks_ahead=MIN_BLOCKS_AHEAD - (CUT_BLOCKS_AHEAD if self._finish is None else 0),
         )
         self._child = ChildProcess()
         self.demand = SentDemand(position.next_epoch, self._child)
@@ -281,7 +287,7 @@ def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
     _forward_logs(wire, order.level)
     system.note_service_end(order.options.root, order.failed)
     arena = SharedSender()
-    demand = Demand(order.start.next_epoch)
+    demand = Demand(order.start.next_epoch, order.blocks_ahead)
     demand.by_block = True
     listen(wire, functools.partial(_receive_commands, wire, arena, demand, order))
     ranks = None if order.note is None else rank_group(order.options, order.note)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +20,6 @@ from growcache.errors import CacheError
 from growcache.loading.blocks import BatchCutter, Block, BlockAssembler
 from growcache.loading.buffers import MIN_IN_FLIGHT, blocks_in_flight
 from growcache.loading.channel import (
-    MIN_BLOCKS_AHEAD,
     Demand,
     EpochEnd,
     Failure,
@@ -54,6 +54,33 @@ def finish_nothing(block: Block, wanted: Callable[[], bool]) -> bool:
     return True
 
 
+class GatherClock:
+    """Measures how long a thread gathers, and how long it stalls meanwhile.
+
+    It stalls where it does not run and no page had to be read from disk. Pages that have to be
+    are rare, because windows are read ahead.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._stalled_seconds = 0.0
+
+    @contextmanager
+    def timed(self, copies: ParallelCopies) -> Iterator[None]:
+        began, shared, ran = time.perf_counter(), copies.waited_seconds, time.thread_time()
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        yield
+        seconds = time.perf_counter() - began - (copies.waited_seconds - shared)
+        self._seconds += seconds
+        if resource.getrusage(resource.RUSAGE_THREAD).ru_majflt == faults:
+            self._stalled_seconds += max(0.0, seconds - (time.thread_time() - ran))
+
+    def restart(self) -> tuple[float, float]:
+        """Return the seconds of a block, and those of them in which the thread stalled."""
+        found = self._seconds, self._stalled_seconds
+        self._seconds = self._stalled_seconds = 0.0
+        return found
+
+
 class Producer:
     """Makes the epochs of a loader, one after the other, until its channel is closed."""
 
@@ -81,8 +108,8 @@ class Producer:
         self._missing = missing
         self._ranks = ranks
         self._assembler: BlockAssembler | None = None
-        self._seconds = self._cpu_seconds = 0.0  # of the current block
-        self._ahead = 0  # blocks that may wait; known with the first one
+        self._clock = GatherClock()
+        self._sized = False  # whether it is known how many blocks may wait
 
     def run(self) -> None:
         with ExitStack() as opened:  # each is closed, whatever becomes of the others
@@ -242,7 +269,7 @@ class Producer:
     ) -> bool:
         """Put this rank's rows into the block and count all ranks' rows; False if unreadable."""
         assert self._assembler is not None
-        with self._timed():
+        with self._clock.timed(self._copies):
             added = self._assembler.add(mine + padding, pieces)
         if added:
             walk.read(pieces)
@@ -257,20 +284,19 @@ class Producer:
         if self._abandoned(epoch):
             self._assembler.discard()
             return
-        with self._timed():
+        with self._clock.timed(self._copies):
             block = self._assembler.finish(epoch)
-            finished = self._finish(block, functools.partial(self._demand.wants, epoch))
-        block.seconds, block.cpu_seconds = self._seconds, self._cpu_seconds
-        self._seconds = self._cpu_seconds = 0.0
+        block.seconds, block.stalled_seconds = self._clock.restart()
+        # Not timed: what `batch_transform` waits for, it waits for beside a process as well.
+        finished = self._finish(block, functools.partial(self._demand.wants, epoch))
         if self._demand.stop.is_set():
             raise StoppedError
         if not finished:
             return  # the consumer has left the epoch meanwhile
-        if not self._ahead:
+        if not self._sized:
+            self._sized = True
             nbytes = block.nbytes * self._assembler.block_rows // max(1, block.rows)
-            # The rest of those in flight is filled, or the loop has it.
-            self._ahead = blocks_in_flight(nbytes) - MIN_IN_FLIGHT + MIN_BLOCKS_AHEAD
-            self._demand.allow(self._ahead - MIN_BLOCKS_AHEAD)
+            self._demand.allow(blocks_in_flight(nbytes) - MIN_IN_FLIGHT)
         walk.release_delivered()
         while not self._demand.token():
             self._demand.give_way()
@@ -279,16 +305,6 @@ class Producer:
             raise StoppedError
         self._put_item(block)
         self._demand.give_way()  # after the block, which is complete
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        def clock() -> float:  # stands while the other thread copies its half
-            return time.perf_counter() - self._copies.waited_seconds
-
-        began, cpu = clock(), time.thread_time()
-        yield
-        self._seconds += clock() - began
-        self._cpu_seconds += time.thread_time() - cpu
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._demand.wanted

@@ -6,19 +6,23 @@ import gc
 import itertools
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.loading import epochs, gather
 from growcache.loading.epochs import GatherChoice
+from growcache.loading.framework import NUMPY, ParallelCopies
 from growcache.loading.options import Gather
+from growcache.loading.producer import GatherClock
 from growcache.numpy import EpochLoader
 from tests.conftest import loading_threads
 from tests.filled import Filled
@@ -30,8 +34,8 @@ WINDOW = epochs.WINDOW_SECONDS
 
 
 def block(seconds: float, stalled: float, batches: int = 8) -> Any:
-    """A block that took so long to make, of which the thread's CPU clock stood for a share."""
-    made = Mock(seconds=seconds, cpu_seconds=seconds * (1 - stalled))
+    """A block that took so long to gather, of which the thread stalled for a share."""
+    made = Mock(seconds=seconds, stalled_seconds=seconds * stalled)
     made.marks = range(batches)
     return made
 
@@ -72,6 +76,49 @@ def test_a_window_without_enough_batches_goes_on() -> None:
 def test_a_loop_that_pauses_for_long_decides_nothing() -> None:
     choice = GatherChoice()
     assert not any(choice.wants_process(100.0 * n, STALLED) for n in range(10))
+
+
+def stalled_share(gather: Callable[[], object]) -> float:
+    clock = GatherClock()
+    with clock.timed(ParallelCopies(NUMPY, bool)):
+        gather()
+    seconds, stalled = clock.restart()
+    return stalled / seconds
+
+
+def test_a_thread_that_neither_runs_nor_reads_a_disk_stalls() -> None:
+    assert stalled_share(lambda: time.sleep(0.1)) > 0.9
+    assert stalled_share(lambda: sum(range(1_000_000))) < 0.9
+
+
+def test_a_thread_that_waits_for_a_disk_does_not_stall(tmp_path: Path) -> None:
+    file = tmp_path / "cold"
+    with file.open("wb") as written:
+        written.write(bytes(4_000_000))
+        os.fsync(written.fileno())
+        os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    pages = np.memmap(file, np.uint8, "r")
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    share = stalled_share(lambda: (int(pages[::4096].sum()), time.sleep(0.05)))
+    if resource.getrusage(resource.RUSAGE_THREAD).ru_majflt == before:
+        pytest.skip("this file system is memory")
+    assert share == 0
+
+
+def test_a_batch_transform_that_waits_wants_no_process(
+    make_cache: Callable[..., Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "WINDOW_SECONDS", 0.02)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    cache = make_cache()
+    cache.add(*range(12))
+
+    def wait(batch: Any) -> Any:
+        time.sleep(0.01)
+        return batch
+
+    kinds = read(cache, "auto", lambda kinds: len(kinds) == 100, batch_transform=wait)[1]
+    assert set(kinds) == {"thread"}
 
 
 @pytest.fixture(autouse=True)

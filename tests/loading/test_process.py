@@ -25,6 +25,7 @@ from growcache.cache import system
 from growcache.cache.lease_views import read_leases
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import shared_memory
+from growcache.loading.buffers import BUFFER_BYTES
 from growcache.loading.channel import Demand
 from growcache.loading.child_process import (
     ChildProcess,
@@ -118,6 +119,22 @@ def stream(cache: Filled, epochs: int = 3, **options: Any) -> list[bytes]:
 )
 def test_it_delivers_what_the_thread_would(large: Filled, options: dict[str, Any]) -> None:
     assert stream(large, **options) == stream(large, gather="thread", **options)
+
+
+@pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "cut ahead"])
+def test_the_buffers_of_both_processes_are_within_the_budget(
+    make_cache: Callable[..., Filled], function: Callable[[Any], Any] | None
+) -> None:
+    cache = make_cache(shape=(130, 128))
+    cache.add(*range(60))
+    before = memory_files()
+    with loader(cache, batch_size=280, batch_transform=function) as made:
+        for _ in range(8):
+            for batch in made:
+                nbytes = sum(array.nbytes for array in batch.values())
+                time.sleep(0.1)  # both processes do as much ahead as they may
+                del batch
+        assert (memory_files() - before) * nbytes <= BUFFER_BYTES
 
 
 @pytest.mark.parametrize(
