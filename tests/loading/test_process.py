@@ -128,12 +128,13 @@ def test_the_buffers_of_both_processes_are_within_the_budget(
     cache = make_cache(shape=(130, 128))
     cache.add(*range(60))
     before = memory_files()
-    with loader(cache, batch_size=280, batch_transform=function) as made:
-        for _ in range(8):
-            for batch in made:
-                nbytes = sum(array.nbytes for array in batch.values())
-                time.sleep(0.1)  # both processes do as much ahead as they may
-                del batch
+    with loader(
+        cache, batch_transform=function, batch_size=280, samples_per_epoch=280 * 24
+    ) as made:
+        for batch in made:
+            nbytes = sum(array.nbytes for array in batch.values())
+            time.sleep(0.1)  # both processes do as much ahead as they may
+            del batch
         assert (memory_files() - before) * nbytes <= BUFFER_BYTES
 
 
