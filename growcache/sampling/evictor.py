@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from growcache.cache import eviction
 from growcache.cache.cache import Cache
 from growcache.cache.lease_views import foreign_leases_message
 from growcache.config import CacheConfig
-from growcache.errors import ConfigError
+from growcache.errors import CacheFullError, ConfigError
+from growcache.sampling.group_queue import RefetchQueue
+from growcache.sampling.messages import Permit
+from growcache.sampling.rate_limiter import LISTING_FIRST
+from growcache.sampling.sizing import RAMP_END
 
 WINDOW_SECONDS = 5.0
 
@@ -301,3 +307,111 @@ class SpaceAllocator:
         return (
             f"readers to let go of shards: {len(leases)} snapshots are held, the oldest {who}"
         )
+
+
+IN_TURN_SECONDS = 5.0  # that an encoded group waits for an earlier one
+FULL_FOR_GOOD = (
+    "the cache is full, and with cache.eviction none no shard makes room for another"
+)
+
+
+@dataclass(slots=True)
+class IssuedPermit:
+    """A permit that a sampler has; ``fresh`` are its shards that were never committed."""
+
+    permit: Permit
+    estimate_bytes: int
+    need_bytes: int | None = None
+    granted: bool = False
+    asked_at: float = 0.0
+    awaited_since: float = math.inf
+    fresh: tuple[int, ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is encoded and waits for room."""
+        return self.need_bytes is not None and not self.granted
+
+
+class WriteQueue:
+    """The issued permits by their ids, and which encoded group may be written next.
+
+    Attributes:
+        blocked: why encoded groups cannot be written, in words.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        space: SpaceAllocator,
+        refetches: RefetchQueue,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._space = space
+        self._refetches = refetches
+        self._clock = clock
+        self.permits: dict[str, IssuedPermit] = {}
+        self.blocked = ""
+        self.short_of_disk = False
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every group that is out waits for room that only eviction could make."""
+        return all(issued.waits for issued in self.permits.values())
+
+    def is_refetch(self, issued: IssuedPermit) -> bool:
+        return bool(self._refetches.of(issued.permit.written))
+
+    def grant(self) -> list[str]:
+        """Make room for encoded groups; return the permits that may be written now."""
+        granted: list[str] = []
+        self.blocked, self.short_of_disk = "", False
+        self._space.shrink()
+        if self.permits:
+            self._space.keep_ahead()
+        waiting = [f for f in self.permits.values() if f.waits and not self._is_early(f)]
+        for issued in sorted(waiting, key=lambda f: (not self.is_refetch(f), f.asked_at)):
+            self.blocked = self._obstacle(issued)
+            if self.blocked:
+                evicts = self._space.evicts_for_wishes
+                if not (issued.fresh or self.short_of_disk or evicts):
+                    self._refetches.refuse(issued.permit.group, FULL_FOR_GOOD)
+                break  # first come, first served: else a large group would wait for ever
+            issued.granted = True
+            granted.append(issued.permit.id)
+        return granted
+
+    def _is_early(self, issued: IssuedPermit) -> bool:
+        """Whether an encoded group of the ramp waits until earlier ones are written.
+
+        A group is done sooner where none of its objects is slow, and a small cache of such groups would favour fast
+        objects. A store that hangs must not keep training from its first samples, so the wait is short. Later on, the
+        groups that are out are few compared with those cached.
+        """
+        group, now = issued.permit.group, self._clock()
+        if group >= RAMP_END or not issued.fresh:
+            return False
+        earlier = [f for f in self.permits.values() if f.permit.group < group]
+        for one in earlier:
+            one.awaited_since = min(one.awaited_since, now)
+        return any(now < one.awaited_since + IN_TURN_SECONDS for one in earlier)
+
+    def _obstacle(self, issued: IssuedPermit) -> str:
+        """Reserve the bytes; return the event without which that cannot be done."""
+        assert issued.need_bytes is not None
+        permit, nbytes, wished = issued.permit.id, issued.need_bytes, self.is_refetch(issued)
+        try:
+            reserved = self._space.reserve(permit, nbytes, wished=wished)
+        except CacheFullError as error:  # it could not even note which shards it evicts
+            self.short_of_disk = True
+            return f"free space on the disk: {error}"
+        if not reserved:
+            if wished:
+                return f"room for shards of a checkpoint: {self._space.awaited_for_wishes()}"
+            return LISTING_FIRST if nbytes <= self._cache.room() else self._space.awaited()
+        if self._cache.disk_holds_promises():
+            return ""
+        self._cache.space.release(permit)  # half of it would be written, and lost
+        self.short_of_disk = True
+        return f"free space on the disk: {nbytes:,} bytes for the next group of shards"

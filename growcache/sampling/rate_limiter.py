@@ -88,7 +88,7 @@ class Verdict:
     """Whether a permit may be given; if not, the event that is awaited, in words."""
 
     granted: bool
-    mood: LimiterState = "running"
+    state: LimiterState = "running"
     waiting_for: str | None = None
     final: bool = False  # nothing in this run can change it
 
@@ -192,11 +192,11 @@ class CircuitBreaker:
         self._trial: str | None = None
         self._halts = self._refusals = 0  # since the last whole group
 
-    def holds_back(self, now: float) -> bool:
+    def is_open(self, now: float) -> bool:
         """Return whether no permit may be given now."""
         return bool(self.waiting_for) and (self._trial is not None or now < self._due)
 
-    def took_off(self, permit: str) -> None:
+    def granted(self, permit: str) -> None:
         """Note that a permit was given."""
         if self.waiting_for:
             self._trial = permit

@@ -130,7 +130,7 @@ class SchemaSearch:
             self.waiting_for = "a first object to be read"
         self._prober = ready[0]
         self._prober.probing = True
-        self._prober.moved()
+        self._prober.note_progress()
         self._prober.send({"type": "probe", "stops": [stop.to_values() for stop in stops]})
 
     def _nothing_drawn(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -23,7 +24,9 @@ from growcache.cache.status import (
 from growcache.config import Config
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.evictor import Rate
+from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.sizing import RAMP_END
 from growcache.sampling.worker_pool import WorkerPool
 from growcache.secrecy import url_without_secrets
 from growcache.store.catalog import Catalog
@@ -32,12 +35,16 @@ from growcache.store.catalog import Catalog
 class StatusBuilder:
     """Counts what no one else counts, and puts the status together."""
 
-    def __init__(self, config: Config, cache: Cache, catalog: Catalog) -> None:
+    def __init__(
+        self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
+    ) -> None:
         self.failures = 0
         self.egress_bytes = 0
         self._config = config
         self._cache = cache
         self._catalog = catalog
+        self._objects = objects
+        self._began = time.monotonic()
         self._started_at = time.time()
         self._process = this_process()
         self._samples = Rate()
@@ -81,20 +88,15 @@ class StatusBuilder:
     def status(
         self,
         dispatcher: Dispatcher | None,
-        roster: WorkerPool,
+        pool: WorkerPool,
         *,
-        uptime_seconds: float,
-        fingerprint: str | None,
         last_errors: list[str],
         listed: bool,
         endless: bool,
-        complete: bool,
-        beginning: str,
-        silent: str,
+        startup_event: str,
+        silent_store: str,
         stopped: bool,
         disk_full: bool,
-        objects: int,
-        unmatched: int,
         restart_for: list[str],
     ) -> Status:
         """Return the status of this moment."""
@@ -102,14 +104,16 @@ class StatusBuilder:
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
         self._bytes.note(now, self.egress_bytes)
-        state: State = "stopped"
-        waiting_for = None
-        if not stopped:
-            state, waiting_for = self._state(
-                dispatcher, beginning=beginning, silent=silent, complete=complete
-            )
-        if disk_full and not stopped:
+        state: State
+        waiting_for: str | None
+        if stopped:
+            state, waiting_for = "stopped", None
+        elif disk_full:
             state, waiting_for = "waiting", "free space on the disk: it is full"
+        elif dispatcher is None:
+            state, waiting_for = "waiting", startup_event
+        else:
+            state, waiting_for = self._state(dispatcher, silent_store)
         identity = cache.meta.identity
         return Status(
             state=state,
@@ -128,72 +132,71 @@ class StatusBuilder:
             holes=totals.holes,
             empty_visits=totals.empty_visits,
             failures=self.failures,
-            workers=roster.alive,
+            workers=pool.alive,
             samples_per_second=0.0 if stopped else self._samples.per_second,
             bytes_per_second=0.0 if stopped else self._bytes.per_second,
             leases=service_lease_statuses(cache.leases, cache.remover.readers.kept_for()),
             foreign_leases=foreign_statuses(cache.remover.readers.foreign),
             **delivered_fields(cache.remover.jobs, cache.leases, totals),
             listing_complete=listed,
-            fingerprint=fingerprint,
+            fingerprint=identity.fingerprint if dispatcher and identity else None,
             path=str(self._config.cache.path),
             pid=None if stopped else int(self._process["pid"]),
             host=str(self._process["host"]),
             command=str(self._process["command"]),
             started_at=self._started_at,
             updated_at=time.time(),
-            uptime_seconds=uptime_seconds,
+            uptime_seconds=now - self._began,
             budget_bytes=cache.space.budget.total,
             catalog_bytes=self._catalog.allocated_bytes,
             retired_bytes=totals.retired_bytes,
             retired_shards=totals.retired_shards,
             reserved_bytes=cache.space.reserved,
             egress_bytes=self.egress_bytes,
-            objects=objects,
+            objects=0 if endless else self._objects.listed,
             retries=self.failures,
-            restarts=roster.restarts,
+            restarts=pool.restarts,
             last_errors=last_errors,
-            worker_states=[] if stopped else self._workers(dispatcher, roster),
+            worker_states=[] if stopped else self._workers(dispatcher, pool),
             sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
-            full=dispatcher is not None and dispatcher.at_bound,
-            complete=complete,
-            ramping=dispatcher is not None and dispatcher.ramping,
+            full=dispatcher is not None
+            and (dispatcher.space.at_bound or dispatcher.verdict.state == "full"),
+            complete=cache.meta.complete,
+            ramping=dispatcher is not None
+            and cache.meta.deferrals.draw_number(dispatcher.queue.next_new) < RAMP_END,
             endless=endless,
             wishes=len(cache.remover.wishlist.pending),
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
-            unmatched=unmatched,
-            set_aside=SetAsideStatus() if dispatcher is None else dispatcher.set_aside,
+            unmatched=self._objects.unmatched,
+            set_aside=dispatcher.makeups.status if dispatcher else SetAsideStatus(),
             restart_for=restart_for,
         )
 
-    def _state(
-        self, dispatcher: Dispatcher | None, *, beginning: str, silent: str, complete: bool
-    ) -> tuple[State, str | None]:
-        if dispatcher is None:
-            return "waiting", beginning
-        verdict = dispatcher.verdict
-        if dispatcher.refused and not complete:
-            return "waiting", dispatcher.refused
+    def _state(self, dispatcher: Dispatcher, silent_store: str) -> tuple[State, str | None]:
+        complete, verdict = self._cache.meta.complete, dispatcher.verdict
+        refused, writes = dispatcher.breaker.waiting_for, dispatcher.writes
+        if refused and not complete:
+            return "waiting", refused
         if self._cache.shrinking:
-            return "shrinking", dispatcher.landlord.awaited_to_shrink()
-        if dispatcher.blocked and dispatcher.stuck:
-            state: State = "waiting" if dispatcher.landlord.evicts else "full"
-            return state, dispatcher.blocked
+            return "shrinking", dispatcher.space.awaited_to_shrink()
+        if writes.blocked and writes.stuck:
+            return "waiting" if dispatcher.space.evicts else "full", writes.blocked
         if complete:
             return "complete", None
-        if silent and dispatcher.at_work:
-            return "waiting", silent
-        if verdict.granted or (verdict.mood == "waiting" and dispatcher.flights):
+        if silent_store and dispatcher.at_work:
+            return "waiting", silent_store
+        if verdict.granted or (verdict.state == "waiting" and writes.permits):
             # Work is under way; why no more of it is given out is said all the same.
             return "running", verdict.waiting_for
-        return verdict.mood, verdict.waiting_for
+        return verdict.state, verdict.waiting_for
 
     def _mixed(self, dispatcher: Dispatcher | None) -> list[SourceStatus]:
         """Tell of each source that is mixed."""
         weights = self._config.weights
-        if weights is None or dispatcher is None or not (rounds := dispatcher.rounds):
+        if weights is None or dispatcher is None:
             return []
+        rounds = dispatcher.draws.rounds(dispatcher.queue.next_new)
         urls = (
             ", ".join(map(url_without_secrets, source.url)) for source in self._config.sources
         )
@@ -204,31 +207,26 @@ class StatusBuilder:
         ]
 
     def _coverage(self, dispatcher: Dispatcher | None) -> float | None:
-        """Distinct parts drawn over all parts; None until both are known."""
+        """Return the share of the parts that were ever drawn; None until both are known."""
         if dispatcher is None or not self._parts:
             return None
-        return dispatcher.coverage(self._parts)
+        parts, draws, group = self._parts, dispatcher.draws, dispatcher.queue.next_new
+        drawn, missing = self._cache.totals().drawn_parts, dispatcher.makeups.missing
+        if draws.replacement:
+            return -math.expm1(-drawn / parts)  # expected, for independent draws
+        if (distinct := draws.distinct(group)) is not None:
+            return max(0, min(distinct - missing, drawn)) / parts
+        # A refetch may have skipped ahead, to a later round even.
+        if dispatcher.round and not dispatcher.queue.behind:
+            return max(0.0, 1.0 - missing / parts)
+        return min(1.0, drawn / parts)
 
-    def _workers(self, dispatcher: Dispatcher | None, roster: WorkerPool) -> list[WorkerStatus]:
-        states = [slot.status() for slot in roster.slots]
-        if dispatcher is None:
-            return states
-        flights = dispatcher.flights
-        return [
-            _with_flight(state, dispatcher) if state.permit in flights else state
-            for state in states
-        ]
-
-
-def _with_flight(state: WorkerStatus, dispatcher: Dispatcher) -> WorkerStatus:
-    assert state.permit is not None
-    flight = dispatcher.flights[state.permit]
-    parts = len(flight.permit.stops)
-    word = (
-        "writing"
-        if flight.granted
-        else "waiting"
-        if flight.need_bytes is not None
-        else state.state
-    )
-    return replace(state, parts=parts, state=word)
+    def _workers(self, dispatcher: Dispatcher | None, pool: WorkerPool) -> list[WorkerStatus]:
+        issued = dispatcher.writes.permits if dispatcher is not None else {}
+        states = []
+        for state in (slot.status() for slot in pool.slots):
+            if state.permit is not None and (one := issued.get(state.permit)):
+                word = "writing" if one.granted else "waiting" if one.waits else state.state
+                state = replace(state, parts=len(one.permit.stops), state=word)
+            states.append(state)
+        return states

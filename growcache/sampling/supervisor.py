@@ -48,7 +48,7 @@ from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.service_status import StatusBuilder
 from growcache.sampling.sources import first_urls, make_each
-from growcache.sampling.worker_pool import AssignedPermit, SamplerDeath, WorkerPool, WorkerSlot
+from growcache.sampling.worker_pool import SamplerDeath, WorkerPool, WorkerSlot
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
 from growcache.usercode import printable
@@ -60,7 +60,7 @@ HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
 FULL_SECONDS = 2 * UPKEEP_SECONDS  # that a full disk is spoken of after the last sign of it
 WARN_SECONDS = 60.0
-MOST_STILLBORN = 5  # samplers in one place that end before they are ready
+MOST_FAILED_STARTS = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 
@@ -167,11 +167,11 @@ class Supervisor:
             skips=config.sources[0].on_missing == "skip",
             firsts=first_urls(config.sources),
         )
-        self._overview = StatusBuilder(config, cache, self._catalog)
+        self._status = StatusBuilder(config, cache, self._catalog, self._objects)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
-        self._identification = SchemaSearch(config, cache, self._catalog, self._objects)
+        self._search = SchemaSearch(config, cache, self._catalog, self._objects)
         self._silences = {who: StoreSilence() for who in (LISTING, TABLES, SAMPLERS)}
         self._intake = ListingIngest(
             config,
@@ -199,12 +199,12 @@ class Supervisor:
         """Serve until told to stop, or until a limit or an error ends the run."""
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        self._born = time.monotonic()
+        self._started = time.monotonic()
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup = _setup_message(self._config)
-        self._roster = WorkerPool(
-            sampling.workers, setup, self._heard, self._died, self._fail, self._on_stderr
+        self._pool = WorkerPool(
+            sampling.workers, setup, self._receive, self._died, self._fail, self._on_stderr
         )
         if self._file is not None:
             self._following = ConfigReload(
@@ -221,10 +221,10 @@ class Supervisor:
             self._intake.stop()
             if self._following is not None:
                 self._following.stop()
-            await self._roster.stop()
+            await self._pool.stop()
             if self._dispatcher is not None:
-                self._guard(self._dispatcher.ground)
-            self._guard(self._tell_the_end)
+                self._guard(self._dispatcher.discard_all)
+            self._guard(self._show_the_end)
             self._guard(self._catalog.close)
             self._guard(lambda: self._write_status(self._shown))
             self._on_status(self._shown)
@@ -280,12 +280,12 @@ class Supervisor:
         return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
 
     def _labels_retried(self, error: BaseException) -> None:
-        self._overview.failures += 1
+        self._status.failures += 1
         self._note_failure(TABLES, error)
 
     def _fetched(self, nbytes: int) -> None:
         """Count bytes that this process read from the store."""
-        self._overview.egress_bytes += nbytes
+        self._status.egress_bytes += nbytes
 
     def _labels_came(self, found: Labels | GrowcacheError) -> None:
         self._silences[TABLES].answered()
@@ -302,7 +302,7 @@ class Supervisor:
         return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
-        self._overview.failures += 1  # from the listing's thread; a lost count is no harm
+        self._status.failures += 1  # from the listing's thread; a lost count is no harm
         self._last_errors.append(f"listing: {error}")
         self._note_failure(LISTING, error)
 
@@ -357,7 +357,7 @@ class Supervisor:
 
     # ------------------------------------------------------------ the samplers
 
-    def _heard(self, slot: WorkerSlot, message: Message) -> None:
+    def _receive(self, slot: WorkerSlot, message: Message) -> None:
         self._guard(lambda: self._react(slot, message))
         self._wake()
 
@@ -367,53 +367,32 @@ class Supervisor:
                 self._progressed(slot, message)
                 return
             case "called":
-                slot.called(message["ended"], message["call"])
+                slot.note_user_call(message["ended"], message["call"])
                 return
-        slot.moved()
-        permit = message.get("id", "")
-        dispatcher = self._dispatcher
+        slot.note_progress()
         match message["type"]:
             case "ready":
-                self._introduce(slot, message)
+                self._sampler_ready(slot, message)
             case "refused":
                 kind = ConfigError if message["exit_code"] == 2 else SamplingError
                 raise kind(message["error"])
             case "probed":
                 self._probed(slot, message)
-            case "need" if dispatcher and permit in slot.permits:
-                slot.paused.add(permit)
-                dispatcher.need(permit, message["bytes"])
-            case "written" if dispatcher and permit in slot.permits:
-                self._landed(slot, permit)
-                self._last_errors.extend(dispatcher.written(permit))
-            case "failed" if dispatcher and permit in slot.permits:
-                self._landed(slot, permit)
-                self._last_errors.append(message["error"])
-                if message["refused"]:
-                    dispatcher.refuse(permit, message["refused"])
-                elif message["set_aside"]:
-                    dispatcher.failed_again(permit)
-                else:
-                    dispatcher.failed(permit, message["error"], disk=message["disk"])
-            case "setback" if dispatcher and permit in slot.permits:
-                dispatcher.set_back(permit, message["place"], message["error"])
-
-    def _landed(self, slot: WorkerSlot, permit: str) -> None:
-        slot.permits.pop(permit, None)
-        slot.paused.discard(permit)
+            case _ if self._dispatcher is not None:
+                self._last_errors.extend(self._dispatcher.receive(slot, message))
 
     def _progressed(self, slot: WorkerSlot, message: Message) -> None:
         if message["nbytes"] or message["retries"] or message["paced"]:
-            slot.moved()
+            slot.note_progress()
         for permit, done in message["parts"].items():
             work = slot.permits.get(permit)
             if work is not None and work.done != done:
-                slot.moved()
+                slot.note_progress()
                 work.done = done
                 if self._dispatcher is not None:
                     self._dispatcher.visited(permit)
-        self._overview.failures += message["retries"]
-        self._overview.egress_bytes += message["nbytes"]
+        self._status.failures += message["retries"]
+        self._status.egress_bytes += message["nbytes"]
         silence = self._silences[SAMPLERS]
         if message["nbytes"]:
             silence.answered()
@@ -446,13 +425,13 @@ class Supervisor:
 
     def _adopt_options(self, options: list[dict[str, Any]]) -> None:
         """Let everybody who asks a store do so with other options."""
-        self._roster.adopt(_setup_message(self._config))
-        self._roster.broadcast({"type": "storage", "options": to_json_value(options)})
+        self._pool.adopt(_setup_message(self._config))
+        self._pool.broadcast({"type": "storage", "options": to_json_value(options)})
         self._intake.adopt(options)
         if self._reading is not None:
             self._reading.sources = self._config.sources
 
-    def _introduce(self, slot: WorkerSlot, message: Message) -> None:
+    def _sampler_ready(self, slot: WorkerSlot, message: Message) -> None:
         slot.ready = True
         options = [source.storage_options for source in self._config.sources]
         slot.send(
@@ -467,7 +446,7 @@ class Supervisor:
     def _probed(self, slot: WorkerSlot, message: Message) -> None:
         assert self._introduction is not None
         self._last_errors.extend(message.get("errors", [])[-3:])
-        found = self._identification.answered(
+        found = self._search.answered(
             slot, message, self._introduction, listed=self._intake.listed
         )
         if found is not None and self._dispatcher is None:
@@ -476,17 +455,17 @@ class Supervisor:
     def _died(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
         if death.stalled is None:  # else that was said when it was killed
             self._last_errors.append(f"sampler {slot.id} ended {death}")
-        self._guard(lambda: self._bury(slot, permits, death))
+        self._guard(lambda: self._sampler_died(slot, permits, death))
         self._wake()
 
-    def _bury(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
-        self._identification.lost(slot, death)
+    def _sampler_died(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
+        self._search.lost(slot, death)
         for permit in permits:
             if self._dispatcher is not None:
                 self._dispatcher.abandoned(permit, death)
-        if slot.stillborn >= MOST_STILLBORN:
+        if slot.failed_starts >= MOST_FAILED_STARTS:
             raise SamplingError(
-                f"sampler processes end at their start, {slot.stillborn} times in a row, the "
+                f"sampler processes end at their start, {slot.failed_starts} times in a row, the "
                 f"last {death}; what they print above says why"
             )
 
@@ -496,19 +475,19 @@ class Supervisor:
         if self._introduction is None or not len(self._catalog):
             return
         if self._unlabelled:
-            self._identification.waiting_for = "the labels"
+            self._search.waiting_for = "the labels"
             return
         listed = self._intake.listed
-        found = self._found or self._identification.known(self._introduction, listed=listed)
+        found = self._found or self._search.known(self._introduction, listed=listed)
         if found is not None:
             self._establish(found)
         else:
-            ready = [slot for slot in self._roster.slots if slot.ready]
-            self._identification.probe(ready, listed=listed)
+            ready = [slot for slot in self._pool.slots if slot.ready]
+            self._search.probe(ready, listed=listed)
 
     def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
-        if self._identification.lacks_objects(listed=self._intake.listed):
+        if self._search.lacks_objects(listed=self._intake.listed):
             return  # shards were taken over that were drawn from more of it
         dispatcher = Dispatcher(
             self._config,
@@ -521,7 +500,7 @@ class Supervisor:
         )
         dispatcher.check_bound(self._config)
         self._identity, self._dispatcher = found.identity, dispatcher
-        self._roster.broadcast(_identity_message(found.identity))
+        self._pool.broadcast(_identity_message(found.identity))
 
     # ------------------------------------------------------------------ a turn
 
@@ -536,8 +515,8 @@ class Supervisor:
             self._cache.require_in_place()
             self._cache.poll_leases(now)
         self._intake.take(
-            self._dispatcher.landlord if self._dispatcher else None,
-            awaited=self._identification.lacks_objects(listed=self._intake.listed),
+            self._dispatcher.space if self._dispatcher else None,
+            awaited=self._search.lacks_objects(listed=self._intake.listed),
         )
         if not self._unlabelled:
             self._objects.look(len(self._catalog))
@@ -549,7 +528,8 @@ class Supervisor:
             self._identify()
         if self._dispatcher is not None:
             self._try_holes_again(self._dispatcher)
-            self._dispatch(self._dispatcher)
+            self._dispatcher.egress_bytes = self._status.egress_bytes
+            self._dispatcher.turn(self._pool.slots)
         if self._due("upkeep", now, UPKEEP_SECONDS):
             self._upkeep()
 
@@ -578,55 +558,18 @@ class Supervisor:
         self._next[what] = now + seconds
         return True
 
-    def _dispatch(self, dispatcher: Dispatcher) -> None:
-        dispatcher.egress_bytes = self._overview.egress_bytes
-        for permit in dispatcher.follow_wishes():
-            for slot in self._holding(permit):
-                self._landed(slot, permit)
-                slot.send({"type": "revoke", "id": permit})
-        for permit in dispatcher.grant_waiting():
-            for slot in self._holding(permit):
-                slot.paused.discard(permit)
-                slot.moved()
-                slot.send({"type": "grant", "id": permit})
-        while idle := self._idle_slots(dispatcher):
-            slot = min(idle, key=lambda slot: len(slot.permits))
-            given = dispatcher.next_permit()
-            if given is None:
-                break
-            slot.permits[given.id] = AssignedPermit(len(given.stops))
-            slot.moved()
-            slot.send(given.to_message())
-        complete = dispatcher.complete or self._full_for_good(dispatcher)
-        # While a shard of a complete cache is drawn again the cache is that no less.
-        still = self._cache.meta.complete and dispatcher.wishes > 0
-        self._cache.meta.set_complete(complete or still)
-
-    def _holding(self, permit: str) -> list[WorkerSlot]:
-        return [slot for slot in self._roster.slots if permit in slot.permits]
-
-    def _idle_slots(self, dispatcher: Dispatcher) -> list[WorkerSlot]:
-        slots, reads = self._roster.slots, self._config.sampling.concurrency
-        if dispatcher.wish_due:
-            return [slot for slot in slots if slot.has_room_for_wishes(reads)]
-        return [slot for slot in slots if slot.has_room(reads)]
-
-    def _full_for_good(self, dispatcher: Dispatcher) -> bool:
-        """Whether nothing will ever be added, because nothing is ever evicted."""
-        return self._config.cache.eviction == "none" and dispatcher.at_rest
-
     def _upkeep(self) -> None:
         patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
-        self._last_errors.extend(self._roster.kill_idle(patience))
+        self._last_errors.extend(self._pool.kill_stalled(patience))
         self._warn_of_holders()
         self._cache.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
-            self._cache.index.append_history(self._overview.history())
+            self._cache.index.append_history(self._status.history())
 
     def _warn_of_holders(self) -> None:
         """Say it once when readers have kept everything waiting for a minute."""
         now = time.monotonic()
-        blocked = self._dispatcher.blocked if self._dispatcher is not None else ""
+        blocked = self._dispatcher.writes.blocked if self._dispatcher is not None else ""
         if not blocked:
             self._blocked_since = now
         elif (
@@ -636,7 +579,10 @@ class Supervisor:
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher
-        if limits.duration_seconds is not None and now - self._born >= limits.duration_seconds:
+        if (
+            limits.duration_seconds is not None
+            and now - self._started >= limits.duration_seconds
+        ):
             self._end()
         if dispatcher is None:
             return
@@ -644,26 +590,26 @@ class Supervisor:
             self._end()
         elif dispatcher.only_set_aside and (limits.until_full or limits.samples is not None):
             self._end()
-            _log.warning("ended without all samples: %s", dispatcher.set_aside.words)
+            _log.warning("ended without all samples: %s", dispatcher.makeups.status.words)
         elif dispatcher.at_rest and (limits.until_full or limits.samples is not None):
             self._end()
             if not limits.until_full:
                 _log.warning(
                     "ended after %d samples in this run, for there will be no more: %s",
                     dispatcher.drawn_this_run,
-                    dispatcher.rest,
+                    dispatcher.final_reason,
                 )
 
     # ------------------------------------------------------------------ status
 
     def _show(self) -> None:
-        self._shown = self._status()
-        self._say_what_is_missing(time.monotonic())
+        self._shown = self._current_status()
+        self._warn_of_outages(time.monotonic())
         self._on_status(self._shown)
         if self._due("status", time.monotonic(), 2 * SHOW_SECONDS):
             self._write_status(self._shown)
 
-    def _tell_the_end(self) -> None:
+    def _show_the_end(self) -> None:
         # First as far as it is known without a look at the cache, which may be gone.
         self._shown = replace(
             self._shown,
@@ -673,46 +619,41 @@ class Supervisor:
             worker_states=[],
             pid=None,
         )
-        self._shown = self._status(stopped=True)
+        self._shown = self._current_status(stopped=True)
 
     def _write_status(self, status: Status) -> None:
         self._cache.require_in_place()  # by now it may be somebody else's folder
         write_status(self._config.cache.path, status)
 
-    def _beginning(self) -> str:
-        """What is awaited before there is anything to draw, in words."""
-        now = time.monotonic()
+    def _silent_store(self, now: float) -> str:
+        """Return what a store has to do, in words; empty where all answer."""
         found = (silence.waiting_for(now) for silence in self._silences.values())
-        return next(filter(None, found), self._identification.waiting_for)
+        return next(filter(None, found), "")
 
-    def _say_what_is_missing(self, now: float) -> None:
+    def _warn_of_outages(self, now: float) -> None:
         """Say it once on the error stream when a store refuses or is silent for some seconds."""
-        missing = self._dispatcher.refused if self._dispatcher is not None else ""
-        silences = (silence.waiting_for(now) for silence in self._silences.values())
-        for said in self._notice.look(missing or next(filter(None, silences), ""), now):
+        refused = self._dispatcher.breaker.waiting_for if self._dispatcher is not None else ""
+        for said in self._notice.look(refused or self._silent_store(now), now):
             _log.warning("%s", said)
 
-    def _status(self, *, stopped: bool = False) -> Status:
+    def _current_status(self, *, stopped: bool = False) -> Status:
+        now = time.monotonic()
         endless = self._introduction is not None and not self._introduction["listed"]
         if self._dispatcher is not None:
-            population = self._dispatcher.population
+            population = self._dispatcher.draws.population
             listed = self._intake.listed and not endless
-            self._guard(lambda: self._overview.measure_population(population, listed=listed))
-        return self._overview.status(
+            self._guard(lambda: self._status.measure_population(population, listed=listed))
+        startup_event = self._silent_store(now) or self._search.waiting_for
+        return self._status.status(
             self._dispatcher,
-            self._roster,
-            uptime_seconds=time.monotonic() - self._born,
-            fingerprint=self._identity.fingerprint if self._identity else None,
+            self._pool,
             last_errors=[printable(error) for error in self._last_errors],
             listed=self._intake.listed,
             endless=endless,
-            complete=self._cache.meta.complete,
-            beginning=printable(self._beginning()),
-            silent=printable(self._silences[SAMPLERS].waiting_for(time.monotonic())),
+            startup_event=printable(startup_event),
+            silent_store=printable(self._silences[SAMPLERS].waiting_for(now)),
             stopped=stopped,
             disk_full=self._disk_full,
-            objects=0 if endless else self._objects.listed,
-            unmatched=self._objects.unmatched,
             restart_for=self._following.restart_for if self._following else [],
         )
 

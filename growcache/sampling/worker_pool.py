@@ -78,8 +78,8 @@ class WorkerSlot:
 
     Attributes:
         process: None while none runs.
-        moved_at: when it last made progress, monotonic seconds.
-        stillborn: how many of its processes in a row ended before they were ready.
+        progress_at: when it last made progress, monotonic seconds.
+        failed_starts: how many of its processes in a row ended before they were ready.
     """
 
     id: int
@@ -87,13 +87,13 @@ class WorkerSlot:
     ready: bool = False
     permits: dict[str, AssignedPermit] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
-    moved_at: float = 0.0
+    progress_at: float = 0.0
     calls: int = 0
     call: tuple[float, str] = (0.0, "")
     stalled: str | None = None
     restarts: int = 0
     probing: bool = False
-    stillborn: int = 0
+    failed_starts: int = 0
 
     def has_room(self, concurrency: int) -> bool:
         """Whether it can take one more permit.
@@ -118,38 +118,43 @@ class WorkerSlot:
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency) or (self.ready and waits)
 
+    def forget(self, permit: str) -> bool:
+        """Forget a permit; False if it had none of this name."""
+        self.paused.discard(permit)
+        return self.permits.pop(permit, None) is not None
+
     def send(self, message: Message) -> None:
         """Send a message, if a process is there."""
         if self.process is not None:
             self.process.send(message)
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note progress."""
-        self.moved_at = time.monotonic()
+        self.progress_at = time.monotonic()
 
-    def called(self, ended: int, call: str) -> None:
+    def note_user_call(self, ended: int, call: str) -> None:
         """Note what it says about the user's code: calls that end are progress."""
         if ended != self.calls:
-            self.moved()
+            self.note_progress()
         self.calls, self.call = ended, (time.monotonic(), call)
 
-    def idles(self, now: float, timeout_seconds: float) -> bool:
+    def is_stalled(self, now: float, timeout_seconds: float) -> bool:
         """Whether it should have made progress for longer than it is allowed."""
         busy = len(self.permits) > len(self.paused) or not self.ready or self.probing
-        return self.process is not None and busy and now - self.moved_at > timeout_seconds
+        return self.process is not None and busy and now - self.progress_at > timeout_seconds
 
-    def give_up(self, now: float) -> str:
+    def kill_stalled(self, now: float) -> str:
         """Kill it for its idleness; return that in words."""
         assert self.process is not None
         said_at, call = self.call
         heard = call and now - said_at < HEARD_SECONDS
-        self.stalled = f"after {now - self.moved_at:.0f} s " + (
+        self.stalled = f"after {now - self.progress_at:.0f} s " + (
             f"in one call of {call}; make it faster, or raise sampling.timeout_seconds"
             if heard
             else "without progress"
         )
         self.process.kill()
-        self.moved()
+        self.note_progress()
         return self.stalled
 
     def status(self) -> WorkerStatus:
@@ -194,7 +199,7 @@ class WorkerPool:
         self._on_failure = on_failure
         self._on_stderr = on_stderr
         self._stopping = False
-        self._lives = [asyncio.create_task(self._live(slot)) for slot in self.slots]
+        self._lives = [asyncio.create_task(self._keep_running(slot)) for slot in self.slots]
         for life in self._lives:
             life.add_done_callback(self._life_ended)
 
@@ -218,13 +223,13 @@ class WorkerPool:
             if slot.ready:
                 slot.send(message)
 
-    def kill_idle(self, timeout_seconds: float) -> list[str]:
+    def kill_stalled(self, timeout_seconds: float) -> list[str]:
         """Kill samplers without progress; return what there is to say about each."""
         now = time.monotonic()
         return [
-            f"sampler {slot.id} was restarted {slot.give_up(now)}"
+            f"sampler {slot.id} was restarted {slot.kill_stalled(now)}"
             for slot in self.slots
-            if slot.idles(now, timeout_seconds)
+            if slot.is_stalled(now, timeout_seconds)
         ]
 
     async def stop(self) -> None:
@@ -243,17 +248,17 @@ class WorkerPool:
         elif isinstance(error, Exception):
             self._on_failure(error)
 
-    async def _live(self, slot: WorkerSlot) -> None:
+    async def _keep_running(self, slot: WorkerSlot) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not self._stopping:
             born = time.monotonic()
             slot.process = await SamplerProcess.start(
                 lambda message: self._on_message(slot, message), self._on_stderr
             )
-            slot.moved()
+            slot.note_progress()
             slot.send(self._setup)
             code = await slot.process.ended()
-            self._bury(slot, code)
+            self._note_end(slot, code)
             if self._stopping:
                 return
             healthy = time.monotonic() - born > HEALTHY_SECONDS
@@ -263,9 +268,9 @@ class WorkerPool:
             await asyncio.sleep(backoff)
             slot.restarts += 1
 
-    def _bury(self, slot: WorkerSlot, code: int) -> None:
+    def _note_end(self, slot: WorkerSlot, code: int) -> None:
         permits = list(slot.permits)
-        slot.stillborn = 0 if slot.ready else slot.stillborn + 1
+        slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
         death = SamplerDeath(code, slot.stalled)
         slot.process, slot.ready, slot.probing = None, False, False
         slot.stalled, slot.calls, slot.call = None, 0, (0.0, "")

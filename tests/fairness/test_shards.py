@@ -14,7 +14,7 @@ from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.dispatch import IN_TURN_SECONDS
+from growcache.sampling.evictor import IN_TURN_SECONDS
 from growcache.sampling.fill import encode_group
 from growcache.sampling.messages import PartVisit, Permit
 from growcache.sampling.sampler_limits import VisitResult

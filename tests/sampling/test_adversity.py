@@ -175,14 +175,14 @@ def test_only_a_call_that_does_not_end_is_given_up() -> None:
     slot = WorkerSlot(
         0, process=(process := Unkilled()), ready=True, permits={"p": AssignedPermit(1)}
     )
-    slot.moved_at = time.monotonic() - 20
-    assert slot.idles(time.monotonic(), 10)
-    slot.called(5, "source.format my:read on k")
-    assert not slot.idles(time.monotonic(), 10)
-    slot.moved_at -= 20
-    slot.called(5, "source.format my:read on k")  # the same five have ended
-    assert slot.idles(time.monotonic(), 10)
-    why = slot.give_up(time.monotonic())
+    slot.progress_at = time.monotonic() - 20
+    assert slot.is_stalled(time.monotonic(), 10)
+    slot.note_user_call(5, "source.format my:read on k")
+    assert not slot.is_stalled(time.monotonic(), 10)
+    slot.progress_at -= 20
+    slot.note_user_call(5, "source.format my:read on k")  # the same five have ended
+    assert slot.is_stalled(time.monotonic(), 10)
+    why = slot.kill_stalled(time.monotonic())
     assert process.killed
     assert why.startswith(
         "after 20 s in one call of source.format my:read on k; make it faster"
@@ -193,7 +193,7 @@ def test_only_a_call_that_does_not_end_is_given_up() -> None:
         > SamplerDeath(-9).suspicion
     )
     slot.call = (0.0, "long ago")
-    assert slot.give_up(slot.moved_at + 7) == "after 7 s without progress"
+    assert slot.kill_stalled(slot.progress_at + 7) == "after 7 s without progress"
 
 
 def test_only_the_one_who_was_asked_is_believed(search: SchemaSearch) -> None:

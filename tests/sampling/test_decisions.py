@@ -65,11 +65,11 @@ def test_room_may_come_from_shards_that_clear_later() -> None:
 
 def test_full_is_full_where_nothing_may_be_evicted() -> None:
     verdict = decide(replace(READY, room_bytes=2, evictable_bytes=99, evicts=False))
-    assert (verdict.granted, verdict.mood, verdict.waiting_for) == (False, "full", None)
+    assert (verdict.granted, verdict.state, verdict.waiting_for) == (False, "full", None)
 
 
 def test_complete_needs_no_reason() -> None:
-    assert decide(replace(READY, complete=True)).mood == "complete"
+    assert decide(replace(READY, complete=True)).state == "complete"
 
 
 @given(st.lists(st.sampled_from(["take", "done", "fail", "die"]), max_size=60))

@@ -27,31 +27,31 @@ WORDS = "credentials (s3://b: the credentials have expired)"
 
 def halted() -> CircuitBreaker:
     halt = CircuitBreaker()
-    halt.took_off("first")
+    halt.granted("first")
     halt.refused("first", WORDS, 0.0)
     return halt
 
 
 def test_one_group_at_a_time_is_on_trial() -> None:
     halt = halted()
-    assert halt.holds_back(0.0)
-    assert not halt.holds_back(LONGEST_DELAY_SECONDS)
-    halt.took_off("trial")
-    assert halt.holds_back(100.0)
+    assert halt.is_open(0.0)
+    assert not halt.is_open(LONGEST_DELAY_SECONDS)
+    halt.granted("trial")
+    assert halt.is_open(100.0)
     halt.answered("first", whole=False)  # of a group that took off before
     assert halt.waiting_for == WORDS
     halt.answered("trial", whole=False)
     assert not halt.waiting_for
-    assert not halt.holds_back(100.0)
+    assert not halt.is_open(100.0)
 
 
 def test_what_is_refused_again_has_to_bring_a_whole_group() -> None:
     """Of a mixture the other sources answer: what is read of them is fetched in vain."""
     halt = halted()
-    halt.took_off("trial")
+    halt.granted("trial")
     halt.answered("trial", whole=False)
     halt.refused("trial", WORDS, 1.0)
-    halt.took_off("again")
+    halt.granted("again")
     halt.answered("again", whole=False)
     assert halt.waiting_for == WORDS
     halt.answered("again", whole=True)
@@ -63,13 +63,13 @@ def test_trials_never_end_and_never_come_late(ends: list[str]) -> None:
     halt, now = halted(), 0.0
     for number, end in enumerate(ends):
         now += LONGEST_DELAY_SECONDS
-        assert not halt.holds_back(now)
-        halt.took_off(str(number))
+        assert not halt.is_open(now)
+        halt.granted(str(number))
         if end == "refused":
             halt.refused(str(number), WORDS, now)
         else:
             halt.ended(str(number), now)
-        assert halt.holds_back(now)
+        assert halt.is_open(now)
 
 
 def test_a_refused_group_costs_no_try() -> None:

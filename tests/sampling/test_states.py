@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -35,7 +34,6 @@ from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
 from growcache.errors import CacheMissingError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling import dispatch
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.fill import EncodedShard, encode_group
 from growcache.sampling.fingerprint import identify
@@ -86,9 +84,6 @@ class Service(RuleBasedStateMachine):
         )
         self.root = self.folder / "cache"
         self.now = time.monotonic()  # a start looks at the leases by the real clock
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        self.patch = mock.patch.object(dispatch, "time", clock)
-        self.patch.start()
         self.cache: Cache | None = None
         self.work: dict[str, Work] = {}
         self.deaths: dict[int, int] = {}
@@ -103,7 +98,6 @@ class Service(RuleBasedStateMachine):
             if self.cache is not None:
                 self.everybody_goes_on()
         finally:
-            self.patch.stop()
             for reader in self.readers:
                 reader.close()
             if self.cache is not None:
@@ -156,6 +150,7 @@ class Service(RuleBasedStateMachine):
             identity,
             SIZING,
             RunLimits(),
+            clock=lambda: self.now,
         )
         smallest = self.config.cache.model_copy(update={"max_bytes": BOUNDS[0]})
         self.dispatcher.check_bound(self.config.model_copy(update={"cache": smallest}))
@@ -176,7 +171,7 @@ class Service(RuleBasedStateMachine):
         if complete:
             self.catalog.flush()
         self.catalog.complete = complete
-        ahead = min(self.bound // LISTING_SHARE, self.dispatcher.landlord.spare)
+        ahead = min(self.bound // LISTING_SHARE, self.dispatcher.space.spare)
         self.it.space.listing_ahead = 0 if complete else ahead
 
     # Samplers
@@ -189,7 +184,7 @@ class Service(RuleBasedStateMachine):
     def turn(self) -> None:
         """One turn of the supervisor, after which somebody can go on or says what for."""
         self.it.poll_leases(self.now)
-        for permit in self.dispatcher.grant_waiting():
+        for permit in self.dispatcher.writes.grant():
             self.work[permit].granted = True
         while len(self.work) < SLOTS:
             given = self.dispatcher.next_permit()
@@ -205,11 +200,11 @@ class Service(RuleBasedStateMachine):
     def _somebody_goes_on_or_the_event_is_named(self) -> None:
         if any(work.granted or not work.shards for work in self.work.values()):
             return  # a sampler writes, or reads from the store
-        verdict, said = self.dispatcher.verdict, self.dispatcher.blocked
+        verdict, said = self.dispatcher.verdict, self.dispatcher.writes.blocked
         if not self.work:
             assert not verdict.granted
             said = verdict.waiting_for or ""
-        assert said or verdict.mood == "complete", (verdict, self.work)
+        assert said or verdict.state == "complete", (verdict, self.work)
         leases = read_leases(self.root)
         reading = {lease.job for lease in leases if lease.open and lease.job}
         if "nobody reads" in said:
