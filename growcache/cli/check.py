@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
@@ -31,7 +31,15 @@ def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
         CacheMissingError: there is no cache.
         CacheBusyError: a service fills what is to be mended.
     """
-    findings, shards = _with_progress(cache, repair if mend else check)
+    shards = 0
+    with progress_bar("checking shards") as advance:
+
+        def show(done: int, total: int) -> None:
+            nonlocal shards
+            shards = done
+            advance(completed=done, total=total)
+
+        findings = (repair if mend else check)(cache, on_shard=show)
     findings += repair_catalog(cache) if mend else check_catalog(cache)
     errors = [finding for finding in findings if finding.severity == "error"]
     if json:
@@ -43,24 +51,16 @@ def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
     return 1 if errors else 0
 
 
-def _with_progress(
-    cache: Path, work: Callable[..., list[Finding]]
-) -> tuple[list[Finding], int]:
-    checked = 0
-    with progress_bar("checking shards") as advance:
-
-        def show(done: int, total: int) -> None:
-            nonlocal checked
-            checked = done
-            advance(completed=done, total=total)
-
-        return work(cache, on_shard=show), checked
-
-
 def _print_findings(findings: Sequence[Finding], shards: int) -> None:
     console = Console()
     if console.is_terminal:
-        console.print(_findings_grid(findings))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for finding in findings:
+            style = SEVERITY_STYLES[finding.severity]
+            grid.add_row(Text(finding.severity, style), Text(_finding_text(finding)))
+        console.print(grid)
     else:  # a line each, for grep
         for finding in findings:
             sys.stdout.write(f"{finding.severity}  {_finding_text(finding)}\n")
@@ -85,23 +85,13 @@ def _print_next_steps(cache: Path, findings: Sequence[Finding]) -> None:
         sys.stdout.write(f"set aside: {again}; the next growcache run draws them again\n")
 
 
-def _findings_grid(findings: Sequence[Finding]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for finding in findings:
-        style = SEVERITY_STYLES[finding.severity]
-        grid.add_row(Text(finding.severity, style), Text(_finding_text(finding)))
-    return grid
-
-
 def _finding_text(finding: Finding) -> str:
     where = "" if finding.shard is None else f"shard {finding.shard}: "
     return printable(f"{where}{finding.message}")
 
 
 def check_catalog(cache: Path) -> Iterator[Finding]:
-    """Yield what is amiss with the copy of the listing."""
+    """Yield what is wrong with the copy of the listing."""
     path = CacheLayout(cache).catalog
     if not path.exists() or not path.stat().st_size:
         return  # the next start lists
@@ -123,12 +113,11 @@ def repair_catalog(cache: Path) -> list[Finding]:
         found = list(check_catalog(cache))
         if any(finding.mendable for finding in found):
             layout.catalog.unlink()
-    return [_as_repaired(finding) for finding in found]
-
-
-def _as_repaired(finding: Finding) -> Finding:
-    if not finding.mendable:
-        return finding
-    return Finding(
-        "mended", None, f"{finding.message}; the next start lists anew", mendable=True
-    )
+    return [
+        replace(
+            finding, severity="mended", message=f"{finding.message}; the next start lists anew"
+        )
+        if finding.mendable
+        else finding
+        for finding in found
+    ]

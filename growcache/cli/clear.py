@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from growcache.cache.directory import adopt, clear_cache, in_use_error, require_cache, take_over
@@ -24,12 +23,13 @@ def clear_question(root: Path) -> str:
     Raises:
         CacheMissingError: there is no cache at the path.
     """
-    layout = _require_layout(root)
+    layout = CacheLayout(root)
+    require_cache(layout)
     return f"Delete {in_bytes(allocated_tree(layout.root))} of cached samples in {layout.root}?"
 
 
 def empty_cache(root: Path) -> str:
-    """Delete all that a service has put into the folder; return what to tell.
+    """Delete all that a service has put into the folder; return a text for the person.
 
     Only names of a cache's own are touched. Locks stay, because they are never unlinked, and so does the
     marker, so that the next service takes the folder as it is.
@@ -38,7 +38,8 @@ def empty_cache(root: Path) -> str:
         CacheMissingError: there is no cache at the path.
         CacheBusyError: a service or a reader uses it.
     """
-    layout = _require_layout(root)
+    layout = CacheLayout(root)
+    require_cache(layout)  # one whose clearing was cut short is a cache, too
     before = allocated_tree(layout.root)
     adopt(layout)
     if is_locked(layout.supervisor_lock):
@@ -56,30 +57,17 @@ def empty_cache(root: Path) -> str:
                 )
         clear_cache(layout)
     freed = in_bytes(before - allocated_tree(layout.root))
-    return f"Emptied {layout.root}; {freed} are free again.{_strangers_text(foreign_paths(layout))}"
-
-
-def _strangers_text(foreign: Sequence[Path]) -> str:
-    """Return what stays because it is not growcache's, in words."""
-    if not foreign:
-        return ""
-    shown = ", ".join(map(str, foreign[:MAX_NAMED_STRANGERS])) + (
-        " …" if len(foreign) > MAX_NAMED_STRANGERS else ""
-    )
-    return f" Not growcache's, so left as it is: {printable(shown)}."
-
-
-def _require_layout(root: Path) -> CacheLayout:
-    """Return the layout of a cache, also of one whose clearing was cut short."""
-    layout = CacheLayout(root)
-    require_cache(layout)
-    return layout
+    emptied = f"Emptied {layout.root}; {freed} are free again."
+    strangers = [str(path) for path in foreign_paths(layout)]
+    if not strangers:
+        return emptied
+    more = " …" if len(strangers) > MAX_NAMED_STRANGERS else ""
+    shown = printable(", ".join(strangers[:MAX_NAMED_STRANGERS]) + more)
+    return f"{emptied} Not growcache's, so left as it is: {shown}."
 
 
 def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
-    """End the leases of dead readers; return what to say, and the exit code.
-
-    A service that runs heeds that within a moment, the next one at its start.
+    """End the leases of dead readers; return a text for the person, and the exit code.
 
     Raises:
         CacheMissingError: there is no cache.
@@ -90,29 +78,23 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
     dead = [
         view for view in views if not view.open and not view.closed and job in (None, view.job)
     ]
-    ended, refused = _end_leases(layout, dead)
-    said = [_released_text(ended, job)] if ended or not refused else []
-    said += [
-        f"{view.name}.lease of job {view.job} is another user's: run this as its owner"
-        for view in refused
-    ]
-    if job is None:
-        said += [f"{lease}: {lease.advice}" for lease in foreign if lease.protects]
-    blocked = refused or (job is None and any(lease.held is None for lease in foreign))
-    return "\n".join(said), int(bool(blocked))
-
-
-def _end_leases(
-    layout: CacheLayout, dead: list[LeaseView]
-) -> tuple[list[LeaseView], list[LeaseView]]:
-    ended, refused = [], []
+    ended: list[LeaseView] = []
+    refused: list[LeaseView] = []
     for view in dead:
         try:
             if end_dead_lease(layout, view.name):
                 ended.append(view)
         except PermissionError:
             refused.append(view)
-    return ended, refused
+    texts = [_released_text(ended, job)] if ended or not refused else []
+    texts += [
+        f"{view.name}.lease of job {view.job} is another user's: run this as its owner"
+        for view in refused
+    ]
+    if job is None:
+        texts += [f"{lease}: {lease.advice}" for lease in foreign if lease.protects]
+    blocked = refused or (job is None and any(lease.held is None for lease in foreign))
+    return "\n".join(texts), int(bool(blocked))
 
 
 def _released_text(ended: list[LeaseView], job: str | None) -> str:

@@ -26,10 +26,7 @@ MAX_POINTS = 240
 
 @dataclass
 class StatusHistory:
-    """Samples and bytes of the cache at times gone by.
-
-    Points (time, samples, bytes) are thinned as the time they span grows.
-    """
+    """Points (time, samples, bytes) of the cache, thinned as the time they span grows."""
 
     points: list[tuple[float, int, int]] = field(default_factory=list)
     spacing: float = 0.25
@@ -101,10 +98,15 @@ def state_meaning(status: Status, history: StatusHistory | None) -> str:
         return f"max_bytes was lowered to {in_bytes(status.target_bytes)}{awaited}"
     if status.waiting_for:
         return f"samplers wait for {status.waiting_for}"
-    if _is_starved(status):
+    states = {worker.state for worker in status.worker_states}
+    is_idle = not status.bytes_per_second and not status.samples_per_second
+    if status.uptime_seconds > STARVED_SECONDS and is_idle and "reading" in states:
         return "nothing has come from the store lately; samplers keep trying"
     if status.state == "full" or status.full:
-        return "at its bound; " + _full_meaning(status)
+        if status.retired_bytes and "waiting" in states:
+            leaving = plural(status.retired_shards or 1, "old shard")
+            return f"at its bound; samplers wait until readers have let go of {leaving}"
+        return "at its bound; each new shard takes the place of an old one"
     return _filling_meaning(status, history)
 
 
@@ -115,38 +117,17 @@ def _why_complete(status: Status) -> str:
     return "everything that can be read is cached" if status.holes else "everything is cached"
 
 
-def _is_starved(status: Status) -> bool:
-    return (
-        status.uptime_seconds > STARVED_SECONDS
-        and not status.bytes_per_second
-        and not status.samples_per_second
-        and any(worker.state == "reading" for worker in status.worker_states)
-    )
-
-
-def _full_meaning(status: Status) -> str:
-    if status.retired_bytes and any(w.state == "waiting" for w in status.worker_states):
-        leaving = plural(status.retired_shards or 1, "old shard")
-        return f"samplers wait until readers have let go of {leaving}"
-    return "each new shard takes the place of an old one"
-
-
 def _filling_meaning(status: Status, history: StatusHistory | None) -> str:
     if history is not None and history.span_seconds() >= 3 and history.bytes_per_second() > 0:
-        full = (
-            status.max_bytes - status.bytes - status.reserved_bytes
-        ) / history.bytes_per_second()
-        whole = _samples_left(status) / max(1e-9, history.samples_per_second())
+        free = status.max_bytes - status.bytes - status.reserved_bytes
+        full = free / history.bytes_per_second()
+        left = math.inf  # samples that were never drawn
+        if status.coverage is not None and status.population_samples:
+            left = status.population_samples * (1 - status.coverage)
+        whole = left / max(1e-9, history.samples_per_second())
         end = "all of it cached" if whole < full else "full"
         return f"filling; {end} in about {in_time(max(1, min(whole, full)))}"
     return "filling; the first shards are small, to start soon" if status.ramping else "filling"
-
-
-def _samples_left(status: Status) -> float:
-    """Return how many samples were never drawn; infinity where that is not known."""
-    if status.coverage is None or not status.population_samples:
-        return math.inf
-    return status.population_samples * (1 - status.coverage)
 
 
 def coverage_text(status: Status) -> tuple[str, float | None]:
@@ -180,7 +161,7 @@ def trouble_texts(status: Status) -> list[str]:
 
 
 class StatusReporter:
-    """What shows every status, several times a second; it ends with its block."""
+    """Shows every status, several times a second, until its block ends."""
 
     # Takes what samplers write to the error stream; None: that goes where ours does.
     on_stderr: Callable[[bytes], None] | None = None
@@ -192,12 +173,11 @@ class StatusReporter:
         return
 
     def show(self, status: Status) -> None:
-        """Show the newest status."""
         raise NotImplementedError
 
 
 class StatusLines(StatusReporter):
-    """A line at every change of state, one every so often between, and the last one."""
+    """A line at every change of state, one in ``seconds`` between, and the last one."""
 
     def __init__(self, write: Callable[[Status], None], seconds: float) -> None:
         self._write = write

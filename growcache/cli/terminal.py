@@ -40,10 +40,7 @@ def fold_to_width(text: str, stream: IO[str]) -> str:
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that is closed, end the block as Ctrl-C does.
-
-    So the cursor is shown again, and what is temporary is deleted.
-    """
+    """Let SIGTERM, and a terminal that is closed, end the block as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -58,7 +55,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def spinner(stream: IO[str], text: str) -> Iterator[None]:
-    """Say at a terminal what is waited for within the block."""
+    """Show a text at a terminal until the block ends."""
     if not can_redraw(stream):
         yield
         return
@@ -71,10 +68,7 @@ def spinner(stream: IO[str], text: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Yield what advances a bar, or sets it by ``completed=`` and ``total=``.
-
-    It is on the error stream, so that the output stays clean where a program reads it.
-    """
+    """Yield a function that advances a bar on the error stream, or sets its values."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -102,11 +96,7 @@ def can_ask() -> bool:
 
 
 def apply_no_color(arguments: list[str]) -> list[str]:
-    """Return the arguments less ``--no-color``, which is obeyed at once.
-
-    It is taken anywhere, before the command as well as after it, and is passed on to children
-    by the environment variable that all programs know.
-    """
+    """Return the arguments less ``--no-color``, which children get by the environment."""
     if NO_COLOR not in arguments:
         return arguments
     os.environ["NO_COLOR"] = "1"
