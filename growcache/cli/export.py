@@ -59,7 +59,7 @@ def export_cache(
     cache_format: str | None = None,
     shared: bool = False,
 ) -> str:
-    """Copy a cache's newest snapshot; return what to tell.
+    """Copy a cache's newest snapshot; return a text for the person.
 
     Raises:
         CacheMissingError: there is no cache, or no sample in it yet.
@@ -81,7 +81,9 @@ def export_cache(
         ):
             wanted = cache_format or snapshot.view.cache_format
             _copy_shards(snapshot, root, rows, folder, wanted, advance)
-            write_notes(folder, snapshot, rows, wanted)
+            (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, wanted))
+            readme = _readme(folder, snapshot, rows, wanted)
+            (folder / "README.md").write_text(readme, encoding="utf-8")
             _set_modes(folder, shared=shared)
     samples_text = plural(sum(row.samples for row in rows), "sample")
     return (
@@ -133,7 +135,7 @@ def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
         kind = CacheFullError if error.errno == errno.ENOSPC else ConfigError
         raise kind(f"cannot write {out}: {error.strerror}; nothing was copied") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)  # it is not there any more if all went well
+        shutil.rmtree(made, ignore_errors=True)  # after the rename it is not there
 
 
 def _copy_shards(
@@ -155,7 +157,10 @@ def _copy_shards(
             for path in _shard_files(snapshot, row):
                 target = layout.shards / path.relative_to(CacheLayout(root).shards)
                 target.parent.mkdir(exist_ok=True)
-                _copy_file(path, target)
+                shutil.copyfile(path, target)
+                shutil.copystat(path, target)
+                with target.open("rb") as stream:
+                    os.fsync(stream.fileno())
         else:
             _convert_shard(snapshot, row, layout, cache_format)
         advance(sum(path.stat().st_size for path in _shard_files(snapshot, row)))
@@ -165,7 +170,6 @@ def _copy_shards(
 def _convert_shard(
     snapshot: Snapshot, row: ShardRow, layout: CacheLayout, cache_format: str
 ) -> None:
-    """Write a shard in another format; its samples and their origins are the same."""
     packed = encode_shard(cache_format, snapshot.schema, list(snapshot.mapped(row.number)))
     sidecar, seal = replace(snapshot.sidecar(row.number), **packed.facts), ShardChecksum()
     for file in packed.files:
@@ -182,13 +186,6 @@ def _write_durably(path: Path, buffers: Iterable[Buffer]) -> None:
         os.fsync(stream.fileno())
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-    shutil.copystat(source, target)
-    with target.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
 def _set_modes(folder: Path, *, shared: bool) -> None:
     """Let only the owner read the copy, or others as well, as the umask says."""
     mask = os.umask(0o77)
@@ -200,7 +197,7 @@ def _set_modes(folder: Path, *, shared: bool) -> None:
 
 
 def _index_copy(layout: CacheLayout, shards: int) -> None:
-    """Let the copy be a cache: it is indexed from its shards, which are all checked so."""
+    """Index the copy from its shards, which checks all of them."""
     used = sum(allocated(path) for path in layout.shards.rglob("*"))
     config = CacheConfig(
         path=layout.root,
@@ -229,16 +226,6 @@ Of an array whose samples differ in size, `NAME.npy` holds all values one after 
 sample `i` is `NAME[NAME.offsets[i]:NAME.offsets[i + 1]]` (`NAME.shapes` has the shapes, where
 one dimension does not tell them). Text and bytes are stored as `uint8`.
 """
-
-
-def write_notes(
-    folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
-) -> None:
-    """Write ``manifest.json`` and ``README.md`` into the folder of an export."""
-    (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, cache_format))
-    (folder / "README.md").write_text(
-        _readme(folder, snapshot, rows, cache_format), encoding="utf-8"
-    )
 
 
 def _manifest(
@@ -271,19 +258,25 @@ def _manifest(
 def _readme(
     folder: Path, snapshot: Snapshot, rows: Sequence[ShardRow], cache_format: str
 ) -> str:
-    tfrecord = cache_format == "tfrecord"
-    return _template("export_readme.md").substitute(
+    if cache_format == "tfrecord":
+        reading = tfrecord_program(snapshot.schema)
+    else:
+        ragged = RAGGED_NOTE + "\n" if snapshot.schema.is_ragged else ""
+        reading = _filled_template("export_npy.md", ragged=ragged)
+    return _filled_template(
+        "export_readme.md",
         samples=plural(sum(row.samples for row in rows), "sample"),
         shards=plural(len(rows), "shard"),
         schema="\n".join(f"- `{printable(str(f))}`" for f in snapshot.schema.fields),
         source=", ".join(_source_urls(folder)),
         format=cache_format,
-        reading=tfrecord_program(snapshot.schema) if tfrecord else npy_program(snapshot.schema),
+        reading=reading,
     )
 
 
-def _template(name: str) -> string.Template:
-    return string.Template(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+def _filled_template(name: str, **values: str) -> str:
+    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return string.Template(template).substitute(values)
 
 
 def _source_urls(folder: Path) -> list[Any]:
@@ -301,26 +294,19 @@ def _source_urls(folder: Path) -> list[Any]:
 
 def tfrecord_program(schema: Schema) -> str:
     """Return the program that reads the shards with TensorFlow."""
-    features = [
-        f"    {_quoted(field.name)}: tf.io.FixedLenFeature([], tf.string),"
-        for field in schema.fields
-    ]
+    # Names are text literals of the program, so that none of a name is ever run.
+    names = {field: json.dumps(field.name) for field in schema.fields}
+    features = [f"    {name}: tf.io.FixedLenFeature([], tf.string)," for name in names.values()]
     fields = [
-        f"        {_quoted(field.name)}: {_decode_expression(field)},"
-        for field in schema.fields
+        f"        {name}: {_decode_expression(field, f'found[{name}]')},"
+        for field, name in names.items()
     ]
-    return _template("export_tfrecord.md").substitute(
-        features="\n".join(features), fields="\n".join(fields)
+    return _filled_template(
+        "export_tfrecord.md", features="\n".join(features), fields="\n".join(fields)
     )
 
 
-def _quoted(name: str) -> str:
-    """Return a name as a text literal of the programs, so that none of it is ever run."""
-    return json.dumps(name)
-
-
-def _decode_expression(field: Field) -> str:
-    found = f"found[{_quoted(field.name)}]"
+def _decode_expression(field: Field, found: str) -> str:
     if field.dtype in ("bytes", "str"):
         return found
     name = np.dtype(field.dtype).name
@@ -333,10 +319,3 @@ def _decode_expression(field: Field) -> str:
         return flat  # its shape is in the feature "NAME/shape"
     shape = [-1 if size is None else size for size in field.shape]
     return f"tf.reshape({flat}, {shape})"
-
-
-def npy_program(schema: Schema) -> str:
-    """Return the program that reads the shards with NumPy."""
-    return _template("export_npy.md").substitute(
-        ragged=RAGGED_NOTE + "\n" if schema.is_ragged else ""
-    )

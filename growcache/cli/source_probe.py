@@ -40,7 +40,7 @@ from growcache.formats.npy import read_npy_header
 from growcache.formats.parquet_footer import FooterCache, check_column_type, parquet_errors
 from growcache.formats.tar_headers import is_header
 from growcache.formats.tfrecord_scan import record_length_at
-from growcache.formats.zarr import ZarrMetadata, folder_of_chunk, open_zarr
+from growcache.formats.zarr import folder_of_chunk, open_zarr
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
@@ -343,8 +343,17 @@ async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
 
 async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     require_library("source.format: hdf5", "h5py", "hdf5")
-    file = HDF5Files().get(reader.entry)
-    found, unreadable = await file.ask(reader, lambda file: _layouts(file, reader.entry.key))
+
+    def describe(file: Any) -> tuple[list[DatasetLayout], list[str]]:
+        found, unreadable = [], []
+        for path in dataset_paths(file):
+            try:
+                found.append(describe_dataset(file, path, reader.entry.key))
+            except FormatError as error:
+                unreadable.append(str(error))
+        return found, unreadable
+
+    found, unreadable = await HDF5Files().get(reader.entry).ask(reader, describe)
     dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
     shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
     listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
@@ -364,16 +373,6 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     together = [one.path for one in siblings if _goes_along(one, main, options)]
     together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
     return [({"datasets": together, **options}, (listed, f"Of {main.path}: {sentence}"))]
-
-
-def _layouts(file: Any, key: str) -> tuple[list[DatasetLayout], list[str]]:
-    found, unreadable = [], []
-    for path in dataset_paths(file):
-        try:
-            found.append(describe_dataset(file, path, key))
-        except FormatError as error:
-            unreadable.append(str(error))
-    return found, unreadable
 
 
 def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
@@ -431,36 +430,37 @@ CONTENT_PROBES: dict[str, Callable[[ObjectReader, bool], Awaitable[list[Candidat
 async def _propose_zarr(
     listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], others: Sequence[str]
 ) -> ProbedSource:
-    """Add what is proposed for the array whose chunks are listed."""
+    """Add what is proposed for the array whose chunks are listed, next to those of others."""
     reason = "None is listed: let source.url match the chunks of an array."
     try:
         readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
         for reader in readers:
-            if found := await open_zarr({"axis": 0}).array_of(reader):
-                root, array = found
-                options, findings = _zarr_candidate(root, array, others)
-                return await _prove(listed, "zarr", options, findings, readers, chunks)
+            found = await open_zarr({"axis": 0}).array_of(reader)
+            if found is None:
+                continue
+            root, array = found
+            shape, chunk_rows = array.shape, array.chunks[0]
+            options, sentence = array_options(
+                shape,
+                array.dtype.itemsize,
+                many=False,
+                chunk_rows=min(chunk_rows, shape[0]) or 1,
+            )
+            if not options:
+                options, sentence = {"axis": 0}, "Each row is a sample."
+            rows = plural(chunk_rows, "row")
+            findings = [f"Chunks of {rows} of {array.dtype.name}{list(shape)}.", sentence]
+            if others:
+                findings.append(
+                    f"Let source.url match the chunks of one array, {root}**; beside takes others "
+                    f"of equal length along. Chunks are listed of {names_text(others)}, too."
+                )
+            return await _prove(listed, "zarr", options, findings, readers, chunks)
     except (FormatError, ObjectMissingError, MissingLibraryError) as error:
         reason = f"It cannot be read: {error}."
-    findings = ("Arrays of Zarr.", reason)
-    return replace(listed, format="zarr", options={"axis": 0}, findings=findings)
-
-
-def _zarr_candidate(root: str, array: ZarrMetadata, others: Sequence[str]) -> Candidate:
-    shape, chunk_rows = array.shape, array.chunks[0]
-    options, sentence = array_options(
-        shape, array.dtype.itemsize, many=False, chunk_rows=min(chunk_rows, shape[0]) or 1
+    return replace(
+        listed, format="zarr", options={"axis": 0}, findings=("Arrays of Zarr.", reason)
     )
-    if not options:
-        options, sentence = {"axis": 0}, "Each row is a sample."
-    described = f"Chunks of {plural(chunk_rows, 'row')} of {array.dtype.name}{list(shape)}."
-    if not others:
-        return options, (described, sentence)
-    advice = (
-        f"Let source.url match the chunks of one array, {root}**; beside takes others of equal "
-        f"length along. Chunks are listed of {names_text(others)}, too."
-    )
-    return options, (described, sentence, advice)
 
 
 def names_text(names: Sequence[str]) -> str:
@@ -480,8 +480,10 @@ def array_options(
         chunk_rows: rows that are read together, which windows divide; 0: rows are apart.
     """
     nbytes = math.prod(shape) * item_bytes
-    small = many and nbytes <= SMALL_BYTES and len(shape) < 3
-    if not shape or shape[0] <= 1 or not nbytes or small or _is_image(shape):
+    is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
+    is_image = len(shape) == 3 and sorted(shape)[1] >= MIN_IMAGE_SIDE
+    is_image = is_image and min(shape[0], shape[-1]) <= MAX_IMAGE_CHANNELS
+    if not shape or shape[0] <= 1 or not nbytes or is_small or is_image:
         return {}, "The whole array is one sample."
     row = nbytes // shape[0]
     if row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
@@ -492,12 +494,6 @@ def array_options(
         rows = max(n for n in range(1, min(rows, chunk_rows) + 1) if chunk_rows % n == 0)
     each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
     return {"window": rows}, f"{each}, read by range; a smaller stride lets them overlap."
-
-
-def _is_image(shape: Sequence[int]) -> bool:
-    if len(shape) != 3 or min(shape[0], shape[-1]) > MAX_IMAGE_CHANNELS:
-        return False
-    return sorted(shape)[1] >= MIN_IMAGE_SIDE
 
 
 def window_rows(row_bytes: int, rows: int) -> int:
