@@ -30,7 +30,7 @@ import numpy.typing as npt
 from benchmarks.measure import machine, parser, report
 from benchmarks.synthetic_cache import SyntheticCache, random_samples
 from growcache.loading import plan
-from growcache.loading.plan import locate_samples, plan_pass
+from growcache.loading.plan import cut_windows, locate_samples, shard_order
 from growcache.torch import EpochLoader
 
 Integers = npt.NDArray[np.int64]
@@ -62,8 +62,11 @@ def order_of(window_shards: int | None, pass_number: int) -> Integers:
     if window_shards is None:
         return np.random.default_rng(pass_number).permutation(total)
     with mock.patch.object(plan, "MIN_WINDOW_SHARDS", 1):
-        windows = plan_pass(
-            [(n, SAMPLES) for n in range(SHARDS)],
+        order = shard_order(
+            [(n, SAMPLES) for n in range(SHARDS)], seed=SEED, pass_number=pass_number
+        )
+        windows = cut_windows(
+            order,
             seed=SEED,
             pass_number=pass_number,
             target_samples=window_shards * SAMPLES,

@@ -32,7 +32,7 @@ from growcache.errors import ConfigError
 from growcache.formats import FORMATS, open_format, open_source
 from growcache.formats.base import Measure, Visit
 from growcache.formats.rows import RowLayout, SampleGrid, read_samples
-from growcache.loading.plan import plan_pass, window_samples
+from growcache.loading.plan import window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
 from growcache.sampling import worker_pool
@@ -42,6 +42,7 @@ from growcache.sampling.sizing import RAMP_DOUBLINGS, MeasuredSource, measure_si
 from growcache.schema import Sample, Schema
 from growcache.store.contract import Entry
 from tests.filled import Filled
+from tests.planned import plan_pass
 from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
@@ -131,6 +131,7 @@ class MapPool:
         self._verified: set[ShardKey] = set()  # of what is mapped
         self._known: dict[ShardKey, FileIdentity] = {}  # of what was found whole
         self._bad: dict[ShardKey, str] = {}
+        self._warned: set[ShardKey] = set()  # of corrupt ones, whether held or not
         self._users: Counter[ShardKey] = Counter()  # open windows
         # Held while pages are let go of, so that no window begins to bring them meanwhile. Not
         # the lock above: whoever takes or closes a snapshot would wait for the kernel.
@@ -203,6 +204,26 @@ class MapPool:
             self._verified.add(key)
             return self._maps.setdefault(key, mapped)
 
+    def verify(self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify) -> None:
+        """Check a held shard for a reader that opens its files itself.
+
+        No map of it is kept, because that would keep its disk space after an eviction.
+        """
+        key, stamp = shard_key(row), self._stamp(row, cache_format)
+        if key in self._bad:
+            raise CorruptShardError(self._bad[key])
+        if verify == "first" and stamp is not None and stamp == self._known.get(key):
+            return
+        try:
+            mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
+            with fork_lock(), self._lock:
+                self._stamps[key] = stamp
+            with closing(mapped):
+                self._check(row, mapped, cache_format)
+        except CorruptShardError as error:
+            self._condemn(key, error)
+            raise
+
     def mark_corrupt(self, row: ShardRow, cache_format: str) -> None:
         self._condemn(shard_key(row), self._cut_short(row, cache_format))
 
@@ -211,7 +232,10 @@ class MapPool:
             if key in self._bad:
                 return
             self._bad[key] = str(error)
-        _log.warning("skipping a corrupt shard: %s", error)
+            warned = key in self._warned
+            self._warned.add(key)
+        if not warned:
+            _log.warning("skipping a corrupt shard: %s", error)
 
     def _cut_short(self, row: ShardRow, cache_format: str) -> CorruptShardError:
         return CorruptShardError(

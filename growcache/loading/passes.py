@@ -130,7 +130,7 @@ class Passes:
         self._options = options
         self._demand = demand
         watch = WaitControl(demand.wake, demand.stop.is_set, self._hold, self._own)
-        self._opener = PassOpener(options, ranks, watch, demand.stop, demand.wake)
+        self._opener = PassOpener(options, ranks, watch)
         self._holding = False
         self._turn = False  # the next pass is there, or waits for samples
         self._on_pass = on_pass

@@ -89,37 +89,6 @@ def window_samples(sample_bytes: int, shard_samples: float = math.inf) -> int:
     return max(1, min(WINDOW_BYTES // max(1, sample_bytes), int(most)))
 
 
-def plan_pass(
-    shards: Iterable[tuple[int, int]],
-    *,
-    seed: int,
-    pass_number: int,
-    target_samples: int,
-    shuffle: bool = True,
-) -> tuple[Window, ...]:
-    """Return the windows of one pass over all samples.
-
-    The windows hold the same number of samples to within one shard, and about
-    ``target_samples``, or as many shards as it takes to mix; the plan is a function of
-    the set of shards, whatever order they come in.
-
-    Args:
-        shards: (number, samples) of each shard; those without samples are left out.
-        seed: of the loader.
-        pass_number: 0, 1, …; each pass has an order of its own.
-        target_samples: in a window.
-        shuffle: False gives shards by number and rows as they lie.
-    """
-    order = shard_order(shards, seed=seed, pass_number=pass_number, shuffle=shuffle)
-    return cut_windows(
-        order,
-        seed=seed,
-        pass_number=pass_number,
-        target_samples=target_samples,
-        shuffle=shuffle,
-    )
-
-
 def shard_order(
     shards: Iterable[tuple[int, int]], *, seed: int, pass_number: int, shuffle: bool = True
 ) -> list[tuple[int, int]]:

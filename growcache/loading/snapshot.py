@@ -274,6 +274,16 @@ class Snapshot:
     def _keys(self, numbers: Iterable[int]) -> list[ShardKey]:
         return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
+    def is_whole(self, number: int) -> bool:
+        """Return whether a shard's files are as they were written, without a map of them."""
+        self._refuse_closed()
+        view = self.view
+        try:
+            self._maps.verify(self._rows[number], self.schema, view.cache_format, self._verify)
+        except CorruptShardError:
+            return False
+        return True
+
     def map_unchecked(self, number: int) -> MappedShard:
         """Return an unchecked map of the caller's own."""
         self._refuse_closed()

@@ -8,10 +8,9 @@ given yet, the answer is "nothing now".
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,84 +18,27 @@ import numpy as np
 
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.leases import Lease
-from growcache.errors import ConfigError, CorruptShardError, GrowcacheError
+from growcache.errors import CorruptShardError, GrowcacheError
 from growcache.loading.framework import Integers
-from growcache.loading.maps import ShardKey, shard_key
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import plan_pass, window_samples
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     SnapshotChoice,
     WaitControl,
     choose_shards,
     take_snapshot,
-    wait_for_samples,
-    warn_if_service_stopped,
+    wait_for_pass,
 )
+from growcache.loading.windows import plan_snapshot
 from growcache.threads import DaemonThread, Future
 
 NOTHING_NOW = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
 AHEAD_SHARDS = 4  # left to give when the next snapshot is taken
 
-_log = logging.getLogger(__name__)
-
 
 class StreamClosedError(Exception):
     pass
-
-
-class VerifiedShards:
-    """Which shards this process has verified, without keeping maps.
-
-    A map would keep the disk space of a shard that is evicted in the middle of a pass.
-    """
-
-    def __init__(self) -> None:
-        self._good: dict[ShardKey, int] = {}  # bytes of its files
-        self._bad: set[ShardKey] = set()
-
-    def keep(self, rows: Iterable[ShardRow]) -> None:
-        keys = {shard_key(row) for row in rows}
-        self._good = {key: nbytes for key, nbytes in self._good.items() if key in keys}
-        self._bad &= keys
-
-    def is_whole(self, snapshot: Snapshot, row: ShardRow, *, again: bool) -> bool:
-        """Return whether the shard's bytes are those written; a failure is logged once."""
-        key = shard_key(row)
-        if key in self._bad:
-            return False
-        nbytes = _shard_bytes(snapshot, row)
-        if self._good.get(key) == nbytes and not again:
-            return True
-        try:
-            _verify_shard(snapshot, row)
-        except CorruptShardError as error:
-            self._bad.add(key)
-            _log.warning("skipping a corrupt shard: %s", error)
-            return False
-        self._good[key] = nbytes
-        return True
-
-
-def _shard_bytes(snapshot: Snapshot, row: ShardRow) -> int:
-    try:
-        return sum(path.stat().st_size for path in snapshot.files(row.number))
-    except FileNotFoundError:
-        return 0
-
-
-def _verify_shard(snapshot: Snapshot, row: ShardRow) -> None:
-    path = snapshot.file(row.number)
-    shard = snapshot.map_unchecked(row.number)
-    try:
-        found = shard.digest()  # in order, so this also brings a cold file into memory
-    finally:
-        shard.close()
-    if found != row.digest:
-        raise CorruptShardError(
-            f"{path}: expected the digest {row.digest}, found {found}; run growcache check"
-        )
 
 
 @dataclass(slots=True)
@@ -133,54 +75,24 @@ def open_stream_pass(
     """Return a pass over what is cached, once that is enough."""
     watch = watch or WaitControl(threading.Event(), lambda: False)
     while True:
-        choice = wait_for_pass(options, min_samples, watch)
-        if watch.stopped():
-            raise StreamClosedError
-        snapshot = take_snapshot(options, watch, choice)
+        choice = wait_for_stream(options, min_samples, watch)
+        snapshot = None if watch.stopped() else take_snapshot(options, watch, choice)
         if snapshot is None:
             raise StreamClosedError
-        if rows := _planned_rows(options, snapshot, number):
-            return StreamPass(number, snapshot, rows)
+        rows = {row.number: row for row in snapshot.shards}
+        windows = plan_snapshot(options, snapshot, number).windows(options)
+        if windows:
+            planned = [rows[n] for window in windows for n in window.numbers]
+            return StreamPass(number, snapshot, planned)
         snapshot.close()  # all of it was evicted between two looks
 
 
-def wait_for_pass(
+def wait_for_stream(
     options: LoaderOptions, min_samples: int, watch: WaitControl | None = None
 ) -> SnapshotChoice:
-    watch, least = (
-        watch or WaitControl(threading.Event(), lambda: False),
-        options.min_pass_samples,
-    )
-    view = wait_for_samples(
-        options.root,
-        max(min_samples, least),
-        complete=options.fixed,
-        wake=watch.wake,
-        stopped=watch.stopped,
-    )
-    if watch.stopped():
-        return SnapshotChoice(view)
-    warn_if_service_stopped(options.root, view)
-    if view.totals.samples < least:
-        raise ConfigError(
-            f"all {view.totals.samples} samples of {options.root} are less than one batch of "
-            f"{least}; use a smaller batch_size or drop_last=False"
-        )
-    return choose_shards(options, watch, view)
-
-
-def _planned_rows(options: LoaderOptions, snapshot: Snapshot, number: int) -> list[ShardRow]:
-    windows = plan_pass(
-        [(row.number, row.samples) for row in snapshot.shards],
-        seed=options.seed,
-        pass_number=number,
-        target_samples=window_samples(
-            snapshot.sample_bytes, len(snapshot) / max(1, len(snapshot.shards))
-        ),
-        shuffle=options.shuffle and not options.fixed,
-    )
-    by_number = {row.number: row for row in snapshot.shards}
-    return [by_number[number] for window in windows for number in window.numbers]
+    watch = watch or WaitControl(threading.Event(), lambda: False)
+    view = wait_for_pass(options, min_samples, watch)
+    return SnapshotChoice(view) if watch.stopped() else choose_shards(options, watch, view)
 
 
 class ShardStream:
@@ -193,14 +105,12 @@ class ShardStream:
         self,
         options: LoaderOptions,
         next_pass: Callable[[], int],
-        checked: VerifiedShards,
         *,
         endless: bool,
         tokens: Iterator[int],
     ) -> None:
         self._options = options
         self._next_pass = next_pass
-        self._checked = checked
         self._endless = endless
         self._lock = threading.RLock()
         self._closed = False
@@ -321,8 +231,7 @@ class ShardStream:
         return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
     def _give(self, running: StreamPass, row: ShardRow) -> int | None:
-        again = self._options.verify == "always"
-        whole = self._checked.is_whole(running.snapshot, row, again=again)
+        whole = running.snapshot.is_whole(row.number)
         with self._lock:
             if not whole or self._closed:
                 running.lease.drop([row.number])
@@ -384,7 +293,6 @@ class ShardStream:
             return not all(shard.read for shard in self._given.values())
 
     def _enter(self, begun: StreamPass) -> None:
-        self._checked.keep(begun.rows)
         self._pass = begun
         self._passes.append(begun)
 

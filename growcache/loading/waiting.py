@@ -285,6 +285,29 @@ class WaitControl:
     own: Callable[[], Mapping[str, Iterable[int]]] = _own_nothing
 
 
+def wait_for_pass(
+    options: LoaderOptions, min_samples: int, watch: WaitControl, *, known: bool = False
+) -> IndexView:
+    """Return the index once there is enough for a pass, or the wait was stopped."""
+    view = wait_for_samples(
+        options.root,
+        max(min_samples, options.min_pass_samples),
+        complete=options.fixed,
+        wake=watch.wake,
+        stopped=watch.stopped,
+        known=known,
+    )
+    if watch.stopped():
+        return view
+    warn_if_service_stopped(options.root, view)
+    if view.totals.samples < options.min_pass_samples:
+        raise ConfigError(
+            f"all {view.totals.samples} samples of {options.root} are less than one batch "
+            f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False"
+        )
+    return view
+
+
 class SnapshotChoice(NamedTuple):
     """The index when a snapshot was decided on, and the shards that it leaves out."""
 

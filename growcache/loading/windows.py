@@ -6,7 +6,6 @@ next batch or at the end of the epoch, so each counts once wherever another proc
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
-from growcache.errors import CacheError, ConfigError, CorruptShardError
+from growcache.errors import CacheError, CorruptShardError
 from growcache.loading.columns import MappedRows, MappedShards
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.options import LoaderOptions
@@ -35,8 +34,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     WaitControl,
     take_new_snapshot,
-    wait_for_samples,
-    warn_if_service_stopped,
+    wait_for_pass,
 )
 from growcache.threads import StoppedError
 
@@ -350,14 +348,10 @@ class PassOpener:
         options: LoaderOptions,
         ranks: RankGroup | None,
         watch: WaitControl,
-        stop: threading.Event,
-        wake: threading.Event,
     ) -> None:
         self._options = options
         self._ranks = ranks
         self._watch = watch
-        self._stop = stop
-        self._wake = wake
         self._fixed_numbers: tuple[int, ...] | None = None
         self._known = False  # whether a snapshot was taken
         self.waited = 0.0
@@ -409,33 +403,22 @@ class PassOpener:
         return begun
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
-        options, ranks = self._options, self._ranks
+        options, ranks, watch = self._options, self._ranks, self._watch
 
-        def offered() -> bool:
-            return ranks is not None and ranks.offers(number)
+        def stopped() -> bool:
+            return watch.stopped() or (ranks is not None and ranks.offers(number))
 
         began = time.monotonic()
-        view = wait_for_samples(
-            options.root,
-            max(min_samples, options.min_pass_samples),
-            complete=options.fixed,
-            wake=self._wake,
-            stopped=lambda: self._stop.is_set() or offered(),
-            known=self._known,
+        view = wait_for_pass(
+            options, min_samples, replace(watch, stopped=stopped), known=self._known
         )
         self.waited = time.monotonic() - began
-        if self._stop.is_set():
+        if watch.stopped():
             raise StoppedError
-        warn_if_service_stopped(options.root, view)
-        if view.totals.samples < options.min_pass_samples and not offered():
-            raise ConfigError(
-                f"all {view.totals.samples} samples of {options.root} are less than one batch "
-                f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False"
-            )
         if ranks is None:
-            snapshot = take_new_snapshot(options, self._watch, view)
+            snapshot = take_new_snapshot(options, watch, view)
         else:
-            snapshot = ranks.take(number, self._watch, view)
+            snapshot = ranks.take(number, watch, view)
         if snapshot is None:
             raise StoppedError
         self._known = True
@@ -460,7 +443,7 @@ class PassOpener:
             plan,
             start=begun.start,
             unreadable=begun.unreadable,
-            stopped=self._stop.is_set,
+            stopped=self._watch.stopped,
         )
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from growcache.errors import CacheError
+from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import NOTHING_NOW, ShardStream, StreamPass, VerifiedShards
+from growcache.loading.streams import NOTHING_NOW, ShardStream, StreamPass
 from growcache.seeding import derive_seed
 from growcache.tensorflow.pipeline import (
     Dataset,
@@ -133,7 +134,7 @@ class NativePipeline(Pipeline):
     def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
         self._records = records
-        self._checked = VerifiedShards()
+        self._maps = MapPool.of(options.root)  # which knows what was found whole
         self._passes, self._tokens = itertools.count(), itertools.count()
         self._names = itertools.count()
         self._iterations: dict[int, NativeIteration] = {}
@@ -232,7 +233,6 @@ class NativePipeline(Pipeline):
         stream = ShardStream(
             self._options,
             lambda: next(self._passes),
-            self._checked,
             endless=self._runs_on,
             tokens=self._tokens,
         )

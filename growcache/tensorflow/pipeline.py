@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from growcache.loading.options import LoaderOptions
-from growcache.loading.streams import wait_for_pass
+from growcache.loading.streams import wait_for_stream
 from growcache.tensorflow.tensors import Spec, tensor_spec
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -96,7 +96,7 @@ class Pipeline(ABC):
 
     def wait(self) -> None:
         if not self._is_under_way:
-            wait_for_pass(self._options, self._least_samples)
+            wait_for_stream(self._options, self._least_samples)
             self._begun = True
 
     @property

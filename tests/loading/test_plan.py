@@ -12,9 +12,9 @@ from growcache.loading.plan import (
     WINDOW_SAMPLES,
     Window,
     locate_samples,
-    plan_pass,
     window_samples,
 )
+from tests.planned import plan_pass
 
 shard_sets = st.dictionaries(st.integers(0, 10_000), st.integers(0, 300), max_size=60)
 targets = st.integers(1, 3000)
