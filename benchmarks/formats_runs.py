@@ -75,7 +75,7 @@ class Turn:
 
 
 def write_case(server: Server, case: Case, scratch: Path) -> Path:
-    """Write the configuration of a run; returns it. The cache is beside it."""
+    """Write the configuration of a run and return it. The cache is next to it."""
     config = scratch / "config.yaml"
     write_config(
         config,

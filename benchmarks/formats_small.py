@@ -1,6 +1,6 @@
 """Small objects for benchmarks/formats.py: a few samples each, as an array of rows.
 
-Of such the header, and what a store and HTTP say of each object, are much beside the samples.
+The header of such an object, and what a store and HTTP send with it, are large next to its samples.
 """
 
 from __future__ import annotations

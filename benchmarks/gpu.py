@@ -1,8 +1,8 @@
 """Batches on a GPU: how many bytes arrive in a second, and how long a step waits for them.
 
-`bus` copies page-locked batches that lie ready, one behind the other, which no loader can
+`bus` copies page-locked batches that are ready, one after the other, which no loader can
 outrun; `ordinary` does so from memory that is not page-locked. `in memory` is the loader
-without a device: what is gathered beside a loop that copies nothing. The others are the
+without a device: it gathers during a loop that copies nothing. The others are the
 loader with ``device="cuda"``, its batches gathered in a thread or in a process.
 
 A step computes matrix products on the device for as long as the table says, looks at the
@@ -86,7 +86,7 @@ def taken(batches: Iterator[Any]) -> int:
 
 
 class Step:
-    """A step of about so many milliseconds on the device."""
+    """A step of about ``milliseconds`` on the device."""
 
     def __init__(self, milliseconds: float) -> None:
         self._left = torch.rand(PRODUCT, PRODUCT, device=DEVICE)
@@ -96,7 +96,7 @@ class Step:
         self._products = max(1, round(tries * milliseconds / min(began, self._timed(tries))))
 
     def _timed(self, products: int) -> float:
-        """Return the ms of so many products."""
+        """Return the milliseconds of a number of products."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         self._compute(products)

@@ -1,4 +1,4 @@
-"""Decoded images per second: EpochLoader beside torch's DataLoader, same files and decoder.
+"""Decoded images per second: EpochLoader and torch's DataLoader, same files and decoder.
 
 The images are JPEGs of about 500 x 375 pixels and 100 kB, made of noise at every scale, as
 photographs are. Every variant delivers all of them once a round, cropped at random to

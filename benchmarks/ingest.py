@@ -45,8 +45,8 @@ class Case:
     Attributes:
         name: of the objects' folder.
         shape: of the float32 array each holds.
-        objects: how many: a run shall take long beside its start, and the bound must hold them
-            all, for a full cache has nothing to do.
+        objects: their number. A run must take long compared with its start, and the bound must hold
+            all of them, because a full cache has nothing to do.
         cache_mb: bound of the cache "in memory". A fraction of the objects, because that is the service
             at work (room comes from eviction), and because on a virtual machine memory that
             a growing page cache takes from the host for the first time costs several times

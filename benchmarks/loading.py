@@ -85,7 +85,7 @@ QUICK = [
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
     """The DataLoader's data set: rows of .npy shards, mapped in each worker.
 
-    It travels as paths, for a pickled map would travel as its content.
+    It is pickled as paths, because a map would be pickled as its content.
     """
 
     def __init__(self, paths: list[Path], samples: int) -> None:

@@ -34,7 +34,7 @@ GOAL_MS, GOAL_MB, GOAL_GROWTH = 200.0, 100.0, 1.25
 
 
 def make(root: Path, shards: int) -> None:
-    """Write a cache of so many shards."""
+    """Write a cache of that number of shards."""
     with SyntheticCache(root, "|u1", SHAPE) as cache:
         cache.add_thousands(range(shards), SAMPLES)
         cache.complete()

@@ -167,7 +167,7 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], to: Path | None) -> No
 
 
 def verdict(value: float, goal: float, *, at_most: bool) -> str:
-    """Return the goal and whether it was met, for the last column of a table."""
+    """Return the goal and whether it was met: the last column of a table."""
     met = value <= goal if at_most else value >= goal
     return f"{'met' if met else 'MISSED'} ({'≤' if at_most else '≥'} {goal:g})"
 

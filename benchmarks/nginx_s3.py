@@ -4,7 +4,7 @@ Objects are files, sent by the kernel from the page cache; a gateway takes a cor
 to serve what a client on the other core reads, and then the gateway is what is measured.
 nginx knows no listings: it passes those on to a small server in Python (this module as a
 program), which finds the files when it is first asked and answers from that. What is not
-real: nobody checks signatures, and the ETag is nginx's, of the file's time and size.
+real: signatures are not checked, and the ETag is nginx's, of the file's time and size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ http {{
 
 
 class Fact(NamedTuple):
-    """What a listing tells of a file: worked out once, for the server shall cost little."""
+    """A listing's row of a file, computed once because the server must cost little."""
 
     size: int
     etag: str

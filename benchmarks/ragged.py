@@ -30,7 +30,7 @@ from growcache.torch import EpochLoader as TorchLoader
 BATCH = 64
 ROTATED = 8  # buffers of the baseline; about as many as a prefetching loader has in flight
 GOAL_MEMCPY = 0.5
-EPOCHS = 4  # in a round, for the first batches of one are made before it is timed
+EPOCHS = 4  # in a round, because the first batches of an epoch are made before it is timed
 FORMATS = ("tfrecord", "npy")
 
 

@@ -78,7 +78,7 @@ def be_service(config: str) -> int:
 
 
 def be_reader(framework: str, root: str, job: str, epochs: int, seconds: float) -> None:
-    """Read so many epochs; print what was new in each and how long it took."""
+    """Read a number of epochs; print what was new in each and how long it took."""
     taken: list[frozenset[int]] = []
     take = Snapshot.take
 
@@ -121,7 +121,7 @@ def _read(loader: Iterable[Any], epochs: int, seconds: float) -> list[float]:
 def run(
     place: Path, framework: str, readers: int, *, ahead: bool, epochs: int, seconds: float
 ) -> Refreshed:
-    """Return what so many readers see of one service."""
+    """Return what a number of readers see of one service."""
     root = place / "cache"
     source = {"url": f"{place.parent}/objects/*.npy", "options": {"axis": 0}}
     sampling = {"workers": 2, "shard_samples": SHARD_SAMPLES}

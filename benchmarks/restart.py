@@ -4,7 +4,7 @@ A service that draws from a local disk, full and evicting, is ended by SIGKILL a
 moment and started again, in a small cache and in one of 2,800 shards with 700,000 samples,
 over a listing of 100,000 objects. `written` is when the first sampler begins to
 write a group of the new service, `draw` when a shard is committed that was not there before.
-What `growcache --help` takes by itself stands beside it: the interpreter and the imports.
+The time of `growcache --help` is given with it: the interpreter and the imports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Size:
     Attributes:
         objects: in the listing.
         shard_samples: in each.
-        max_bytes: that make it so many.
+        max_bytes: the bound that gives the number of shards.
     """
 
     objects: int

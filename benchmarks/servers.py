@@ -37,7 +37,7 @@ class Server:
     Attributes:
         name: the program's.
         endpoint: URL of the server.
-        folder: where the buckets' objects lie as files, if they are to be written there.
+        folder: where the buckets' objects are files, if they are to be written there.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Server:
 
 
 def juicefs() -> str | None:
-    """Return the gateway's program, beside this Python or on the PATH."""
-    beside = Path(sys.executable).with_name("juicefs")
-    return str(beside) if beside.exists() else shutil.which("juicefs")
+    """Return the gateway's program, next to this Python or on the PATH."""
+    installed = Path(sys.executable).with_name("juicefs")
+    return str(installed) if installed.exists() else shutil.which("juicefs")
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _client(server: Server) -> Any:
 
 
 def free_port() -> int:
-    """Return a TCP port nobody listens on at the moment."""
+    """Return a TCP port that no process listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

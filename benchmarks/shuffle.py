@@ -1,4 +1,4 @@
-"""How well a pass is shuffled by windows of so many shards, and what the window costs.
+"""How well windows of a number of shards shuffle a pass, and what the window costs.
 
 Quality is that of the real plan, over a cache of which every shard is a random mixture, with
 samples of objects in visits of four, dealt over groups of four shards. It is told against a
@@ -97,7 +97,7 @@ def pairs(labels: Integers) -> float:
 
 
 def quality(window_shards: int | None) -> Quality:
-    """Return the figures of a window of so many shards; None for a permutation of all."""
+    """Return the figures of a window of that number of shards; None: a permutation of all."""
     order, following = order_of(window_shards, 0), order_of(window_shards, 1)
     total, batches = len(order), len(order) // BATCH
     batched = order[: batches * BATCH].reshape(batches, BATCH)

@@ -2,7 +2,7 @@
 
 A writer in a process of its own commits shards and evicts old ones, as in `epoch_switch`; the
 loop here goes through epoch after epoch, growing ones or ones of a fixed length, with a new
-checkpoint now and then. Each case has a trainer of its own, for what an earlier one left to
+checkpoint now and then. Each case has a trainer of its own, because what an earlier one left to
 the allocator would be taken for a part of the next.
 
 Counted is the trainer with its gather process, where it has one: the memory that the two have

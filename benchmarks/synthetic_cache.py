@@ -24,7 +24,7 @@ from tests.filled import FINGERPRINT, PERMIT, Filled
 
 CONTENTS = 16  # of the shards that are added by the thousand
 TOGETHER = 256  # of them in one commit
-WRITERS = 8  # threads, for each file is waited for until it is on the disk
+WRITERS = 8  # threads, because each file is waited for until it is on the disk
 
 __all__ = ["SyntheticCache", "random_samples"]
 

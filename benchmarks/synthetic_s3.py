@@ -1,6 +1,6 @@
 """A made-up S3 bucket of any size, far away: listings and objects computed from the key.
 
-It stands in for a store nobody would fill for a benchmark (100,000 objects of 256 KiB are
+It stands in for a store that is too large to be filled for a benchmark (100,000 objects of 256 KiB are
 25 GB). What is real: HTTP/1.1 with keep-alive, ListObjectsV2 in pages of 1,000 keys that
 must be asked for one after the other, GET with ranges and If-Match, HEAD, ETags, and one
 round trip of latency before the first byte of every answer. What is not: there is no
@@ -9,7 +9,7 @@ no round trip. It measures how a client deals with round trips, not how fast it 
 
 Run alone with ``python -m benchmarks.synthetic_s3 --objects 10000``; the first line on
 stdout is its endpoint. With ``--folders`` the objects are as those of a folder of images:
-evenly in so many sub-folders, of sizes and times that look random, their ETags MD5 sums.
+evenly in that number of sub-folders, of sizes and times that look random, their ETags MD5 sums.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ interleave of TFRecordDataset, shuffle, batch, one parse_example per batch, pref
 the shuffle buffer of the native reader, and knows nothing of leases or of a cache that
 changes. And the limit: "in memory" is one batch that is there already, handed out again and
 again, so it is what TensorFlow's iterators, or Keras' steps, take by themselves: what it does not
-reach nobody does. "memcpy" is the limit of whatever puts batches of large samples together in
+reach nothing does. "memcpy" is the limit of whatever puts batches of large samples together in
 Python's process: rows that are in memory already, chosen beforehand, are copied once, in one
 operation, into memory that goes round, and a generator hands each batch over. (Small ones `gather` hands over several at
 a time, and is faster.)
 
-Each has a process of its own, for TensorFlow changes how memory is allocated in all of a
+Each has a process of its own, because TensorFlow changes how memory is allocated in all of a
 process once that uses Python's generators, which growcache does. They take turns, one alone
 is at work at a time, and what is timed begins behind half as many batches that are not, by when
 no memory is fresh any more, and is long enough that it tells nothing of the start. "With the
@@ -224,7 +224,7 @@ class Feed:
         return sorted(found)
 
     def steady(self, root: Path, name: str, steps: int) -> tuple[float, float]:
-        """Return (wall, CPU) seconds of so many batches of an iterator that is under way."""
+        """Return (wall, CPU) seconds of a number of batches of a running iterator."""
         dataset = self._endless.get(name)
         if dataset is None:
             dataset = self._endless[name] = self.dataset(root, name, endless=True)
@@ -237,7 +237,7 @@ class Feed:
         return took[0], took[1]
 
     def started(self, root: Path, name: str, steps: int) -> tuple[float, float]:
-        """Return (wall, CPU) seconds of so many batches, the iterator's start included."""
+        """Return (wall, CPU) seconds of a number of batches, the iterator's start included."""
         dataset = self._endless[name]
         with timed() as took:
             iterator = iter(dataset)
@@ -246,7 +246,7 @@ class Feed:
         return took[0], took[1]
 
     def fit(self, root: Path, name: str, steps: int) -> tuple[float, float]:
-        """Return (wall, CPU) seconds of so many steps of `model.fit` that is under way.
+        """Return (wall, CPU) seconds of a number of steps of a running `model.fit`.
 
         Behind the last one TensorFlow ends the iterator, whoever made it, and at times waits
         for a thread of its own that sleeps, up to a second.

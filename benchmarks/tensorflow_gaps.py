@@ -8,7 +8,7 @@ times a second, and what follows from that all batches wait for: a gap is what t
 wait for beyond the others, at the same percentile. Then datasets that are iterated epoch by
 epoch, of ``samples_per_epoch`` and of all that is cached: the wait from the last batch of one
 to the first of the next. TensorFlow makes an iterator for each, and what that takes of a
-dataset that does nothing is given beside it.
+dataset that does nothing is given with it.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def batches(reader: str, root: str) -> Iterable[Any]:
 
 
 def be_reader(reader: str, root: str, reads: int) -> None:
-    """Read and check so many samples, and print what was seen."""
+    """Read and check a number of samples, and print what was seen."""
     epochs = samples = wrong = 0
     loader, began = batches(reader, root), time.perf_counter()
     while samples < reads:

@@ -2,7 +2,7 @@
 
     python examples/images_pytorch.py --url 's3://bucket/photos/*/*.jpg' --classes cat dog
 
-The folder that an image lies in names its class. Encoded, the cache holds some ten times as
+An image's folder names its class. Encoded, the cache holds some ten times as
 many images as decoded; each is cropped and flipped anew in every epoch. `--url
 '/data/photos/*/*.jpg'` reads a local folder. Needs: pip install 'growcache[image,torch]'
 """

@@ -4,7 +4,7 @@ r"""Train on lines of JSON with several processes, and go on exactly where a job
         --url 's3://bucket/text/*.jsonl' --checkpoint checkpoint.pt
 
 A line is a sample: a text, and its label. All ranks read one cache, make the same steps, and
-save together every so many of them. Kill the job, start it again with the same command, and it
+save together every few of them. Kill the job, start it again with the same command, and it
 goes on behind the last checkpoint, in the middle of the epoch, with the lines that were to come.
 `--url '/data/text/*.jsonl'` reads a local folder.
 """

@@ -3,7 +3,7 @@
     python examples/lmdb_pytorch.py --url 's3://bucket/chunks/*.lmdb'
 
 Each epoch is a random mixture of the points of all chunks, and none waits for a chunk to be
-loaded. What a value holds is decided in points.py, beside this file; change it to suit yours.
+loaded. What a value holds is decided in points.py, next to this file; change it to suit yours.
 `--url '/data/chunks/*.lmdb'` reads a local folder.
 """
 

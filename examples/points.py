@@ -1,7 +1,7 @@
 """From the pickled values of an LMDB file to samples, in a function that configs name.
 
 Each value is a pickled dict with the arrays ``fingerprint`` and ``target``. growcache finds
-``"points:decode"`` where Python finds the module: beside the script, in the working
+``"points:decode"`` where Python finds the module: next to the script, in the working
 directory, or in what is installed. It runs in the sampler processes, in several threads.
 """
 

@@ -1,6 +1,6 @@
 """Read the shards of a cache with the `tfrecord` package: no growcache, no TensorFlow.
 
-    growcache export cache shared       # a copy that nobody evicts from
+    growcache export cache shared       # a copy that nothing leaves
     python examples/read_with_tfrecord.py shared
 
 Needs: pip install tfrecord. A program of its own, since one process cannot import `tfrecord`
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def samples_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a shard; the .json beside it tells names, dtypes and shapes."""
+    """Yield the samples of a shard; the .json next to it has names, dtypes and shapes."""
     about = json.loads(path.with_suffix(".json").read_bytes())["sidecar"]
     for record in tfrecord_loader(str(path), None):
         yield {

@@ -1,9 +1,9 @@
 """A user's own code: what the objects of a dataset hold, in functions that configs name.
 
-Each object is an .npz archive with the array ``signal`` [time, channels], and lies in a
+Each object is an .npz archive with the array ``signal`` [time, channels], and is in a
 folder that is named like its class: ``train/healthy/017.npz``.
 
-growcache finds ``"recordings:read"`` where Python finds the module: beside the script, in
+growcache finds ``"recordings:read"`` where Python finds the module: next to the script, in
 the working directory, or in what is installed. The functions run in the sampler processes,
 in several threads at once.
 """

@@ -2,7 +2,7 @@
 
     python examples/user_function.py --url 's3://bucket/train/*/*.npz' --classes healthy ill
 
-The functions are in recordings.py, beside this file; change them to suit your objects.
+The functions are in recordings.py, next to this file; change them to suit your objects.
 `--url '/data/train/*/*.npz'` reads a local folder.
 """
 

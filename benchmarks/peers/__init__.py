@@ -1,4 +1,4 @@
-"""growcache beside other ways of feeding a training loop from a local disk.
+"""growcache compared with other ways of feeding a training loop from a local disk.
 
 `python -m benchmarks.peers` installs them (`environments.py`), has each write the same
 samples in its own format, and runs all of them in turns. `cases.py` says which samples,

@@ -1,6 +1,6 @@
-"""The contestants' environments, made by `venv` and pip from the pinned files beside this one.
+"""The contestants' environments, made by `venv` and pip from the pinned files next to this one.
 
-torch comes first and with its version, for asked for by another package it would be the
+torch comes first and with its version, because as another package's requirement it would be the
 newest one, with gigabytes of CUDA. Which build of that version arrives is up to pip's
 configuration, and either will do.
 """

@@ -2,9 +2,9 @@
 
 The lead-in ends with the first epoch (or after `Limits.lead_seconds`): until then threads
 and worker processes start, caches are looked through, and each batch is proven. Then batches
-are taken for `SETTLE_SECONDS` as they are in what is timed: who proves takes them so slowly
+are taken for `SETTLE_SECONDS` as they are when timed, because a proof takes them so slowly
 that a loader is far ahead, and memory is touched for the first time in which batches come
-when nobody proves. Labels are proven in what is timed, too, but after it.
+without a proof. Labels of timed batches are proven, too, but afterwards.
 
 MB/s, waits and their percentiles leave out the first batch of each epoch, which is the gap,
 a figure of its own. That favours whoever reads ahead in the gap, or delivers several batches
@@ -135,7 +135,7 @@ def one_round(make: Make, case: Case, loop: str, limits: Limits) -> dict[str, An
 
 
 def pace_alone() -> float:
-    """Return the work per second of a step when nobody disturbs it: the best of some tries."""
+    """Return the work per second of an undisturbed step: the best of some tries."""
     return max(spin(0.02) for _ in range(8)) / 0.02
 
 
@@ -155,7 +155,7 @@ def lead_in(walk: Walk, batch: Any, case: Case, most: float | None) -> dict[str,
 
 
 def settle(walk: Walk) -> None:
-    """Take batches for a while that nobody looks at."""
+    """Take batches for a while without looking at them."""
     began = time.perf_counter()
     while time.perf_counter() - began < SETTLE_SECONDS:
         walk.step()
@@ -183,7 +183,7 @@ def timed(walk: Walk, case: Case, seconds: float, steps: bool) -> dict[str, Any]
 
 
 def ticked(walk: Walk, case: Case, seconds: float, alone: float) -> dict[str, Any]:
-    """Take batches beside a ticking thread, and return what was left to that."""
+    """Take batches while a thread ticks, and return the ticks that it got."""
     record, opened = Record(), walk.epochs
     with Ticker() as ticker:
         before, began = ticker.ticks, time.perf_counter()
@@ -233,11 +233,11 @@ def figures(case: Case, record: Record, start: float, cpu: float) -> dict[str, A
 
 
 def stalls(case: Case, work: float, pace: float) -> dict[str, Any]:
-    """Return how much longer a step took than alone, for the loader held the GIL or the core.
+    """Return how much longer a step took than alone, because the loader held the GIL or the core.
 
     Args:
         case: how long a step is.
         work: done in one, on the average.
-        pace: work per second of one that nobody disturbs.
+        pace: work per second of an undisturbed one.
     """
     return {"stall_seconds": case.step_seconds - work / pace}

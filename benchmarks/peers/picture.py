@@ -15,7 +15,7 @@ from benchmarks.peers.roster import CONTESTANTS
 TARGET = PAGE.with_suffix(".svg")
 WIDTH, LABEL, RIGHT = 760, 200, 70
 ROW, BAR, HEAD = 20, 13, 44
-# Legible on a white page and on a dark one, for the ground is part of the picture.
+# Legible on a white page and on a dark one, because the ground is part of the picture.
 GROUND, TEXT, FAINT = "#fafafa", "#24292e", "#8a939c"
 COLOURS = {"subject": "#0366d6", "limit": "#b8c0c8", "peer": "#6f42c1"}
 
@@ -86,5 +86,5 @@ def _text(
 
 
 def draw(results: Mapping[str, Results], to: Path = TARGET) -> None:
-    """Write the picture beside the page."""
+    """Write the picture next to the page."""
     to.write_text(svg(results), encoding="utf-8")

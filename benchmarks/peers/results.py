@@ -63,7 +63,7 @@ class Results:
         return max(sorted(settings), key=quality, default=None)
 
     def undecided(self, contestant: str, setting: str, loop: str, trials: int) -> bool:
-        """Whether a setting that had so many trials may yet turn out to be the best.
+        """Whether a setting may still turn out to be the best after ``trials`` trials.
 
         It may if it was never tried, or is behind the best by no more than `NEAR` of that, or
         than stalls are known to, and there is another that may as well.

@@ -1,7 +1,7 @@
 """Who takes part: titles, environments, and the settings that each is tried in.
 
-Of the settings, the fastest of a short trial is the one that is compared, for each case and
-for each loop anew. Why they are what a user who wants speed would choose stands with each.
+A short trial finds the fastest setting, which is compared. That is done for each case and
+each loop anew. Each setting has the reason why a user in need of speed would choose it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Match:
         children: those who are still in.
         results: to which everything is added.
         folder: of the data.
-        kept: where the results are written after every round, for a run may be broken off.
+        kept: where the results are written after every round, because a run may be interrupted.
     """
 
     def __init__(

@@ -225,7 +225,7 @@ def run(
         float | None, typer.Option(min=0, metavar="SECONDS", help="End after so long.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="End when so many have been drawn in this run.")
+        int | None, typer.Option(min=1, help="End after this number of draws in this run.")
     ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="List the store again, for new objects.")
@@ -271,7 +271,7 @@ def status(
         bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show how full a cache is, what its service does, and who reads it."""
+    """Show how full a cache is, what its service does, and its readers."""
     from growcache.cli.status import show_status, watch_status
 
     if watch:
@@ -340,7 +340,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")],
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="The newest shards that hold so many, instead of all."),
+        typer.Option(min=1, help="The newest shards that hold this number, instead of all."),
     ] = None,
     format_: Annotated[
         str | None,

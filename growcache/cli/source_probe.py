@@ -148,7 +148,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     entries, is_whole = _list_some(store.pages())
     filled = [entry for entry in entries if entry.size]
     if not filled:
-        found = "only empty objects lie" if entries else "no object lies"
+        found = "only empty objects are" if entries else "no object is"
         raise ObjectMissingError(f"{found} at {', '.join(source.url)}")
     listed = ProbedSource(len(entries), sum(entry.size for entry in entries), is_whole)
     zarr = is_zarr(filled)

@@ -94,7 +94,7 @@ VIOLATIONS: dict[str, Callable[[], Sequence[str]]] = {
         line("error", type="FileNotFoundError", message="3.tfrecord", since=1.0),
         Circumstances([FLIP], [(100, 120)], [(100, 120)]),
     ),
-    "an index nobody damaged": lambda: checks.reader_error(
+    "an undamaged index": lambda: checks.reader_error(
         line("error", type="CacheError", message="the index cannot be read", since=1.0),
         Circumstances(index_faults=[(90, 100)]),
     ),

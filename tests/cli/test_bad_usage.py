@@ -70,8 +70,8 @@ class Case:
         exits: with this code.
         prepare: what is wrong with the folder beforehand.
         leaves: what may be there afterwards that was not there before.
-        disk: run where the cache lies on a disk of so many bytes.
-        held: who uses the cache meanwhile: a service, a reader, or nobody.
+        disk: size of the disk that the cache is on.
+        held: user of the cache meanwhile: a service, a reader, or none.
     """
 
     name: str
@@ -214,7 +214,7 @@ def run(here: Path, typed: str, disk: str = "") -> subprocess.CompletedProcess[s
 
 
 def on_small_disk(here: Path, script: str, size: str) -> subprocess.CompletedProcess[str]:
-    """Run a script where the cache lies on a disk of its own, which ends with it."""
+    """Run a script with the cache on a disk of its own, which ends with it."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("no disk can be mounted here")
     mount = f"mkdir -p cache && mount -t tmpfs -o size={size} small-disk cache"
@@ -222,7 +222,7 @@ def on_small_disk(here: Path, script: str, size: str) -> subprocess.CompletedPro
 
 
 def start(here: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program in the folder, with nobody to answer it."""
+    """Run a program in the folder, without a person to answer it."""
     return subprocess.run(
         words,
         cwd=here,

@@ -68,7 +68,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
             assert cache.totals().lost_shards == 0
             add(cache, 10)
         step += 1
-    assert not any(wholes), "what has begun is finished"
+    assert not any(wholes), "a clearing that started is finished"
     assert len(wholes) > len(SHARDS)
 
 

@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "growcache"]
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Filled:
-    """A cache of 30 samples in three shards, with nobody at it."""
+    """A cache of 30 samples in three shards, which no process uses."""
     made = Filled(tmp_path / "cache")
     made.add(0, 1, 2)
     made.cache.close()

@@ -71,7 +71,7 @@ def test_the_model_learns_while_the_cache_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(demo, "SAMPLES_PER_SECOND", 1500)  # nobody watches
+    monkeypatch.setattr(demo, "SAMPLES_PER_SECOND", 1500)  # no person watches
     console = Console(file=io.StringIO(), width=100)
     rows = demo.run_demo(console, epochs=7, keep=tmp_path)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -152,7 +152,7 @@ def test_a_look_gives_up_in_time() -> None:
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("{data}/*.txt", "no object lies at"), ("{data}/00.npy", "only empty objects lie at")],
+    [("{data}/*.txt", "no object is at"), ("{data}/00.npy", "only empty objects are at")],
 )
 def test_a_look_that_finds_nothing_says_so(url: str, said: str, data: Path) -> None:
     with pytest.raises(ObjectMissingError, match=said):

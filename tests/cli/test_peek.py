@@ -41,7 +41,7 @@ def mixed(name: int) -> Sample:
 
 @pytest.fixture
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
-    """Shows what ``peek`` prints at a terminal of so many columns."""
+    """Shows what ``peek`` prints at a terminal of that width."""
     with Filled(tmp_path / "cache", mixed, schema=SCHEMA) as made:
         made.add(0, 1, samples=3)
 

@@ -1,4 +1,4 @@
-"""The picture beside a training loop: in a real notebook, at a terminal, in a log."""
+"""The picture during a training loop: in a real notebook, at a terminal, in a log."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""kill -9 at system calls of a real supervisor and of a real sampler; the next one finishes.
+"""kill -9 at system calls of a real supervisor and of a real sampler; the next one finishes the work.
 
-Both are processes of `growcache run`. What comes of it is compared byte for byte with the
-shards of a service that nobody disturbed.
+Both are processes of `growcache run`. The result is compared byte for byte with the
+shards of an undisturbed service.
 """
 
 from __future__ import annotations

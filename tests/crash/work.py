@@ -1,4 +1,4 @@
-"""What dies: a writer with everything it does to a cache, and a reader beside it."""
+"""The processes that are killed: a writer with everything it does to a cache, and a reader."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _full(error: Exception) -> bool:
 
 
 def reader(root: Path, kind: str) -> None:
-    """A reader's leases, beside no service: it reads, marks, lets go, and sweeps its own."""
+    """A reader's leases without a service: it reads, marks, releases, and sweeps its own."""
     numbers = [row.number for row in read_index(root).shards]
     with Lease.create(root, "reader", numbers) as lease:
         live = {row.number for row in read_index(root).shards}

@@ -30,7 +30,7 @@ def agree(counts: npt.ArrayLike, expected: npt.ArrayLike) -> bool:
 
 
 def balanced(hits: float, share: float, draws: int) -> bool:
-    """Whether so many of the draws are hits as a share of them should be."""
+    """Whether the number of hits agrees with the share of draws that should be hits."""
     z = NormalDist().inv_cdf(1 - FALSE_ALARM / 2)
     return abs(hits - share * draws) <= z * math.sqrt(share * (1 - share) * draws) + 1
 

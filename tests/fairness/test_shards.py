@@ -1,4 +1,4 @@
-"""What lies together: samples of one object, and of objects that were read quickly."""
+"""Samples in one shard: those of one object, and of objects that were read quickly."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def catalog(data: bytes) -> None:
 
 
 def notes(data: bytes) -> None:
-    """The small files beside the index."""
+    """The small files next to the index."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         identity = Identity.from_json(data)
         assert Identity.from_json(identity.to_json()) == identity

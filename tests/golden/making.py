@@ -1,7 +1,7 @@
 """The objects of the golden configurations, byte for byte the same on every machine.
 
-What a library writes depends on its version, and the size of an object decides how it is cut.
-So objects are put together by hand here; those of Parquet, HDF5 and LMDB lie in ``files/``.
+Objects are put together by hand here, because a library's output depends on its version, and the
+size of an object decides how it is cut. Those of Parquet, HDF5 and LMDB are in ``files/``.
 """
 
 from __future__ import annotations

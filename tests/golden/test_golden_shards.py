@@ -1,7 +1,7 @@
 """Shards of known configurations are, byte for byte, what they always were.
 
 A user's cache is continued, resumed from a checkpoint and repaired by filling its shards again:
-so what shard n of a configuration holds is a promise. ``digests.json`` has, for each case of
+so the content of shard n of a configuration is a promise. ``digests.json`` has, per case of
 `tests.golden.cases`, a digest of all files of its shards except the sidecars, and one of each
 sample's origin. Neither depends on machine, port, number of samplers or time.
 

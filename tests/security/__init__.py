@@ -1,1 +1,1 @@
-"""What nobody may read, write, run or learn through a cache; see docs/reliability.md."""
+"""A cache must let no one read, write, run or learn more than it should; see docs/reliability.md."""

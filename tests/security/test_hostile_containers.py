@@ -98,7 +98,7 @@ def hdf5s() -> tuple[Objects, Objects]:
 
 
 def zarrs() -> tuple[Objects, Objects]:
-    """Of every input its metadata and a chunk; a good array of as many chunks beside them."""
+    """Return each input's metadata with one chunk, and a good array of as many chunks."""
     pytest.importorskip("numcodecs")
     text = (
         '{"zarr_format": 2, "shape": [20, 4], "chunks": [1, 4], "dtype": "<f4", "order": "C", '

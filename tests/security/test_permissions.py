@@ -19,7 +19,7 @@ CLI = [sys.executable, "-m", "growcache"]
 
 
 def below(root: Path) -> Iterator[Path]:
-    """Yield all that lies there; what goes meanwhile is no error, as it is one of `rglob`."""
+    """Yield all paths below; one that goes meanwhile is no error, unlike with `rglob`."""
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             yield Path(folder, name)

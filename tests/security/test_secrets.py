@@ -256,7 +256,7 @@ def test_what_is_kept_of_addresses_and_options() -> None:
     assert url_without_secrets("https://h/a?sv=1&sp=r&sig=x&page=2") == "https://h/a?page=2"
     assert (
         url_without_secrets("https://h/a?sv=1&sp=r") == "https://h/a?sv=1&sp=r"
-    )  # nobody signed it
+    )  # it has no signature
     one, other = (hash_secrets({"api_key": secret, "axis": 0}) for secret in (SECRET, TOKEN))
     assert one["axis"] == 0
     assert one != other  # samples may differ

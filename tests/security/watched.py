@@ -1,8 +1,8 @@
 """Watches what Python does in growcache's processes; imported by each as its `sitecustomize`.
 
 The environment says where to write (WATCHED_LOG), and below which folder files may be
-written (WATCHED_CACHE). What a process does to bytes of objects it could only do through one
-of these events, or through C code that tells nobody.
+written (WATCHED_CACHE). A process can act on the bytes of objects only through one
+of these events, or through C code that raises no event.
 """
 
 from __future__ import annotations

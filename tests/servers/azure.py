@@ -47,8 +47,8 @@ def missing() -> str:
 
 
 def _program() -> str | None:
-    beside = Path(sys.prefix) / "node_modules" / ".bin"
-    return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(beside))
+    installed = Path(sys.prefix) / "node_modules" / ".bin"
+    return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(installed))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""An S3 bucket of a folder, whose guard is told whom to let in: any refusal, for any while.
+"""An S3 bucket of a folder that refuses requests as a test says: by any error, for any time.
 
     with guarded(folder) as bucket:
-        bucket.refuse(400, "ExpiredToken")   # everybody
+        bucket.refuse(400, "ExpiredToken")   # every request
         bucket.refuse_key("a.npy", 403, "AccessDenied")
-        bucket.let_in("KEY-2")               # whoever has this access key, and nobody else
+        bucket.let_in("KEY-2")               # only requests with this access key
         bucket.open()
 
 Which access key a request names is read; its signature is not checked.

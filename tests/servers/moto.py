@@ -1,4 +1,4 @@
-"""moto's S3 in a process of its own, for the everyday suite. It accepts any credentials."""
+"""moto's S3 in a process of its own. The everyday suite uses it. It accepts any credentials."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _watch(paths: list[Path]) -> tuple[int, dict[int, Path]]:
 
 
 def _overwrite(file: int, data: bytes) -> None:
-    """From the end on, so that who reads meanwhile gets the new end of the old beginning."""
+    """Overwrite from the end, so that a concurrent reader gets the old beginning with the new end."""
     for at in range((len(data) - 1) // _PIECE * _PIECE, -1, -_PIECE):
         os.pwrite(file, data[at : at + _PIECE], at)
 

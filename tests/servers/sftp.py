@@ -1,4 +1,4 @@
-"""OpenSSH's server with keys of the tests' own, for the user who runs them."""
+"""OpenSSH's server with keys of the tests' own; its user is the one that runs them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def sshd(root: Path) -> Iterator[Ssh]:
 
 
 class Relay:
-    """Forwards connections to a port, and cuts one of them after so many bytes, once."""
+    """Forwards connections to a port, and cuts one of them once, after a number of bytes."""
 
     def __init__(self, port: int) -> None:
         self.cut_after: int | None = None

@@ -56,7 +56,7 @@ class Faults:
         resets: share of requests whose answer ends in a TCP reset,
         stalls: or stands still for
         stall_seconds: so long,
-        fault_after_bytes: after so many bytes of it.
+        fault_after_bytes: bytes of the answer before that.
         expired: share of requests that are refused because the credentials have expired.
         truncated: share of requests of which a 206 has half of the bytes that it should have.
         bad_path: requests with this text in their path are answered 503; empty: none.
@@ -152,7 +152,7 @@ class _Proxy:
         return min(_CHUNK, int(self.faults.bytes_per_second / 50) or _CHUNK)
 
     async def pay(self, count: int) -> None:
-        """Wait until the shared link has carried so many bytes more."""
+        """Wait until the shared link has carried that number of further bytes."""
         if not self.faults.bytes_per_second:
             return
         now = time.monotonic()

@@ -178,7 +178,7 @@ class Tampering:
         endpoint: its address.
         objects: what objects hold, by the last component of their names.
         tamper: what is done to answers; None: nothing.
-        each: of so many answers with an object's bytes one is tampered with.
+        each: one of this number of answers with an object's bytes is tampered with.
         seen: answers with an object's bytes so far.
         done: those that were tampered with.
     """
@@ -281,7 +281,7 @@ def tampering(
         endpoint: of the store.
         objects: what objects hold, by the last component of their names.
         tamper: one of `KINDS`.
-        each: of so many answers with an object's bytes one is tampered with.
+        each: one of this number of answers with an object's bytes is tampered with.
     """
     upstream = urlsplit(endpoint)
     state = Tampering("", objects, KINDS[tamper] if tamper else None, each)

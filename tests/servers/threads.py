@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Its threads hold up nobody's end."""
+    """Its threads are daemons, so the process can end while they run."""
 
     daemon_threads = True
 

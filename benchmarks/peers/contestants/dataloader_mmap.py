@@ -32,7 +32,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """Samples of one mapped file; it travels as a path, for a pickled map would be copied."""
+    """Samples of one mapped file; pickled as a path, because a pickled map would be copied."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._case = case

@@ -42,7 +42,7 @@ def orders(case: Case, epoch: int) -> Iterator[Array]:
 
 
 def copied(case: Case, epoch: int, count: int) -> Iterator[Any]:
-    """Yield the batches of an epoch, in so many buffers in turns."""
+    """Yield the batches of an epoch, in a number of buffers in turn."""
     rows = kept(case)
     rotated = [buffer.view(case.dtype) for buffer in buffers(case, count)]
     for k, order in enumerate(orders(case, epoch)):

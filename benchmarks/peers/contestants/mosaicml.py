@@ -14,7 +14,7 @@ import torch
 from benchmarks.peers.cases import BATCH, Case
 from benchmarks.peers.contestants.torch_loader import collated, decoded, loader_of
 
-# Importing it imports torchvision, whose wheels are built for CUDA: beside a torch for the
+# Importing it imports torchvision, whose wheels are built for CUDA. With a torch built for the
 # CPU they lack two operators, which nothing here calls, and the import fails.
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
