@@ -23,39 +23,36 @@ CHILDREN = {
 
 def main() -> None:
     """Run the child named by the first argument, else the command line."""
-    ended: list[int] = []
-    atexit.register(_end_at_once, ended)  # the first of all, so that it is called last
+    exit_codes: list[int] = []
+    atexit.register(_exit_if_obstore_ran, exit_codes)  # registered first, so called last
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "run" or command in CHILDREN:
         # Nothing here multiplies matrices, and idle BLAS threads spin at every start.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     child = CHILDREN.get(command)
-    gc.disable()  # what is imported stays: to look for garbage in it takes a tenth of the start
+    gc.disable()  # modules stay, and looking for garbage in them takes a tenth of the start
     module = importlib.import_module(child or "growcache.cli.cli")
     if child:
         gc.freeze()
     gc.enable()
-    ended.append(module.main() or 0)
-    sys.exit(ended[0])
+    exit_codes.append(module.main() or 0)
+    sys.exit(exit_codes[0])
 
 
-def _end_at_once(ended: list[int]) -> None:
-    """End while Python is still whole, if obstore was used.
+def _exit_if_obstore_ran(exit_codes: list[int]) -> None:
+    """Exit before the interpreter is finalized, because a thread of obstore would abort it.
 
-    Its threads outlive the last request by a moment. One that wakes when Python takes itself
-    apart aborts the process: of looks at a bucket one in twelve ended so.
-
-    Args:
-        ended: with the exit code; empty where there was an error, which Python tells of.
+    Such a thread outlives the last request by a moment; one in twelve short commands on a bucket was
+    aborted. ``exit_codes`` is empty after an error, which Python prints.
     """
-    if not ended or "obstore" not in sys.modules:
+    if not exit_codes or "obstore" not in sys.modules:
         return
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # Python tells of it
+    except OSError:  # Python prints it
         return
-    os._exit(ended[0])
+    os._exit(exit_codes[0])
 
 
 if __name__ == "__main__":

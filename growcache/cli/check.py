@@ -25,12 +25,7 @@ SEVERITY_STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
 
 
 def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
-    """Print the findings; return the exit code: 1 where one of them is an error (still).
-
-    Raises:
-        CacheMissingError: there is no cache.
-        CacheBusyError: a service fills what is to be mended.
-    """
+    """Print the findings; return the exit code: 1 where one of them is an error (still)."""
     shards = 0
     with progress_bar("checking shards") as advance:
 

@@ -18,11 +18,7 @@ MAX_NAMED_STRANGERS = 3  # names of what is not ours
 
 
 def clear_question(root: Path) -> str:
-    """Return the question to ask before.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-    """
+    """Return the question to ask before."""
     layout = CacheLayout(root)
     require_cache(layout)
     return f"Delete {in_bytes(allocated_tree(layout.root))} of cached samples in {layout.root}?"
@@ -33,10 +29,6 @@ def empty_cache(root: Path) -> str:
 
     Only names of a cache's own are touched. Locks stay, because they are never unlinked, and so does the
     marker, so that the next service takes the folder as it is.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-        CacheBusyError: a service or a reader uses it.
     """
     layout = CacheLayout(root)
     require_cache(layout)  # one whose clearing was cut short is a cache, too
@@ -67,11 +59,7 @@ def empty_cache(root: Path) -> str:
 
 
 def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
-    """End the leases of dead readers; return a text for the person, and the exit code.
-
-    Raises:
-        CacheMissingError: there is no cache.
-    """
+    """End the leases of dead readers; return a text for the person, and the exit code."""
     layout = CacheLayout(cache)
     layout.require()
     views, foreign = survey_leases(layout.root)

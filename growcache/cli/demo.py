@@ -68,8 +68,6 @@ NO_TORCH = (
 
 @dataclass(frozen=True)
 class EpochRow:
-    """A row of the table at the end."""
-
     number: int
     cached: int
     new: int
@@ -128,8 +126,6 @@ def demo_config(folder: Path, *, min_uses: int = 1) -> dict[str, Any]:
 
 
 class DemoScreen:
-    """The picture of the cache above the table of epochs."""
-
     def __init__(self, console: Console, cache: Path) -> None:
         self.console = console
         self.status = Status(path=str(cache))
@@ -160,7 +156,6 @@ class DemoScreen:
         return Group(cache, table, Text(now, "dim", no_wrap=True, overflow="ellipsis"))
 
     def add(self, row: EpochRow) -> None:
-        """Add a finished epoch."""
         self.rows.append(row)
         if self.region is None:
             self.console.print(
@@ -171,7 +166,6 @@ class DemoScreen:
 
 
 def epoch_table(rows: list[EpochRow], width: int) -> Table:
-    """Return the table of epochs, of columns that fit."""
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, border_style="bright_black"
     )

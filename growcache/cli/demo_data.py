@@ -22,12 +22,7 @@ WINDOWS_PER_RECORDING = 64
 
 
 def label(sample: Sample, origin: Origin) -> Sample:
-    """Return the sample with ``y``, the class that its object's name tells.
-
-    Args:
-        sample: ``x``: float32 (256, 4).
-        origin: where the window was cut out.
-    """
+    """Return the sample with ``y``, the class that its object's name tells."""
     name = Path(origin.key).name.rpartition("-")[0]
     return {**sample, "y": np.array(CLASSES.index(name), np.int64)}
 

@@ -24,7 +24,6 @@ class Training:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Forget the sums of the last epoch."""
         self.samples, self._loss, self._right = 0, 0.0, 0
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -40,7 +39,6 @@ class Training:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the epoch so far."""
         return self._loss / max(1, self.samples)
 
     @property

@@ -59,14 +59,7 @@ def export_cache(
     cache_format: str | None = None,
     shared: bool = False,
 ) -> str:
-    """Copy a cache's newest snapshot; return a text for the person.
-
-    Raises:
-        CacheMissingError: there is no cache, or no sample in it yet.
-        ConfigError: ``out`` cannot be taken.
-        CacheFullError: the disk has no room for the copy.
-        CorruptShardError: a shard is damaged; nothing is left behind.
-    """
+    """Copy a cache's newest snapshot; return a text for the person."""
     _refuse_taken(out)
     if cache_format not in (None, *CACHE_FORMATS):
         known = " or ".join(sorted(CACHE_FORMATS))
@@ -93,7 +86,6 @@ def export_cache(
 
 
 def newest_rows(rows: Sequence[ShardRow], samples: int | None) -> list[ShardRow]:
-    """Return the last shards that together hold ``samples``, in their order."""
     kept: list[ShardRow] = []
     for row in reversed(rows):
         if samples is not None and sum(k.samples for k in kept) >= samples:
@@ -293,7 +285,6 @@ def _source_urls(folder: Path) -> list[Any]:
 
 
 def tfrecord_program(schema: Schema) -> str:
-    """Return the program that reads the shards with TensorFlow."""
     # Names are text literals of the program, so that none of a name is ever run.
     names = {field: json.dumps(field.name) for field in schema.fields}
     features = [f"    {name}: tf.io.FixedLenFeature([], tf.string)," for name in names.values()]

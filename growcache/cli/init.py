@@ -76,12 +76,7 @@ class InitOptions:
 
 
 def init_config(file: Path, given: InitOptions, *, yes: bool) -> None:
-    """Write a config, or print it where the file is ``-``.
-
-    Raises:
-        ConfigError: the file exists, or cannot be written, or a choice that no config may have.
-        StoreError: the source could not be probed, and a guess was not asked for.
-    """
+    """Write a config, or print it where the file is ``-``."""
     shown = str(file) == "-"
     if not shown:
         _refuse_existing(file, force=given.force)
@@ -100,7 +95,6 @@ def init_config(file: Path, given: InitOptions, *, yes: bool) -> None:
 
 
 def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = None) -> str:
-    """Return the text of a commented config."""
     chosen = choices or ConfigChoices()
     reason = [f"Chosen: {chosen.bound_reason}."] if chosen.bound_reason else []
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -129,11 +123,7 @@ def _as_yaml(value: object) -> str:
 
 
 def _checked_config_text(file: str, choices: ConfigChoices) -> str:
-    """Return the text of a commented config that loads; say what has to be installed for it.
-
-    Raises:
-        ConfigError: a choice that no config may have.
-    """
+    """Return the text of a commented config that loads; say what has to be installed for it."""
     text = config_text(file, choices)
     load_config(yaml.safe_load(text))
     try:
@@ -144,11 +134,7 @@ def _checked_config_text(file: str, choices: ConfigChoices) -> str:
 
 
 def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> None:
-    """Write a commented config, as a whole or not at all.
-
-    Raises:
-        ConfigError: the file exists, or cannot be written, or a choice that no config may have.
-    """
+    """Write a commented config, as a whole or not at all."""
     _refuse_existing(path, force=force)
     text = _checked_config_text(str(path), choices)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -173,12 +159,7 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def choose_without_asking(given: InitOptions) -> ConfigChoices:
-    """Return what goes into the config, without a question.
-
-    Raises:
-        ConfigError: a URL that no store can have.
-        StoreError: the source could not be probed, and a guess was not asked for.
-    """
+    """Return what goes into the config, without a question."""
     found = None
     if given.url and given.probe:
         try:
@@ -312,7 +293,6 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
 
 
 def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
-    """Return a bound for the cache, and the reason."""
     steps = [m * 10**e for e in range(6, 18) for m in (1, 2, 5)]  # 1, 2, 5, 10, … MB
     half, free = free_bytes // 2, in_bytes(free_bytes)
     if source_bytes is not None and (needed := source_bytes * 5 // 4 + 64_000_000) < half:
@@ -329,5 +309,4 @@ def _probe_with_spinner(given: InitOptions) -> ProbedSource:
 
 
 def print_to_stderr(text: str) -> None:
-    """Tell the person; the standard output may be the config."""
     typer.echo(fold_to_width(text, sys.stderr), err=True)

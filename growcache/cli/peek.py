@@ -39,8 +39,6 @@ PRINTED_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class PeekedSample:
-    """One sample, with its place in the cache and what its shard says of itself."""
-
     shard: int
     i: int
     sidecar: Sidecar
@@ -52,12 +50,7 @@ class PeekedSample:
 
 
 def sample_at(root: Path, place: str) -> PeekedSample:
-    """Return the sample at ``place`` ("shard:i").
-
-    Raises:
-        CacheMissingError: there is no cache, or no sample in it yet.
-        ConfigError: ``place`` names no sample of the cache.
-    """
+    """Return the sample at ``place`` ("shard:i")."""
     return _sample_in_view(root, _read_filled_index(root), place)
 
 
@@ -132,12 +125,7 @@ def summarize_value(value: Value) -> dict[str, Any]:
 
 
 def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
-    """Print some samples of a cache, or the one at ``place`` ("shard:i").
-
-    Raises:
-        CacheMissingError: there is no cache, or no sample in it yet.
-        ConfigError: ``place`` names no sample of the cache.
-    """
+    """Print some samples of a cache, or the one at ``place`` ("shard:i")."""
     view = _read_filled_index(root)
     schema = view.schema
     assert schema is not None

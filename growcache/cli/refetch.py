@@ -61,14 +61,7 @@ TRANSFORM_DIGEST = "the transform's source"
 
 
 def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
-    """Print whether a sample can be made again as it is; return the exit code.
-
-    Raises:
-        CacheMissingError: there is no cache, or no sample in it yet.
-        ConfigError: the cache names code that would have to run.
-        FingerprintError: the configuration is not that of the cache.
-        StoreError: the store does not answer.
-    """
+    """Print whether a sample can be made again as it is; return the exit code."""
     peeked = sample_at(root, place)
     identity = read_identity(root)
     if identity is None:
@@ -101,9 +94,6 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
 
     A cache is data: it may come from another person, and its reader has not agreed to run what its
     files name.
-
-    Raises:
-        ConfigError: it names code that would run, or another version of growcache wrote it.
     """
     values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
     sources: dict[str, dict[str, Any]] = {}
@@ -158,11 +148,7 @@ _DECIDING_SETTINGS = frozenset(
 def _compare_with_store(
     root: Path, peeked: PeekedSample, config: Config, identity: Identity
 ) -> tuple[str, str]:
-    """Return the verdict and its reason.
-
-    Raises:
-        FingerprintError: the configuration, or a table of labels, yields other samples.
-    """
+    """Return the verdict and its reason."""
     ours = dict(filter(_decides_samples, configured_values(config).items()))
     theirs = dict(filter(_decides_samples, identity.parts.items()))
     if differing := describe_differences(theirs, ours):
@@ -252,7 +238,6 @@ async def _draw_again(
 
 
 def differences(cached: Sample, again: Sample) -> list[str]:
-    """Return a sentence for every field whose bytes differ."""
     texts = {name: _difference_text(value, again.get(name)) for name, value in cached.items()}
     return [
         f"{name}: cached and made again differ{text}"
@@ -284,11 +269,7 @@ class JoinedObjectError(Exception):
 
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
-    """Return the objects of the other fields: a shard tells of the first, the listing of all.
-
-    Raises:
-        JoinedObjectError: one is not what it was when it was listed.
-    """
+    """Return the objects of the other fields: a shard tells of the first, the listing of all."""
     store = reader.store
     assert isinstance(store, RemoteStore)
     templates = [UrlTemplate.from_url(field.url) for field in store.source.fields.values()]

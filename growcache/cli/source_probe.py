@@ -120,14 +120,7 @@ class ProbedSource:
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
-    """Return what a source looks like, within a time limit.
-
-    Raises:
-        ConfigError: a URL or option that cannot be meant.
-        ObjectMissingError: nothing matches.
-        TransientStoreError: no answer in time.
-        StoreError: the store refuses.
-    """
+    """Return what a source looks like, within a time limit."""
 
     def probe() -> ProbedSource:
         store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
@@ -167,7 +160,6 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
 
 
 def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
-    """Return what is listed in two seconds, at least one page; and whether that is all."""
     end = time.monotonic() + LISTING_SECONDS
     entries: list[Entry] = []
     for page in pages:
@@ -464,7 +456,6 @@ async def _propose_zarr(
 
 
 def names_text(names: Sequence[str]) -> str:
-    """Return the first few names."""
     return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
 
 
@@ -473,11 +464,7 @@ def array_options(
 ) -> tuple[dict[str, Any], str]:
     """Return how samples are cut from an array, as options and as a sentence.
 
-    Args:
-        shape: of the array.
-        item_bytes: of one value.
-        many: whether there are enough objects for each to be a sample.
-        chunk_rows: rows that are read together, which windows divide; 0: rows are apart.
+    A small array of ``many`` objects is one sample. Windows divide ``chunk_rows``, if it is not 0.
     """
     nbytes = math.prod(shape) * item_bytes
     is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
@@ -514,12 +501,7 @@ async def _prove(
     readers: Sequence[StoredObject],
     group: Sequence[Entry],
 ) -> ProbedSource:
-    """Add a candidate to what is listed, with what reading objects by it shows.
-
-    Raises:
-        FormatError: no object can be read, or none yields a sample.
-        MissingLibraryError: it takes a library that is not installed.
-    """
+    """Add a candidate to what is listed, with what reading objects by it shows."""
     opened = open_format(form, options)
     counts: list[tuple[int, int]] = []  # samples and bytes of an object
     samples: list[Sample] = []

@@ -30,11 +30,7 @@ def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
 
 
 def show_status(cache: Path, *, json: bool) -> None:
-    """Print the status once.
-
-    Raises:
-        CacheMissingError: there is no cache.
-    """
+    """Print the status once."""
     found = read_status(cache)
     if json:
         print_json(found.to_json())
@@ -47,7 +43,6 @@ def show_status(cache: Path, *, json: bool) -> None:
 
 
 def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> None:
-    """Show the status again and again, until Ctrl-C or for ``seconds``."""
     read_status(cache)  # a missing cache is an error at once, not an empty picture
     end = None if seconds is None else time.monotonic() + seconds
     with (

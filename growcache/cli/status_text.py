@@ -65,7 +65,6 @@ class StatusHistory:
 
 
 def status_sentence(status: Status) -> str:
-    """Return a status in one line of plain text."""
     parts = [
         f"{status.state}: {state_meaning(status, None)}",
         f"{plural(status.samples, 'sample')} in {plural(status.shards, 'shard')}",
@@ -150,7 +149,6 @@ def coverage_text(status: Status) -> tuple[str, float | None]:
 
 
 def trouble_texts(status: Status) -> list[str]:
-    """Return what went wrong, with its counts."""
     counts = (
         (status.failures, "failed attempt", " (tried again)"),
         (status.holes, "hole", " (unreadable, left out)"),
@@ -203,7 +201,6 @@ class StatusLines(StatusReporter):
 
 
 def json_lines(stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -> StatusLines:
-    """Return a reporter that writes one JSON object per line, for programs."""
     return StatusLines(lambda status: print_json(status.to_json(), stream), seconds)
 
 

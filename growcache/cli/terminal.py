@@ -20,7 +20,6 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def can_redraw(stream: IO[str]) -> bool:
-    """Return whether a picture can be redrawn in place on the stream."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB_TERMINALS
 
 
@@ -91,7 +90,6 @@ def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:
 
 
 def can_ask() -> bool:
-    """Return whether a person can answer a question."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

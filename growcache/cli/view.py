@@ -136,7 +136,6 @@ def bar_text(parts: Sequence[tuple[float, str, str]], total: float, width: int) 
 
 
 def curve_text(history: StatusHistory, width: int) -> Text:
-    """Return how the number of cached samples went, and over how long."""
     span = f"  last {in_time(history.span_seconds())}"
     values = history.curve(min(width - len(span), MAX_CURVE_WIDTH))
     if len(values) < 2:
@@ -169,7 +168,6 @@ def _dotted(texts: Sequence[Text | str], width: int) -> list[Text]:
 
 
 def _more(listed: Sequence[object], text: str) -> list[Text]:
-    """Return a line that says how many more there are than are listed."""
     more = len(listed) - MAX_LISTED
     return [Text(text.format(more))] if more > 0 else []
 

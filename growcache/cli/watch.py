@@ -63,7 +63,6 @@ class LiveRegion:
         self._live.stop()
 
     def redraw(self, picture: RenderableType) -> None:
-        """Draw it in the place of the last one."""
         width, self._width = self._width, self._console.width
         if self._width < width:
             self._erase_wrapped()
@@ -112,8 +111,6 @@ class LiveView(StatusReporter):
 
 
 class _WarningPrinter(logging.Handler):
-    """Prints warnings through the console that the live view owns."""
-
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
