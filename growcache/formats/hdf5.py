@@ -82,7 +82,7 @@ class _DatasetField(FieldArray):
             found = await self._contiguous(runs)
         if self.layout.string_storage is None:
             return [_normal_bools(values) for values in found]
-        reader = self._file.around(self._reader)
+        reader = self._file.reader(self._reader)
         return [await read_strings(reader, self.layout, values) for values in found]
 
     async def _contiguous(self, runs: Sequence[range]) -> list[Array]:
@@ -93,7 +93,7 @@ class _DatasetField(FieldArray):
         if offset + stored * shape[0] > self._reader.entry.size:
             raise self._damaged("it promises more than the object has")
         ranges = [(offset + run.start * stored, offset + run.stop * stored) for run in runs]
-        read = await fetch_ranges(self._file.around(self._reader), ranges)
+        read = await fetch_ranges(self._file.reader(self._reader), ranges)
         return [
             np.frombuffer(data, dtype).reshape(len(run), *shape[1:])
             for data, run in zip(read, runs, strict=True)
@@ -104,7 +104,7 @@ class _DatasetField(FieldArray):
         written = await self._located(places) if self.layout.has_chunks else []
         self._check(at for _, at in written)
         ranges = [(at, at + size) for _, (at, size, _) in written]
-        data = await fetch_ranges(self._file.around(self._reader), ranges)
+        data = await fetch_ranges(self._file.reader(self._reader), ranges)
 
         def assemble() -> list[Array]:
             decoded: dict[ChunkPlace, Array | None] = dict.fromkeys(places)
@@ -125,7 +125,7 @@ class _DatasetField(FieldArray):
         look = functools.partial(
             locate_chunks, image=self._file.image, path=self.layout.path, places=firsts
         )
-        found = await self._file.ask(self._reader, look)
+        found = await self._file.call(self._reader, look)
         return [(p, at) for p, at in zip(places, found, strict=True) if at is not None]
 
     def _check(self, locations: Any) -> None:
@@ -160,7 +160,7 @@ class _DatasetFields:
         file = self._files.get(entry)
         found = self._known.get(entry)
         if found is None:
-            found = await file.ask(reader, lambda opened: self._described(opened, entry))
+            found = await file.call(reader, lambda opened: self._described(opened, entry))
             self._known.put(entry, found, 1)
         return [_DatasetField(name, layout, reader, file) for name, layout in found]
 

@@ -11,8 +11,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from growcache.errors import FormatError, GrowcacheError
 from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
 from growcache.formats.byte_ranges import SeekableFile
+from growcache.formats.memory import LruCache
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -41,18 +41,11 @@ class _MissingBytesError(OSError):
     """HDF5 reads bytes that were not fetched yet."""
 
 
-class MetadataBytes:
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-
 class MetadataImage(SeekableFile):
-    """The fetched bytes of a remote file, as a file; ``total`` counts those of all files."""
+    """The fetched bytes of a remote file, as a file."""
 
-    def __init__(self, size: int, total: MetadataBytes) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._total = total
-        total.nbytes += METADATA_BLOCK_BYTES  # for what is here of any file
         self.missing: list[tuple[int, int]] = []
         self._located: tuple[int, int] | None = None
         self._locating = False
@@ -107,17 +100,9 @@ class MetadataImage(SeekableFile):
 
     def keep_blocks(self, number: int, data: memoryview) -> None:
         """Keep bytes that begin at the start of a block."""
-        before = self.nbytes
         for at in range(0, len(data), METADATA_BLOCK_BYTES):
-            self._blocks[number + at // METADATA_BLOCK_BYTES] = data[
-                at : at + METADATA_BLOCK_BYTES
-            ]
-        self._total.nbytes += self.nbytes - before
-
-    def stop_counting(self) -> None:
-        """Stop counting for ``total``; the image stays usable."""
-        self._total.nbytes -= self.nbytes + METADATA_BLOCK_BYTES
-        self._total = MetadataBytes()
+            block = data[at : at + METADATA_BLOCK_BYTES]
+            self._blocks[number + at // METADATA_BLOCK_BYTES] = block
 
 
 def _block_numbers(start: int, stop: int) -> range:
@@ -159,17 +144,20 @@ class _ImageFirstReader:
 
 
 class HDF5File:
-    """One HDF5 file, and the fetched bytes of its metadata."""
+    """One HDF5 file, and the fetched bytes of its metadata; ``on_growth`` follows each fetch."""
 
-    def __init__(self, entry: Entry, thread: ThreadPoolExecutor, total: MetadataBytes) -> None:
-        self.image = MetadataImage(entry.size, total)
-        self._key = entry.key
+    def __init__(
+        self, entry: Entry, thread: ThreadPoolExecutor, on_growth: Callable[[HDF5File], None]
+    ) -> None:
+        self.image = MetadataImage(entry.size)
+        self.entry = entry
         self._thread = thread
+        self._on_growth = on_growth
         self._file: Any = None
         self._coming: dict[int, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, reader: ObjectReader, work: Callable[[Any], T]) -> T:
+    async def call(self, reader: ObjectReader, work: Callable[[Any], T]) -> T:
         """Return the result of ``work`` on the open `h5py.File`; it may run several times."""
         loop = asyncio.get_running_loop()
         if not self.image.nbytes:
@@ -182,9 +170,11 @@ class HDF5File:
             if self.image.nbytes > MOST_METADATA_BYTES:
                 break
             await self._fetch(reader, missing, turn)
-        raise FormatError(f"{self._key}: its metadata is scattered over too much of the file")
+        raise FormatError(
+            f"{self.entry.key}: its metadata is scattered over too much of the file"
+        )
 
-    def around(self, reader: ObjectReader) -> ObjectReader:
+    def reader(self, reader: ObjectReader) -> ObjectReader:
         """Return a reader of the file that does not fetch its metadata again."""
         return _ImageFirstReader(reader, self.image)
 
@@ -194,11 +184,8 @@ class HDF5File:
             with without_garbage_collection():
                 file.close()
 
+    @without_garbage_collection()
     def _attempt(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
-        with without_garbage_collection():
-            return self._looked(work)
-
-    def _looked(self, work: Callable[[Any], T]) -> tuple[T | None, list[tuple[int, int]]]:
         import h5py
 
         self.image.missing = []
@@ -214,7 +201,10 @@ class HDF5File:
         except Exception as error:  # HDF5 raises what a broken file makes it raise
             if not self.image.missing:
                 self.close()
-                raise FormatError(f"{self._key}: {_error_text(error)}") from error
+                said = " ".join(str(error).split()) or type(error).__name__
+                raise FormatError(
+                    f"{self.entry.key}: cannot be read as HDF5: {said[:200]}"
+                ) from error
         self.close()  # it may remember that a read failed
         return None, self.image.missing
 
@@ -242,10 +232,9 @@ class HDF5File:
     async def _get(self, reader: ObjectReader, run: range) -> None:
         try:
             stop = min(self.image.size, run.stop * METADATA_BLOCK_BYTES)
-            data = memoryview(await reader.read(run.start * METADATA_BLOCK_BYTES, stop)).cast(
-                "B"
-            )
-            self.image.keep_blocks(run.start, data)
+            data = await reader.read(run.start * METADATA_BLOCK_BYTES, stop)
+            self.image.keep_blocks(run.start, memoryview(data).cast("B"))
+            self._on_growth(self)
         finally:
             for number in run:
                 self._coming.pop(number, None)
@@ -267,45 +256,41 @@ def _consecutive(numbers: Iterator[int]) -> list[range]:
     return runs
 
 
-def _error_text(error: Exception) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"cannot be read as HDF5: {said[:200]}"
-
-
 class HDF5Files:
     """The files that were used last, whose metadata need not be fetched again."""
 
     def __init__(self) -> None:
         # One thread: HDF5 runs one call at a time in any case.
         self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
-        self._files: OrderedDict[Entry, HDF5File] = OrderedDict()
-        self._open: OrderedDict[Entry, HDF5File] = OrderedDict()
-        self._total = MetadataBytes()
+        self._files: LruCache[Entry, HDF5File] = LruCache(MOST_METADATA_BYTES, self._forget)
+        self._open: LruCache[Entry, HDF5File] = LruCache(MOST_OPEN_FILES, self._close)
         # HDF5 closes what is open when the process ends, which is too late for files in Python.
         weakref.finalize(self, _close_all, self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
     def get(self, entry: Entry) -> HDF5File:
         file = self._files.get(entry)
         if file is None:
-            file = self._files[entry] = HDF5File(entry, self._thread, self._total)
-            self._forget()
-        self._files.move_to_end(entry)
-        self._open[entry] = file
-        self._open.move_to_end(entry)
-        while len(self._open) > MOST_OPEN_FILES:
-            _, oldest = self._open.popitem(last=False)
-            self._thread.submit(oldest.close)
+            file = HDF5File(entry, self._thread, self._count)
+            self._files.put(entry, file, METADATA_BLOCK_BYTES)
+        self._open.put(entry, file, 1)
         return file
 
-    def _forget(self) -> None:
-        """Drop the fetched bytes of the least recently used files, beyond the bound."""
-        while len(self._files) > 1 and self._total.nbytes > MOST_METADATA_BYTES:
-            entry, oldest = self._files.popitem(last=False)
-            oldest.image.stop_counting()
-            self._open.pop(entry, None)
-            self._thread.submit(oldest.close)
+    def _count(self, file: HDF5File) -> None:
+        if self._files.get(file.entry) is file:
+            nbytes = METADATA_BLOCK_BYTES + file.image.nbytes
+            self._files.put(file.entry, file, nbytes)
+
+    def _forget(self, file: HDF5File) -> None:
+        self._open.pop(file.entry)
+        self._close(file)
+
+    def _close(self, file: HDF5File) -> None:
+        self._thread.submit(file.close)
 
 
-def _close_all(files: OrderedDict[Entry, HDF5File]) -> None:
-    for file in files.values():
+def _close_all(files: Iterable[HDF5File]) -> None:
+    for file in files:
         file.close()

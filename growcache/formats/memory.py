@@ -151,10 +151,11 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The values that were used last, up to ``most`` bytes."""
+    """The values that were used last, up to ``most`` bytes; ``on_evict`` gets each of the others."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, on_evict: Callable[[V], None] = lambda _: None) -> None:
         self._most = most
+        self._on_evict = on_evict
         self._bytes = 0
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
@@ -171,7 +172,19 @@ class LruCache(Generic[K, V]):
         self._values[key] = (value, nbytes)
         self._bytes += nbytes
         while self._bytes > self._most and len(self._values) > 1:
-            self._bytes -= self._values.popitem(last=False)[1][1]
+            _, (evicted, size) = self._values.popitem(last=False)
+            self._bytes -= size
+            self._on_evict(evicted)
+
+    def pop(self, key: K) -> None:
+        """Forget a value."""
+        self._bytes -= self._values.pop(key, (None, 0))[1]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for value, _ in self._values.values())
 
 
 class SingleFlightCache(Generic[K, V]):
