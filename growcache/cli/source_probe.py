@@ -345,7 +345,7 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
                 unreadable.append(str(error))
         return found, unreadable
 
-    found, unreadable = await HDF5Files().get(reader.entry).ask(reader, describe)
+    found, unreadable = await HDF5Files().get(reader.entry).call(reader, describe)
     dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
     shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
     listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
