@@ -1,34 +1,20 @@
-"""What every object format must do, whatever it decodes."""
+"""Every object format keeps the contract of `FormatTests`."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from growcache.errors import (
-    AccessError,
-    GrowcacheError,
-    ObjectChangedError,
-    ObjectMissingError,
-    StoreError,
-    TransientStoreError,
-)
+from growcache.errors import ConfigError
 from growcache.formats import FORMATS, open_format
-from growcache.formats.base import ObjectFormat
-from growcache.schema import Schema
 from tests.formats import lmdb_built, test_tar, test_tfrecord
-from tests.formats.held import Held, Row, visited
+from tests.formats.conformance import Case, FormatTests
 from tests.formats.test_images import encoded
 
 MODULE = """
@@ -109,26 +95,6 @@ def archive() -> bytes:
     return test_tar.archive([("d", b"no sample"), *files])
 
 
-@dataclass(frozen=True)
-class Case:
-    """A format, and an object that it reads."""
-
-    form: str
-    options: dict[str, Any] = field(default_factory=dict)
-    data: Callable[[], bytes] = npy
-    key: str = "folder/k"
-    others: dict[str, bytes] = field(default_factory=dict)
-
-    def open(self) -> ObjectFormat:
-        return open_format(self.form, self.options)
-
-    def held(self, **more: Any) -> Held:
-        return self.of(self.data(), **more)
-
-    def of(self, data: bytes, **more: Any) -> Held:
-        return Held(data, self.key, {"beside": data, **self.others}, **more)
-
-
 def npz(save: Callable[..., None] = np.savez) -> bytes:
     file = io.BytesIO()
     save(file, x=np.arange(60, dtype=">i4").reshape(12, 5), y=np.arange(12.0))
@@ -136,62 +102,6 @@ def npz(save: Callable[..., None] = np.savez) -> bytes:
 
 
 RAW = {"dtype": "<i2", "shape": [5]}
-CASES = {
-    "npy": Case("npy"),
-    "npy rows": Case("npy", {"axis": 0}),
-    "npy windows": Case("npy", {"window": 3, "stride": 2, "phase": "random"}),
-    "raw": Case("raw", RAW),
-    "raw windows": Case("raw", {**RAW, "window": 4, "edge": "pad"}),
-    "bytes": Case("bytes"),
-    "bytes decoded": Case("bytes", {"decode": f"{MODULE_NAME}:decode"}),
-    "image": Case("image", {}, lambda: encoded("PNG")),
-    "image decoded": Case("image", {"decode": True}, lambda: encoded("JPEG", (40, 30))),
-    "image webp": Case(
-        "image", {"decode": True, "classes": ["folder"]}, lambda: encoded("WEBP")
-    ),
-    "hdf5": Case("hdf5", {"datasets": "x"}, hdf5),
-    "hdf5 rows": Case("hdf5", {"datasets": ["x", "note"], "axis": 0}, hdf5),
-    "hdf5 windows": Case(
-        "hdf5", {"datasets": "x", "window": 3, "stride": 2, "phase": "random"}, hdf5
-    ),
-    "lmdb": Case("lmdb", {"key": "bytes"}, lmdb_built.small),
-    "lmdb decoded": Case("lmdb", {"decode": f"{MODULE_NAME}:value"}, lmdb_built.small),
-    "jsonl": Case("jsonl", {}, json_lines),
-    "jsonl raw": Case("jsonl", {"raw": True}, json_lines),
-    "jsonl compressed": Case(
-        "jsonl", {"compression": "gzip"}, lambda: gzip.compress(json_lines(), mtime=0)
-    ),
-    "parquet": Case("parquet", {}, parquet),
-    "npz": Case("npz", {}, npz),
-    "npz fields": Case("npz", {"fields": ["y"]}, lambda: npz(np.savez_compressed)),
-    "npz rows": Case("npz", {"axis": 0}, npz),
-    "npz windows": Case("npz", {"window": 3, "stride": 2, "phase": "random"}, npz),
-    "npz rows, whole": Case(
-        "npz", {"axis": 0, "read": "whole"}, lambda: npz(np.savez_compressed)
-    ),
-    "zarr": Case("zarr", {"axis": 0}, zarr_chunk, "folder/k/c/0/0", ZARR),
-    "zarr windows": Case(
-        "zarr",
-        {"window": 3, "stride": 2, "phase": "random"},
-        zarr_chunk,
-        "folder/k/c/0/0",
-        ZARR,
-    ),
-    "tar": Case("tar", {}, archive),
-    "tar index": Case("tar", {"fields": ["cls"], "index": True}, archive),
-    "tar compressed": Case(
-        "tar", {"compression": "gzip"}, lambda: gzip.compress(archive(), mtime=0)
-    ),
-    "tar decoded": Case("tar", {"decode": f"{MODULE_NAME}:record"}, archive),
-    "tfrecord": Case("tfrecord", {}, records),
-    "tfrecord index": Case("tfrecord", {"decode": "none", "index": True}, records),
-    "tfrecord compressed": Case(
-        "tfrecord", {"compression": "gzip"}, lambda: gzip.compress(records(), mtime=0)
-    ),
-    "tfrecord decoded": Case("tfrecord", {"decode": f"{MODULE_NAME}:record"}, records),
-    "user read": Case(f"{MODULE_NAME}:read"),
-    "user sample": Case(f"{MODULE_NAME}:sample"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,128 +114,287 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.modules.pop(MODULE_NAME, None)
 
 
-@pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
-
-
-def parts_of(form: ObjectFormat, held: Held) -> int:
-    return 1 if form.listed else asyncio.run(form.measure(held)).samples
-
-
-def same(ones: list[Row], others: list[Row]) -> bool:
-    return [row[1:] for row in ones] == [row[1:] for row in others] and all(
-        one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
-        for (one, *_), (other, *_) in zip(ones, others, strict=True)
-    )
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("npzz", "did you mean npz"),
+        ("imge", "did you mean image"),
+        ("lmbd", "did you mean lmdb"),
+        ("zzz", "known are " + ", ".join(sorted(FORMATS))),
+    ],
+)
+def test_formats_that_do_not_exist(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_format(name, {})
 
 
 def test_every_format_is_here() -> None:
-    assert {case.form for case in CASES.values() if ":" not in case.form} == set(FORMATS)
+    here = {tests.form for tests in FormatTests.__subclasses__()}
+    assert here == {*FORMATS, f"{MODULE_NAME}:read"}
 
 
-def test_a_visit_is_a_function_of_its_place(case: Case) -> None:
-    form, held = case.open(), case.held()
-    parts = parts_of(form, held)
-    for round in (0, 3):
-        first = visited(form, held, 0, parts, round=round, seed=1)
-        assert first
-        assert same(first, visited(form, held, 0, parts, round=round, seed=1))
-        assert same(first, visited(case.open(), case.held(), 0, parts, round=round, seed=1))
+class TestNpy(FormatTests):
+    form = "npy"
+    cases: ClassVar = {
+        "npy": Case("npy", {}, npy),
+        "npy rows": Case("npy", {"axis": 0}, npy),
+        "npy windows": Case("npy", {"window": 3, "stride": 2, "phase": "random"}, npy),
+    }
+    wrong_options: ClassVar = [
+        ({"windw": 3}, "did you mean window"),
+        ({"axis": 1}, "only 0"),
+        ({"stride": 1}, "needs window"),
+        ({"phase": "random"}, "needs window"),
+        ({"window": 3, "edge": "wrap"}, "drop or pad"),
+        ({"window": 0}, "at least 1"),
+        ({"window": True}, "found True"),
+        ({"window": 3, "phase": "some"}, "zero or random"),
+    ]
 
 
-def test_samples_are_what_can_be_cached_and_origins_are_ranges(case: Case) -> None:
-    form, held = case.open(), case.held()
-    found = visited(form, held, 0, parts_of(form, held))
-    schemas = {str(Schema.of(sample)) for sample, _, _ in found}
-    assert len(schemas) == 1
-    for sample, start, stop in found:
-        assert 0 <= start < stop
-        for value in sample.values():
-            if isinstance(value, np.ndarray):
-                assert value.dtype == value.dtype.newbyteorder("<")
-                assert value.flags.c_contiguous
-            else:
-                assert isinstance(value, bytes | str | np.generic)
+class TestNpz(FormatTests):
+    form = "npz"
+    imports = ("npy",)
+    cases: ClassVar = {
+        "npz": Case("npz", {}, npz),
+        "npz fields": Case("npz", {"fields": ["y"]}, lambda: npz(np.savez_compressed)),
+        "npz rows": Case("npz", {"axis": 0}, npz),
+        "npz windows": Case("npz", {"window": 3, "stride": 2, "phase": "random"}, npz),
+        "npz rows, whole": Case(
+            "npz", {"axis": 0, "read": "whole"}, lambda: npz(np.savez_compressed)
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"field": ["x"]}, "did you mean fields"),
+        ({"fields": "x"}, "list of different names"),
+        ({"fields": []}, "list of different names"),
+        ({"fields": ["x", "x"]}, "list of different names"),
+        ({"read": "whole"}, "needs axis: 0 or window"),
+        ({"axis": 0, "read": "all"}, "range or whole"),
+        ({"axis": 1}, "only 0"),
+    ]
 
 
-def test_the_parts_of_an_object_are_its_samples(case: Case) -> None:
-    form, held = case.open(), case.held()
-    if not form.listed:
-        ends = [
-            start for part in range(3) for _, start, _ in visited(form, held, part, 1 << 40)
-        ]
-        assert ends == [0, 1, 2]
-        return
-    whole = visited(form, held)
-    assert asyncio.run(form.measure(held)).samples == len(whole)
-    for parts in (2, 3, 7) if form.ranged else ():
-        pieces = [row for part in range(parts) for row in visited(form, held, part, parts)]
-        assert same(whole, pieces)
+class TestRaw(FormatTests):
+    form = "raw"
+    options = RAW
+    any_bytes = ("raw", "raw windows")
+    cases: ClassVar = {
+        "raw": Case("raw", RAW, npy),
+        "raw windows": Case("raw", {**RAW, "window": 4, "edge": "pad"}, npy),
+    }
+    wrong_options: ClassVar = [
+        ({}, "needs dtype"),
+        ({"dtype": "nonsense"}, "dtype"),
+        ({"dtype": "O"}, "expected a number"),
+        ({"dtype": "f4", "shape": [0]}, "positive"),
+        ({"dtype": "f4", "shape": "x"}, "positive"),
+        ({"dtype": "f4", "channels": [0]}, "no channels"),
+        ({"dtype": "f4", "shape": [3], "channels": [3]}, "from 0 to 2"),
+        ({"dtype": "f4", "offset": -1}, "at least 0"),
+        ({"dtype": "f4", "edge": "wrap"}, "drop or pad"),
+    ]
 
 
-def test_some_of_an_object_are_some_of_its_samples(case: Case) -> None:
-    form, held = case.open(), case.held()
-    if not form.listed:
-        return
-    whole = {row[1:]: row for row in visited(form, held)}
-    some = visited(form, held, take=2)
-    assert len(some) == min(2, len(whole))
-    if form.ranged:
-        assert same(some, [whole[row[1:]] for row in some])
+class TestBytes(FormatTests):
+    form = "bytes"
+    any_bytes = ("bytes",)
+    cases: ClassVar = {
+        "bytes": Case("bytes", {}, npy),
+        "bytes decoded": Case("bytes", {"decode": f"{MODULE_NAME}:decode"}, npy),
+    }
+    wrong_options: ClassVar = [
+        ({"decod": "a:b"}, "did you mean decode"),
+        ({"decode": "nonsense"}, "decode: expected package.module:function"),
+        ({"decode": "no_such_module:f"}, "No module named"),
+    ]
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [TransientStoreError("503"), ObjectMissingError("gone"), ObjectChangedError("new"),
-     AccessError("no")],
-)  # fmt: skip
-def test_a_store_that_fails(case: Case, failure: StoreError) -> None:
-    form = case.open()
-    if not form.listed:
-        return  # what it reads are other objects; see test_user_formats
-    with pytest.raises(GrowcacheError) as caught:
-        visited(form, case.held(failures=[failure]))
-    assert isinstance(failure, TransientStoreError) == isinstance(
-        caught.value, TransientStoreError
-    )
-    assert str(failure) in str(caught.value)
-    assert same(visited(form, case.held()), visited(case.open(), case.held()))  # no harm done
+class TestImage(FormatTests):
+    form = "image"
+    cases: ClassVar = {
+        "image": Case("image", {}, lambda: encoded("PNG")),
+        "image decoded": Case("image", {"decode": True}, lambda: encoded("JPEG", (40, 30))),
+        "image webp": Case(
+            "image", {"decode": True, "classes": ["folder"]}, lambda: encoded("WEBP")
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"lable": "none"}, "did you mean label"),
+        ({"label": "file"}, "folder or none"),
+        ({"classes": []}, "list of different folder names"),
+        ({"classes": ["a", "a"]}, "list of different folder names"),
+        ({"classes": [True, False]}, "list of different folder names"),
+        ({"classes": "a"}, "list of different folder names"),
+        ({"classes": ["a"], "label": "none"}, "needs label: folder"),
+        ({"decode": "yes"}, "true or false"),
+    ]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_damaged_object_is_a_hole_or_a_sample_and_nothing_else(
-    case: Case, data: st.DataObject
-) -> None:
-    sound = case.data()
-    cut = data.draw(st.one_of(st.just(len(sound)), st.integers(0, len(sound))))
-    damaged = bytearray(sound[:cut])
-    for at in data.draw(st.lists(st.integers(0, max(0, cut - 1)), max_size=4)):
-        if damaged:
-            damaged[at] ^= data.draw(st.integers(1, 255))
-    form = case.open()
-    held = case.of(bytes(damaged))
-    refused = ""
-    try:
-        found = visited(form, held, 0, 1 if form.listed else 1 << 40)
-        for sample, _, _ in found:
-            Schema.of(sample)
-    except GrowcacheError as error:
-        refused = str(error)
-    assert "\n" not in refused
+class TestHdf5(FormatTests):
+    form = "hdf5"
+    library = "h5py"
+    cases: ClassVar = {
+        "hdf5": Case("hdf5", {"datasets": "x"}, hdf5),
+        "hdf5 rows": Case("hdf5", {"datasets": ["x", "note"], "axis": 0}, hdf5),
+        "hdf5 windows": Case(
+            "hdf5", {"datasets": "x", "window": 3, "stride": 2, "phase": "random"}, hdf5
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"dataset": "x"}, "did you mean datasets"),
+        ({"datasets": []}, "a list of paths"),
+        ({"datasets": [1]}, "a list of paths"),
+        ({"datasets": {"x": 1}}, "a list of paths"),
+        ({"datasets": "/"}, "a list of paths"),
+        ({"datasets": ["a/x", "b/x"]}, "two are named 'x'"),
+        ({"axis": 1}, "only 0"),
+        ({"stride": 2}, "needs window"),
+        ({"edge": "pad"}, "needs window"),
+        ({"window": 0}, "at least 1"),
+        ({"window": 3, "edge": "wrap"}, "drop or pad"),
+    ]
 
 
-def test_what_is_no_object_of_the_format(tmp_path: Path) -> None:
-    for name, case in CASES.items():
-        for text in (b"", b"<Error><Code>NoSuchKey</Code></Error>", bytes(200)):
-            form = case.open()
-            held = case.of(text)
-            anything = name.startswith("raw") or name in ("bytes", "jsonl raw")
-            if anything or (
-                name.startswith(("jsonl", "tfrecord")) and not text
-            ):  # no lines, no samples
-                visited(form, held)
-                continue
-            with pytest.raises(GrowcacheError, match=r"folder/k|draw 0"):
-                visited(form, held, 0, 1 if form.listed else 1 << 40)
+class TestLmdb(FormatTests):
+    form = "lmdb"
+    cases: ClassVar = {
+        "lmdb": Case("lmdb", {"key": "bytes"}, lmdb_built.small),
+        "lmdb decoded": Case("lmdb", {"decode": f"{MODULE_NAME}:value"}, lmdb_built.small),
+    }
+    wrong_options: ClassVar = [
+        ({"databse": "x"}, "did you mean database"),
+        ({"database": ""}, "expected a name, found ''"),
+        ({"database": 3}, "expected a name, found 3"),
+        ({"key": "int"}, "none or str or bytes, found 'int'"),
+        ({"decode": "nonsense"}, "decode: expected package.module:function"),
+        ({"decode": "io:StringIO", "key": "str"}, "not with decode"),
+    ]
+
+
+class TestJsonl(FormatTests):
+    form = "jsonl"
+    any_bytes = ("jsonl raw",)
+    empty_is_sound = True
+    cases: ClassVar = {
+        "jsonl": Case("jsonl", {}, json_lines),
+        "jsonl raw": Case("jsonl", {"raw": True}, json_lines),
+        "jsonl compressed": Case(
+            "jsonl", {"compression": "gzip"}, lambda: gzip.compress(json_lines(), mtime=0)
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"feilds": ["a"]}, "did you mean fields"),
+        ({"raw": "yes"}, "true or false"),
+        ({"raw": True, "fields": ["a"]}, "raw: true keeps whole lines"),
+        ({"compression": "bz2"}, "auto or none or gzip or zlib or zstd, found 'bz2'"),
+        ({"fields": []}, "list of different names"),
+        ({"fields": "a"}, "list of names"),
+        ({"fields": [1]}, "list of different names"),
+        ({"fields": [["x", "float32"]]}, "list of different names"),
+        ({"fields": {1: "float32"}}, "expected names, found 1"),
+        ({"fields": {"a": "flaot32"}}, "no dtype 'flaot32'; did you mean float32"),
+        ({"fields": {"a": 3}}, "a dtype, a path"),
+        ({"fields": {"a": {"dtpye": "str"}}}, "did you mean dtype"),
+        ({"fields": {"a": {"dtype": "floot32"}}}, "did you mean float32"),
+        ({"fields": {"a": {"dtype": "object"}}}, "known are bool"),
+        ({"fields": {"a": {"dtype": "int8", "default": 1000}}}, "a.default: a: expected int8"),
+        ({"fields": {"a": {"path": []}}}, "expected a path"),
+        ({"fields": {"a": "b..c"}}, "expected a path"),
+    ]
+
+
+class TestParquet(FormatTests):
+    form = "parquet"
+    library = "pyarrow"
+    cases: ClassVar = {
+        "parquet": Case("parquet", {}, parquet),
+    }
+    wrong_options: ClassVar = [
+        ({"column": ["x"]}, "did you mean columns"),
+        ({"columns": []}, "different names"),
+        ({"columns": ["x", "x"]}, "different names"),
+        ({"columns": [1]}, "different names"),
+        ({"nulls": "zero"}, "error or drop"),
+    ]
+
+
+class TestZarr(FormatTests):
+    form = "zarr"
+    options: ClassVar[dict[str, Any]] = {"axis": 0}
+    library = "numcodecs"
+    cases: ClassVar = {
+        "zarr": Case("zarr", {"axis": 0}, zarr_chunk, "folder/k/c/0/0", ZARR),
+        "zarr windows": Case(
+            "zarr",
+            {"window": 3, "stride": 2, "phase": "random"},
+            zarr_chunk,
+            "folder/k/c/0/0",
+            ZARR,
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({}, "needs window, or axis: 0"),
+        ({"windw": 1}, "did you mean window"),
+        ({"window": 2, "beside": []}, "a list of paths"),
+    ]
+
+
+class TestTar(FormatTests):
+    form = "tar"
+    imports = ("npy", "image")
+    cases: ClassVar = {
+        "tar": Case("tar", {}, archive),
+        "tar index": Case("tar", {"fields": ["cls"], "index": True}, archive),
+        "tar compressed": Case(
+            "tar", {"compression": "gzip"}, lambda: gzip.compress(archive(), mtime=0)
+        ),
+        "tar decoded": Case("tar", {"decode": f"{MODULE_NAME}:record"}, archive),
+    }
+    wrong_options: ClassVar = [
+        ({"field": ["x"]}, "did you mean fields"),
+        ({"fields": "jpg"}, "list of different extensions"),
+        ({"fields": []}, "list of different extensions"),
+        ({"fields": ["x", "x"]}, "list of different extensions"),
+        ({"fields": ["x", ".X"]}, "list of different extensions"),
+        ({"fields": ["__key__"]}, "an extension beside __key__"),
+        ({"index": 1}, "true or false"),
+        ({"decode": "jpg"}, "expected extension, images, none or package"),
+        ({"compression": "bz2"}, "source.options.compression"),
+    ]
+
+
+class TestTfrecord(FormatTests):
+    form = "tfrecord"
+    empty_is_sound = True
+    cases: ClassVar = {
+        "tfrecord": Case("tfrecord", {}, records),
+        "tfrecord index": Case("tfrecord", {"decode": "none", "index": True}, records),
+        "tfrecord compressed": Case(
+            "tfrecord", {"compression": "gzip"}, lambda: gzip.compress(records(), mtime=0)
+        ),
+        "tfrecord decoded": Case("tfrecord", {"decode": f"{MODULE_NAME}:record"}, records),
+    }
+    wrong_options: ClassVar = [
+        ({"feature": ["a"]}, "did you mean features"),
+        ({"index": 1}, "true or false"),
+        ({"decode": "exampel"}, "expected example, none or package.module:function"),
+        ({"decode": "none", "features": ["a"]}, "needs decode: example"),
+        ({"features": "a"}, "list of names"),
+        ({"features": {"a": "flaot32"}}, "such as float32, found 'flaot32'"),
+        ({"features": {"a": ["float32", -1]}}, "at most one of them null"),
+        ({"features": {"a": ["float32", None, None]}}, "at most one of them null"),
+        ({"features": {"a": ["bytes", 3]}}, "at most one of them null"),
+        ({"compression": "lz4"}, "auto or none"),
+    ]
+
+
+class TestUser(FormatTests):
+    form = f"{MODULE_NAME}:read"
+    cases: ClassVar = {
+        "user read": Case(f"{MODULE_NAME}:read", {}, npy),
+        "user sample": Case(f"{MODULE_NAME}:sample", {}, npy),
+    }
+    wrong_options: ClassVar = [
+        ({"unknown": 1}, "unknown"),
+    ]

@@ -3,8 +3,6 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.errors import ConfigError, FormatError
-from growcache.formats import FORMATS, open_format
+from growcache.errors import FormatError
+from growcache.formats import open_format
 from growcache.schema import Array
 from tests.formats.held import Held, visited
 
@@ -272,80 +270,6 @@ def test_taking_few_of_many_reads_little() -> None:
     assert [a for _, a, _ in again] != [a for _, a, _ in found]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("npzz", {}, "did you mean npz"),
-        ("imge", {}, "did you mean image"),
-        ("zzz", {}, "known are " + ", ".join(sorted(FORMATS))),
-        ("bytes", {"decod": "a:b"}, "did you mean decode"),
-        ("bytes", {"decode": "nonsense"}, "decode: expected package.module:function"),
-        ("bytes", {"decode": "no_such_module:f"}, "No module named"),
-        ("image", {"lable": "none"}, "did you mean label"),
-        ("image", {"label": "file"}, "folder or none"),
-        ("image", {"classes": []}, "list of different folder names"),
-        ("image", {"classes": ["a", "a"]}, "list of different folder names"),
-        ("image", {"classes": [True, False]}, "list of different folder names"),
-        ("image", {"classes": "a"}, "list of different folder names"),
-        ("image", {"classes": ["a"], "label": "none"}, "needs label: folder"),
-        ("image", {"decode": "yes"}, "true or false"),
-        ("lmbd", {}, "did you mean lmdb"),
-        ("lmdb", {"databse": "x"}, "did you mean database"),
-        ("lmdb", {"database": ""}, "expected a name, found ''"),
-        ("lmdb", {"database": 3}, "expected a name, found 3"),
-        ("lmdb", {"key": "int"}, "none or str or bytes, found 'int'"),
-        ("lmdb", {"decode": "nonsense"}, "decode: expected package.module:function"),
-        ("lmdb", {"decode": "io:StringIO", "key": "str"}, "not with decode"),
-        ("npy", {"windw": 3}, "did you mean window"),
-        ("npy", {"axis": 1}, "only 0"),
-        ("npy", {"stride": 1}, "needs window"),
-        ("npy", {"phase": "random"}, "needs window"),
-        ("npy", {"window": 3, "edge": "wrap"}, "drop or pad"),
-        ("npy", {"window": 0}, "at least 1"),
-        ("npy", {"window": True}, "found True"),
-        ("npy", {"window": 3, "phase": "some"}, "zero or random"),
-        ("npz", {"field": ["x"]}, "did you mean fields"),
-        ("npz", {"fields": "x"}, "list of different names"),
-        ("npz", {"fields": []}, "list of different names"),
-        ("npz", {"fields": ["x", "x"]}, "list of different names"),
-        ("npz", {"read": "whole"}, "needs axis: 0 or window"),
-        ("npz", {"axis": 0, "read": "all"}, "range or whole"),
-        ("npz", {"axis": 1}, "only 0"),
-        ("raw", {}, "needs dtype"),
-        ("raw", {"dtype": "nonsense"}, "dtype"),
-        ("raw", {"dtype": "O"}, "expected a number"),
-        ("raw", {"dtype": "f4", "shape": [0]}, "positive"),
-        ("raw", {"dtype": "f4", "shape": "x"}, "positive"),
-        ("raw", {"dtype": "f4", "channels": [0]}, "no channels"),
-        ("raw", {"dtype": "f4", "shape": [3], "channels": [3]}, "from 0 to 2"),
-        ("raw", {"dtype": "f4", "offset": -1}, "at least 0"),
-        ("raw", {"dtype": "f4", "edge": "wrap"}, "drop or pad"),
-    ],
-)
-def test_options_that_cannot_be_meant(name: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format(name, options)
-
-
 def test_an_object_shorter_than_its_offset() -> None:
     with pytest.raises(FormatError, match="offset of 100"):
         visited(open_format("raw", {"dtype": "u1", "offset": 100}), Held(b"short"))
-
-
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_sampler_imports_only_the_format_that_it_reads(name: str) -> None:
-    options = {"zarr": {"axis": 0}, "raw": {"dtype": "u1", "shape": [4]}}.get(name, {})
-    code = f"""
-import sys
-from growcache.formats import check_format
-check_format({name!r}, {options!r})
-print(*sys.modules)
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
-    loaded = set(done.stdout.split())
-    read = {FORMATS[name], *({"npz": ["npy"], "tar": ["npy", "image"]}.get(name, []))}
-    modules = {f"growcache.formats.{module}" for module in (*FORMATS.values(), "join", "user")}
-    assert loaded & modules == {f"growcache.formats.{module}" for module in read}
-    libraries = {"h5py", "pyarrow", "PIL", "numcodecs", "google.protobuf", "zstandard"}
-    assert not loaded & libraries

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import Visit
 from growcache.schema import Array
@@ -522,27 +522,6 @@ def test_without_h5py_one_line_says_what_to_install(tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines() == [
         "growcache: source.format: hdf5 needs h5py; pip install 'growcache[hdf5]'"
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dataset": "x"}, "did you mean datasets"),
-        ({"datasets": []}, "a list of paths"),
-        ({"datasets": [1]}, "a list of paths"),
-        ({"datasets": {"x": 1}}, "a list of paths"),
-        ({"datasets": "/"}, "a list of paths"),
-        ({"datasets": ["a/x", "b/x"]}, "two are named 'x'"),
-        ({"axis": 1}, "only 0"),
-        ({"stride": 2}, "needs window"),
-        ({"edge": "pad"}, "needs window"),
-        ({"window": 0}, "at least 1"),
-        ({"window": 3, "edge": "wrap"}, "drop or pad"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format("hdf5", options)
 
 
 def test_a_process_ends_well_with_files_open() -> None:

@@ -403,33 +403,6 @@ def test_some_lines_of_many_are_read_out_of_few_stretches() -> None:
     assert starts != [start for _, start, _ in visited(form, held, take=50, round=1)]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"feilds": ["a"]}, "did you mean fields"),
-        ({"raw": "yes"}, "true or false"),
-        ({"raw": True, "fields": ["a"]}, "raw: true keeps whole lines"),
-        ({"compression": "bz2"}, "auto or none or gzip or zlib or zstd, found 'bz2'"),
-        ({"fields": []}, "list of different names"),
-        ({"fields": "a"}, "list of names"),
-        ({"fields": [1]}, "list of different names"),
-        ({"fields": [["x", "float32"]]}, "list of different names"),
-        ({"fields": {1: "float32"}}, "expected names, found 1"),
-        ({"fields": {"a": "flaot32"}}, "no dtype 'flaot32'; did you mean float32"),
-        ({"fields": {"a": 3}}, "a dtype, a path"),
-        ({"fields": {"a": {"dtpye": "str"}}}, "did you mean dtype"),
-        ({"fields": {"a": {"dtype": "floot32"}}}, "did you mean float32"),
-        ({"fields": {"a": {"dtype": "object"}}}, "known are bool"),
-        ({"fields": {"a": {"dtype": "int8", "default": 1000}}}, "a.default: a: expected int8"),
-        ({"fields": {"a": {"path": []}}}, "expected a path"),
-        ({"fields": {"a": "b..c"}}, "expected a path"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format("jsonl", options)
-
-
 def test_objects_of_two_kinds_are_not_one_source() -> None:
     with pytest.raises(ConfigError, match="objects of gzip and none"):
         open_format("jsonl", {}, ["s3://b/*.jsonl", "s3://b/*.jsonl.gz"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import PartlyReadError, Visit
 from tests.formats.held import Held, Row, visited
@@ -234,26 +234,3 @@ def test_a_damaged_page_is_a_hole() -> None:
     data[60:90] = bytes(30)
     with pytest.raises(FormatError, match=r"^k: cannot be read as Parquet"):
         visited(open_format("parquet", {}), Held(bytes(data)))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"column": ["x"]}, "did you mean columns"),
-        ({"columns": []}, "different names"),
-        ({"columns": ["x", "x"]}, "different names"),
-        ({"columns": [1]}, "different names"),
-        ({"nulls": "zero"}, "error or drop"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format("parquet", options)
-
-
-def test_without_pyarrow_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(
-        ConfigError, match=r"parquet needs pyarrow; pip install 'growcache\[parq"
-    ):
-        open_format("parquet", {})

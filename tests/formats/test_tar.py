@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import PartlyReadError, Visit, read_partly
 from growcache.formats.tar_headers import pax_records, sample_key_and_extension
@@ -387,25 +387,6 @@ def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert values(visited(form, Held(data))) == [{"n": 2, "key": "a"}, {"n": 3, "key": "c"}]
     assert form.code_digest
     sys.modules.pop("tar_user")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"field": ["x"]}, "did you mean fields"),
-        ({"fields": "jpg"}, "list of different extensions"),
-        ({"fields": []}, "list of different extensions"),
-        ({"fields": ["x", "x"]}, "list of different extensions"),
-        ({"fields": ["x", ".X"]}, "list of different extensions"),
-        ({"fields": ["__key__"]}, "an extension beside __key__"),
-        ({"index": 1}, "true or false"),
-        ({"decode": "jpg"}, "expected extension, images, none or package"),
-        ({"compression": "bz2"}, "source.options.compression"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        open_format("tar", options)
 
 
 @pytest.mark.parametrize("text", [b"x", b"9 a=b", b"3 a", b"5 a=\nx", b"0 =", b"99 a=b\n"])

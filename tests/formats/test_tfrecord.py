@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.cache.formats.encoding import length_delimited_head, masked_crc_bytes, varint
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import PartlyReadError, Visit, read_partly
 from growcache.formats.tfrecord_scan import find_heads
@@ -387,23 +387,3 @@ def test_heads_are_found_where_a_look_at_each_byte_finds_them() -> None:
     assert list(find_heads(data, 0, len(data), 100)) == [100, 100 + 21 + 70_000]
     assert list(find_heads(data, 0, len(data), 3)) == [100 + 21 + 70_000]
     assert list(find_heads(data, 101, 70_121, 100)) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"feature": ["a"]}, "did you mean features"),
-        ({"index": 1}, "true or false"),
-        ({"decode": "exampel"}, "expected example, none or package.module:function"),
-        ({"decode": "none", "features": ["a"]}, "needs decode: example"),
-        ({"features": "a"}, "list of names"),
-        ({"features": {"a": "flaot32"}}, "such as float32, found 'flaot32'"),
-        ({"features": {"a": ["float32", -1]}}, "at most one of them null"),
-        ({"features": {"a": ["float32", None, None]}}, "at most one of them null"),
-        ({"features": {"a": ["bytes", 3]}}, "at most one of them null"),
-        ({"compression": "lz4"}, "auto or none"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format("tfrecord", options)

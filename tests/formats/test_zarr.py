@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from tests.formats.held import Held, Row, visited
 
@@ -258,26 +258,3 @@ def test_a_zstd_frame_that_is_too_short_or_too_long(sized: bool) -> None:
     for length in range(len(whole)):
         with pytest.raises(FormatError):
             numbers_read(whole[:length], codec)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "needs window, or axis: 0"),
-        ({"windw": 1}, "did you mean window"),
-        ({"window": 2, "beside": []}, "a list of paths"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_format("zarr", options)
-
-
-def test_without_numcodecs_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "numcodecs", None)
-    with pytest.raises(
-        ConfigError, match=r"zarr needs numcodecs; pip install 'growcache\[zarr\]'"
-    ):
-        open_format("zarr", {"axis": 0})
