@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,19 +28,272 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.byte_ranges import FetchedRanges, fetch_ranges
+from growcache.formats.byte_ranges import FetchedRanges, NotFetchedError, fetch_ranges
 from growcache.formats.chunks import choose_ordinals
-from growcache.formats.memory import reserve_decoded
-from growcache.formats.parquet_footer import (
-    FooterCache,
-    ParquetFooter,
-    column_kind,
-    parquet_errors,
-)
+from growcache.formats.memory import SingleFlightCache, reserve_decoded
 from growcache.schema import Array, sample_bytes
 from growcache.store.contract import Entry
 
+_MAGIC = b"PAR1"
+_TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # which hold the whole footer of most files
+_SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
+_BATCH_ROWS = 1 << 16  # rows decoded at once,
+_VARIABLE_BATCH_ROWS, _LEAST_BATCH_ROWS = 1 << 8, 1 << 5  # and where they may be of any size,
+_BATCH_BYTES = 1 << 28  # so that they are counted in time
+_MOST_FOOTER_BYTES = 1 << 26  # bytes
+_KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
+_KNOWN_FOOTERS = 4096
+_OLD_WRITER_BYTES = 100  # bytes that writers of old left out of a chunk's size
 _COPIED_BYTES = 1 << 22  # of the rows of a batch, that each may have of its own
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFooter:
+    metadata: Any  # of pyarrow
+    starts: list[int]  # first row of each row group, and the number of all rows
+    columns: tuple[str, ...]  # the wanted ones
+    column_numbers: tuple[int, ...]  # the numbers of their stored columns
+    variable: bool  # whether a value can have any length
+    checked_groups: set[int] = field(default_factory=set)  # row groups that were checked
+
+    def group_of(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+    def rows_of_group(self, row: int) -> range:
+        group = self.group_of(row)
+        return range(self.starts[group], self.starts[group + 1])
+
+    def check(self, group: int, entry: Entry) -> None:
+        """Let Arrow check the description of a row group in a way that raises where it is damaged.
+
+        To ask its metadata for a column would end the process. To begin to read a column checks the
+        same description and raises; the read itself may fail, because nothing was fetched.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if group in self.checked_groups:
+            return
+        with parquet_errors(entry):
+            nothing = pa.PythonFile(FetchedRanges(entry.size, {}), mode="r")
+            with pq.ParquetFile(nothing, metadata=self.metadata, pre_buffer=False) as file:
+                for name in self.columns:
+                    with suppress(NotFetchedError, StopIteration):
+                        next(file.iter_batches(1, [group], columns=[name], use_threads=False))
+        self.checked_groups.add(group)
+
+    def decoded_bytes(self, group: int, entry: Entry) -> int:
+        """Return the decoded size of the columns of a row group that was checked.
+
+        A dictionary's value counts once, however many rows have it.
+        """
+        metadata = self.metadata.row_group(group)
+        nbytes = sum(
+            metadata.column(leaf).total_uncompressed_size for leaf in self.column_numbers
+        )
+        if nbytes > (most := most_decoded_bytes(entry)):
+            raise FormatError(
+                f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
+                f"{nbytes:,}; write smaller row groups"
+            )
+        return max(0, int(nbytes))
+
+    def dictionary_columns(self, group: int) -> list[str]:
+        """Return the columns of text and bytes to be read as a dictionary and indices.
+
+        Many rows may share one long value, which would otherwise be copied for each. In columns of many
+        bytes Arrow would have to look for equal values, which takes long.
+        """
+        metadata = self.metadata.row_group(group)
+        columns = [metadata.column(leaf) for leaf in self.column_numbers]
+        return [
+            column.path_in_schema
+            for column in columns
+            if column.physical_type == "BYTE_ARRAY"
+            and column.has_dictionary_page
+            and column.total_uncompressed_size <= _SHARED_BYTES
+            and column.path_in_schema in self.columns
+        ]
+
+    def batch_rows(self, group: int) -> int:
+        """Return the rows to decode at once: few where each may have one long value."""
+        if not self.variable:
+            return _BATCH_ROWS
+        metadata = self.metadata.row_group(group)
+        largest = max(
+            (metadata.column(n).total_uncompressed_size for n in self.column_numbers), default=0
+        )
+        return max(
+            _LEAST_BATCH_ROWS, min(_VARIABLE_BATCH_ROWS, _BATCH_BYTES // max(1, largest))
+        )
+
+    def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
+        """Return the byte ranges of the columns of a row group that was checked."""
+        metadata = self.metadata.row_group(group)
+        slack = (
+            _OLD_WRITER_BYTES if str(self.metadata.created_by).startswith("parquet-mr") else 0
+        )
+        found = []
+        for leaf in self.column_numbers:
+            column = metadata.column(leaf)
+            start = column.data_page_offset
+            if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < start:
+                start = column.dictionary_page_offset
+            stop = start + column.total_compressed_size
+            if column.file_path:
+                raise FormatError(
+                    f"{entry.key}: a column is in another file, which is never opened"
+                )
+            if not 0 <= start <= stop <= entry.size:
+                raise FormatError(f"{entry.key}: a column lies beyond the end of the object")
+            found.append((start, min(entry.size, stop + slack)))
+        if sum(stop - start for start, stop in found) > (most := most_decoded_bytes(entry)):
+            raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
+        return found
+
+
+class FooterCache:
+    """Reads footers, each once for all visits; ``columns`` None means all."""
+
+    def __init__(self, columns: tuple[str, ...] | None) -> None:
+        self._columns = columns
+        self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
+        self._tail = _TAIL_BYTES  # what the footers before needed, and some more
+
+    async def get(self, reader: ObjectReader) -> ParquetFooter:
+        async def ask() -> tuple[ParquetFooter, int]:
+            data = await self.footer_bytes(reader)
+            footer = await asyncio.to_thread(_parse_footer, data, self._columns, reader.entry)
+            return footer, len(data) + _KNOWN_BYTES // _KNOWN_FOOTERS
+
+        return await self._known.get(reader.entry, ask)
+
+    async def footer_bytes(self, reader: ObjectReader) -> bytes:
+        """Return the end of a file, from its footer on; mostly by one read."""
+        size, key = reader.entry.size, reader.entry.key
+        first = max(0, size - self._tail)
+        tail = bytes(memoryview(await reader.read(first, size)))
+        if size < 12 or tail[-4:] != _MAGIC:
+            raise FormatError(f"{key}: expected a Parquet file, found {tail[-8:]!r} at its end")
+        needed = int.from_bytes(tail[-8:-4], "little") + 8
+        if needed + 4 > size or needed > _MOST_FOOTER_BYTES:
+            raise FormatError(f"{key}: its footer claims {needed - 8:,} bytes")
+        if needed > len(tail):
+            tail = bytes(memoryview(await reader.read(size - needed, first))) + tail
+        self._tail = max(_LEAST_TAIL_BYTES, needed * 5 // 4, min(self._tail, _TAIL_BYTES) // 2)
+        return tail[len(tail) - needed :]
+
+
+def _parse_footer(data: bytes, wanted: tuple[str, ...] | None, entry: Entry) -> ParquetFooter:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with parquet_errors(entry):
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + data))
+        schema = metadata.schema.to_arrow_schema()
+        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
+        raise FormatError(f"{entry.key}: its row groups have not the rows that its footer says")
+    columns = _chosen_columns(schema, wanted, entry)
+    for name in columns:
+        try:
+            check_column_type(name, schema.field(name).type)
+        except FormatError as error:
+            raise FormatError(f"{entry.key}: {error}") from None
+    return ParquetFooter(
+        metadata,
+        [0, *itertools.accumulate(rows)],
+        columns,
+        _leaves(schema, columns, metadata.num_columns, entry),
+        any(is_variable(schema.field(name).type) for name in columns),
+    )
+
+
+def _chosen_columns(
+    schema: Any, wanted: tuple[str, ...] | None, entry: Entry
+) -> tuple[str, ...]:
+    names = schema.names
+    for name in wanted or names:
+        if names.count(name) != 1:
+            close = difflib.get_close_matches(name, names, n=1)
+            shown = ", ".join(f"{one!r:.40}" for one in names[:8])
+            hint = (
+                f"did you mean {close[0]!r:.40}?" if close else f"there are {shown or 'none'}"
+            )
+            raise FormatError(f"{entry.key}: expected one column {name!r:.40}; {hint}")
+    if not names:
+        raise FormatError(f"{entry.key}: a table without columns")
+    return wanted or tuple(names)
+
+
+def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tuple[int, ...]:
+    """Return the numbers of the stored columns; a struct has several."""
+    found: list[int] = []
+    at = 0
+    for one in schema:
+        width = _width(one.type)
+        if one.name in columns:
+            found += range(at, at + width)
+        at += width
+    if at != count:
+        raise FormatError(f"{entry.key}: its columns are not those of its schema")
+    return tuple(found)
+
+
+def _width(type_: Any) -> int:
+    return sum(_width(type_.field(i).type) for i in range(type_.num_fields)) or 1
+
+
+@contextmanager
+def parquet_errors(entry: Entry) -> Iterator[None]:
+    """Raise FormatError instead of any error that a damaged file makes Arrow raise."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}") from error
+
+
+def check_column_type(name: str, type_: Any) -> None:
+    if column_kind(type_) is None:
+        raise FormatError(
+            f"column {name!r:.40} has type {str(type_)[:60]}; numbers, bool, times, strings, "
+            "binary and lists of numbers can be read: leave it out of source.options.columns"
+        )
+
+
+def is_variable(type_: Any) -> bool:
+    """Whether a few bytes of the object can stand for a value of any length."""
+    return column_kind(type_) in ("text", "binary", "list", "dictionary")
+
+
+def column_kind(type_: Any) -> str | None:
+    from pyarrow import types
+
+    if types.is_dictionary(type_):
+        return (
+            "dictionary"
+            if column_kind(type_.value_type) in ("text", "binary", "number")
+            else None
+        )
+    if types.is_string(type_) or types.is_large_string(type_):
+        return "text"
+    if types.is_binary(type_) or types.is_large_binary(type_):
+        return "binary"
+    if types.is_fixed_size_binary(type_) and not types.is_decimal(type_):
+        return "binary"
+    if types.is_temporal(type_) and not types.is_interval(type_):
+        return "time"
+    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_):
+        return "number"
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        inner = type_.value_type
+        fixed = types.is_fixed_size_list(inner) and column_kind(inner) == "list"
+        return "list" if fixed or column_kind(inner) in ("number", "time") else None
+    return None
+
 
 ColumnValues = tuple[Sequence[Any] | Array, Array]
 """A value per row, and which rows have none."""
@@ -197,7 +454,8 @@ class ParquetFormat(ChunkedFormat):
         self, reader: ObjectReader, footer: ParquetFooter, group: int, rows: Sequence[int]
     ) -> tuple[SamplesWithOrigins, str]:
         await asyncio.to_thread(footer.check, group, reader.entry)
-        ranges = footer.ranges(group, reader.entry)
+        with parquet_errors(reader.entry):
+            ranges = footer.ranges(group, reader.entry)
         data = await fetch_ranges(reader, ranges)
         image = FetchedRanges(reader.entry.size, dict(zip(ranges, data, strict=True)))
         await reserve_decoded(_COPIES * footer.decoded_bytes(group, reader.entry))
