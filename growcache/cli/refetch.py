@@ -10,8 +10,9 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +160,10 @@ def _compare_with_store(
     key = peeked.origin.key
     try:
         again = asyncio.run(_draw_again(root, peeked, config, identity, labels))
-    except JoinedObjectError as error:
-        return error.verdict, error.reason
-    except ObjectMissingError:
-        return "gone", GONE_REASON.format(key)
-    except ObjectChangedError:
-        return "changed", CHANGED_REASON.format(key)
+    except ObjectMissingError as error:
+        return "gone", str(error)
+    except ObjectChangedError as error:
+        return "changed", str(error)
     if not again:
         return "different", f"{key} yields no sample at this place any more"
     differing = min((differences(peeked.sample, sample) for sample in again), key=len)
@@ -256,20 +255,11 @@ def _difference_text(a: Value, b: Value | None) -> str | None:
     return f" in {np.count_nonzero(a != b)} of {a.size} values"
 
 
-GONE_REASON = "{} is not in the store any more"
-CHANGED_REASON = "{} was rewritten since it was sampled"
-
-
-class JoinedObjectError(Exception):
-    """An object of another field is not what it was."""
-
-    def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(verdict, reason)
-        self.verdict, self.reason = verdict, reason
-
-
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
-    """Return the objects of the other fields: a shard tells of the first, the listing of all."""
+    """Return the objects of the other fields as they were listed, or as they are where none is known.
+
+    A shard names the first field's object only. A read finds that an object is not the listed one.
+    """
     store = reader.store
     assert isinstance(store, RemoteStore)
     templates = [UrlTemplate.from_url(field.url) for field in store.source.fields.values()]
@@ -277,43 +267,14 @@ async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tup
     if values is None:
         return ()
     others = [(n, other.rendered(values)) for n, other in enumerate(templates[1:], 1)]
-    listed = _listed_entries(
-        root, {(first + n, store.key_of_field(n, below)) for n, below in others}
-    )
-    ours = {n: replace(entry, store=n - first) for (n, _), entry in listed.items()}
-    return tuple(
-        [await _joined_object(store, ours.get(first + n), n, below) for n, below in others]
-    )
-
-
-async def _joined_object(store: RemoteStore, then: Entry | None, n: int, below: str) -> Entry:
-    """Return an object of another field as it was listed; as it is now where that is not known."""
-    key = store.key_of_field(n, below)
-    try:
-        now = await store.find_of_field(n, below)
-    except ObjectMissingError:
-        raise JoinedObjectError("gone", GONE_REASON.format(key)) from None
-    then = then or now
-    # The time counts where it is all there is: listings and single answers round it differently.
-    has_etags = None not in (then.etag, now.etag)
-    versions = (then.etag, now.etag) if has_etags else (then.mtime, now.mtime)
-    same = None in versions or versions[0] == versions[1]
-    if then.size != now.size or not same:
-        raise JoinedObjectError("changed", CHANGED_REASON.format(key))
-    return then
-
-
-def _listed_entries(root: Path, wanted: Set[tuple[int, str]]) -> dict[tuple[int, str], Entry]:
-    """Return what the cache's listing says of objects; an exported cache has none."""
-    found: dict[tuple[int, str], Entry] = {}
+    wanted = {(first + n, store.key_of_field(n, below)): n for n, below in others}
+    found: dict[int, Entry] = {}
     path = CacheLayout(root).catalog
-    if not path.exists():
-        return found
-    with Catalog.open(path, readonly=True) as catalog:
-        ordinal = 0
-        for stores, keys in catalog.stores_and_keys(0, len(catalog)):
-            for one in zip(stores, keys, strict=True):
-                if one in wanted:
-                    found[one] = catalog.entry(ordinal)
-                ordinal += 1
-    return found
+    if path.exists():  # an exported cache has none
+        with Catalog.open(path, readonly=True) as catalog:
+            pages = catalog.stores_and_keys(0, len(catalog))
+            names = chain.from_iterable(zip(*page, strict=True) for page in pages)
+            for ordinal, name in enumerate(names):
+                if name in wanted:
+                    found[wanted[name]] = replace(catalog.entry(ordinal), store=wanted[name])
+    return tuple([found.get(n) or await store.find_of_field(n, below) for n, below in others])

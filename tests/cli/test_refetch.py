@@ -65,7 +65,7 @@ def test_an_object_that_is_gone_or_rewritten_is_told_of(
     data = path.read_bytes()
     path.unlink()
     assert peek("--sample", "0:0") == 1
-    assert f"is gone: {path} is not in the store any more" in capsys.readouterr().out
+    assert f"is gone: {path} does not exist" in capsys.readouterr().out
     path.write_bytes(data[:-4] + b"\0\0\0\0")
     assert peek("--sample", "0:0") == 1
     assert "is changed: " in capsys.readouterr().out
