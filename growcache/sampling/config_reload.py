@@ -70,7 +70,7 @@ def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
 
 
 def _is_live(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a setting may change; of the options of a store who asks may, and not whom."""
+    """Whether a setting may change; a store's credentials may, its server may not."""
     if not _STORAGE.fullmatch(key):
         return key in LIVE
     return server_options(from_json_value(before[key])) == server_options(
@@ -82,7 +82,6 @@ _STORAGE = re.compile(r"source(\.\d+)?\.storage_options")
 
 
 def _within(values: Any, sections: Sequence[str]) -> Any:
-    """Return a section of a configuration, or one of several sources in it."""
     for section in sections:
         values = values[int(section) if section.isdigit() else section]
     return values
@@ -100,7 +99,6 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _sections(section: str, model: Any, value: Any) -> Iterator[tuple[str, BaseModel, Any]]:
-    """Yield the models of a section under their dotted names, with their values."""
     if isinstance(model, BaseModel):
         yield section, model, value
     elif section == "source":
@@ -109,7 +107,6 @@ def _sections(section: str, model: Any, value: Any) -> Iterator[tuple[str, BaseM
 
 
 def _named(config: Config) -> set[str]:
-    """Return the dotted names of the settings that are not left to their defaults."""
     values = config.model_dump()
     return {
         f"{prefix}.{key}"
@@ -142,7 +139,6 @@ class ConfigReload:
         self._watch = watch_directory(file.path.parent, self._stir)
 
     def stop(self) -> None:
-        """Watch no more."""
         self._watch.stop()
 
     def _stir(self) -> None:
@@ -150,11 +146,7 @@ class ConfigReload:
         self._wake()
 
     def look(self, now: float) -> list[str]:
-        """Take what the file says, if it is new; return what there is to say about it.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Take what the file says, if it is new; return what there is to say about it."""
         if not self._stirred and now - self._looked_at < LOOK_SECONDS:
             return []
         self._stirred, self._looked_at = False, now

@@ -56,13 +56,7 @@ from growcache.usercode import printable, short_key
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """When a run ends by itself.
-
-    Attributes:
-        until_full: when the cache is full or complete.
-        duration_seconds: after so long.
-        samples: after so many were drawn.
-    """
+    """When a run ends by itself."""
 
     until_full: bool = False
     duration_seconds: float | None = None
@@ -70,11 +64,7 @@ class RunLimits:
 
 
 class Dispatcher:
-    """Everything between a sampler with room for work and a committed shard.
-
-    Args:
-        cache: the open cache; this object and the supervisor are its only users.
-    """
+    """Everything between a sampler with room for work and a committed shard."""
 
     def __init__(
         self,
@@ -422,7 +412,6 @@ class Dispatcher:
 
     @property
     def drawn_this_run(self) -> int:
-        """Samples that this run committed."""
         return self._cache.totals().drawn - self._drawn_before
 
     @property
@@ -455,7 +444,6 @@ class Dispatcher:
     # ----------------------------------------------------------------- reports
 
     def need(self, permit: str, nbytes: int) -> None:
-        """Note that a group is encoded and how much room it takes."""
         if issued := self.writes.permits.get(permit):
             issued.need_bytes, issued.asked_at = nbytes, self._clock()
             if nbytes > self.space.capacity and not issued.fresh:
@@ -466,7 +454,6 @@ class Dispatcher:
             self.breaker.answered(permit, whole=True)
 
     def visited(self, permit: str) -> None:
-        """Note that the store answered for a group that is being filled."""
         self.breaker.answered(permit, whole=False)
 
     def written(self, permit: str) -> list[str]:
@@ -518,7 +505,6 @@ class Dispatcher:
                 self.space.make_room(self._cache.room_for_shards() + issued.estimate_bytes)
 
     def retry_holes(self) -> int:
-        """Let all holes that are known be tried again; return how many."""
         return retry_holes(self._cache, self.draws, self.makeups, self._sizing.group_shards)
 
     def retry_rewritten(self, relisted: Iterable[Entry]) -> int:
@@ -568,7 +554,6 @@ class Dispatcher:
                 )
 
     def discard_all(self) -> None:
-        """Remove what samplers left unfinished; they are all gone."""
         for permit in list(self.writes.permits):
             self._pop(permit)
 

@@ -137,7 +137,7 @@ class DrawSequence:
             draw = self._draws.group(self._number(group))
             return draw and replace(draw, group=group)
         items = self._record.makeups[group]
-        return self.gathered(group, items) if items else None  # else nobody knows any more
+        return self.gathered(group, items) if items else None  # else it is forgotten
 
     def gathered(self, group: int, places: Sequence[Place]) -> GroupDraw:
         """Return the parts of these places, as what a group holds.

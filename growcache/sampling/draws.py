@@ -36,7 +36,7 @@ class EditionStrata:
     Attributes:
         names: of the strata; a number means the same stratum in every edition.
         sizes: all parts of each; an order permutes them.
-        own: those of them in this node's lanes; a round has so many draws.
+        own: the parts of each in this node's lanes, which are the draws of a round.
         natural: how often each is drawn where none is favoured.
         place: returns parts by their number in the edition, for numbers in a stratum.
         starts: returns the first part of every object of a stratum, and the total.
@@ -52,7 +52,6 @@ class EditionStrata:
     owned: Callable[[int, Ints], Mask] | None = None
 
     def mask(self, stratum: int, parts: Ints) -> Mask:
-        """Return which of these parts are in this node's lanes."""
         return (
             np.ones(len(parts), np.bool_) if self.owned is None else self.owned(stratum, parts)
         )
@@ -126,12 +125,10 @@ class Stretch:
 
     @property
     def end(self) -> int:
-        """The number of the first draw behind it."""
         return self.first + self.draws
 
     @property
     def is_plain(self) -> bool:
-        """Whether every position of the order gives a part."""
         return not self.passed and self.edition.strata.owned is None
 
 
@@ -242,7 +239,7 @@ class StratumDraws:
         return np.concatenate(kept)
 
     def _position(self, stretch: Stretch, draws: int) -> int:
-        """Return the position in the order behind so many draws of the stretch."""
+        """Return the position in the order behind the first ``draws`` of the stretch."""
         if stretch.is_plain:
             return draws
         draw, position = self._nearest(stretch, stretch.first + draws)
@@ -343,8 +340,6 @@ _BLOCKS_IN_MEMORY = 4
 
 
 class StratumBlocks:
-    """Which stratum each draw is of, by its number."""
-
     def __init__(self, counts: Ints, *where: int | str) -> None:
         self.counts = counts
         self._where = where
@@ -352,7 +347,6 @@ class StratumBlocks:
         self._blocks: OrderedDict[int, Ints] = OrderedDict()
 
     def run(self, start: int, stop: int) -> Ints:
-        """Return the strata of the draws [start, stop)."""
         first, last = start // self._size, -(-stop // self._size)
         blocks = [self._block(number) for number in range(first, last)]
         whole = np.concatenate([*blocks, np.zeros(0, np.int64)])
@@ -392,7 +386,6 @@ class _Era:
         return found
 
     def strata_of(self, start: int, stop: int) -> Ints:
-        """Return the strata of the draws [start, stop)."""
         if self.blocks is None:
             return np.zeros(stop - start, np.int64)
         return self.blocks.run(start - self.first, stop - self.first)

@@ -34,7 +34,6 @@ class Rate:
         self._points: deque[tuple[float, float]] = deque()
 
     def note(self, now: float, total: float) -> None:
-        """Note a running total at a monotonic time in seconds."""
         self._points.append((now, total))
         while self._points[0][0] < now - WINDOW_SECONDS:
             self._points.popleft()
@@ -114,10 +113,10 @@ class SpaceAllocator:
             cache.evict(evict)
 
     def make_room(self, nbytes: int, *, wished: bool = False) -> None:
-        """Evict until so many bytes are free, or retire ahead what readers still hold.
+        """Evict until ``nbytes`` are free, or retire shards ahead that readers still hold.
 
         ``wished``: for shards that a reader wishes for. Then others go however little they
-            were used: the reader and a full cache that nobody reads would else wait for
+            were used: else the reader and a full cache that no job reads would wait for
             one another.
         """
         short = nbytes - self._cache.room_for_shards()
@@ -127,9 +126,9 @@ class SpaceAllocator:
         self._clear(short, 0 if wished else self._bounds.min_uses)
 
     def make_room_for_listing(self, nbytes: int) -> None:
-        """Evict until so many bytes are free for the catalog.
+        """Evict until ``nbytes`` are free for the catalog.
 
-        Where nobody reads, shards go however little they were used: a full cache would else
+        Without readers, shards go however little they were used. Else a full cache would
         keep the listing waiting for ever, and what is not listed is never drawn.
         """
         if not self.evicts:
@@ -141,7 +140,7 @@ class SpaceAllocator:
                 self._clear(short, min_uses)
 
     def _clear(self, short: int, min_uses: int) -> None:
-        """Evict so many bytes; what readers still hold is retired ahead."""
+        """Evict ``short`` bytes; shards that readers still hold are retired ahead."""
         cache, bounds = self._cache, self._bounds
         candidates, totals = self._candidates(), cache.totals()
         seed = totals.drawn_shards + totals.refetched_shards
@@ -186,7 +185,6 @@ class SpaceAllocator:
         return self._cache.clearing_bytes
 
     def filled(self, nbytes: int) -> None:
-        """Note that shards of so many bytes have come."""
         self._filled += nbytes
 
     def keep_ahead(self) -> None:
@@ -239,7 +237,6 @@ class SpaceAllocator:
         return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
-        """Return the event that would make room, in words."""
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
         return self._holders() or self.unused()
@@ -267,13 +264,13 @@ class SpaceAllocator:
         self._bounds = bounds
 
     def unused(self) -> str:
-        """Return who has to read more, or to let go, before shards may be retired, in words."""
+        """Return which readers have to read more, or to let go, before shards may be retired."""
         if self._ripe_but_kept:
             return self._holders(always=True)
         jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
         least = self._bounds.min_uses
         if not jobs:
-            return f"a reader: nobody reads the cache, and cache.min_uses is {least}"
+            return f"a reader: no job reads the cache, and cache.min_uses is {least}"
         names = ", ".join(jobs)
         often = "once" if least == 1 else f"{least} times"
         return f"job {names} to read more shards {often} each (cache.min_uses)"
@@ -329,7 +326,6 @@ class IssuedPermit:
 
     @property
     def waits(self) -> bool:
-        """Whether it is encoded and waits for room."""
         return self.need_bytes is not None and not self.granted
 
 

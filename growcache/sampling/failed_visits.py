@@ -40,14 +40,10 @@ DEFERRED_EARLIER = "set aside by an earlier run"
 
 @dataclass(slots=True)
 class FailingObject:
-    """One object that keeps failing.
-
-    Attributes:
-        due: when it is to be tried again, monotonic seconds.
-    """
+    """One object that keeps failing."""
 
     reason: str
-    due: float
+    due: float  # monotonic seconds
     tries: int = 0
 
 
@@ -63,13 +59,11 @@ class Setbacks:
         self._made_up_at = float("-inf")
 
     def known(self, name: ObjectName, now: float) -> None:
-        """Note an object of which an earlier run set parts aside: it is due at once."""
         self.failing.setdefault(name, FailingObject(DEFERRED_EARLIER, now))
 
     def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
         """Note that a visit to an object was given up, while others answered.
 
-        ``now``: monotonic seconds.
         ``again``: whether it was tried again; else it only failed in one more group, mostly.
         """
         found = self.failing.get(name)
@@ -94,10 +88,7 @@ class Setbacks:
     def due(
         self, now: float, most: int, trying: Collection[ObjectName] = (), *, idle: bool = False
     ) -> list[Place]:
-        """Return the places for the next makeup group; none before its time.
-
-        ``now``: monotonic seconds.
-        """
+        """Return the places for the next makeup group; none before its time."""
         found: list[Place] = []
         waiting = 0  # parts of groups that outgrew what they may take: no object failed
         for name, places in self._pending.items():
@@ -111,7 +102,6 @@ class Setbacks:
         return sorted(found)[:most]
 
     def made_up(self, now: float) -> None:
-        """Note that a makeup group was made."""
         self._made_up_at = now
 
     def next_try(self, names: Iterable[ObjectName]) -> float:
@@ -126,7 +116,7 @@ class Setbacks:
         return all(n in self.failing and self.failing[n].tries for n in names)
 
 
-PENDING_SHARE = 4  # one part of so many of the record may be pending; the rest is history
+PENDING_SHARE = 4  # 1/4 of the record may be pending; the rest is history
 
 
 class Makeups:
@@ -166,7 +156,6 @@ class Makeups:
         return [object_name(stop) for stop in stops]
 
     def _follow(self) -> None:
-        """Follow the record, which has changed."""
         self._names = {
             place: self._names[place] for place in self._cache.meta.deferrals.pending
         }
@@ -176,7 +165,6 @@ class Makeups:
 
     @property
     def may_defer(self) -> bool:
-        """Whether the record has room for more."""
         record = self._cache.meta.deferrals
         most = self._cache.space.budget.deferred // PENDING_SHARE
         return len(record.pending) < most and len(record.numbers) < self._most_makeups
@@ -200,7 +188,6 @@ class Makeups:
         return failing is not None and failing.reason != DEFERRED_EARLIER
 
     def set_back(self, permit: Permit, place: int, error: str) -> None:
-        """Note that an object kept failing while others answered."""
         name, now = object_name(permit.stops[place]), time.monotonic()
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
@@ -222,12 +209,7 @@ class Makeups:
     # Makeup groups
 
     def next(self, group: int, *, idle: bool = False) -> GroupDraw | None:
-        """Return what the next group holds, if it is to be a makeup group.
-
-        Args:
-            group: its number.
-            idle: whether there is nothing else to draw.
-        """
+        """Return what the next group holds, if it is to be a makeup group."""
         record, now = self._cache.meta.deferrals, time.monotonic()
         if group in record.makeups:  # it is recorded, and the disk was full when it was issued
             return self._drawing.again(group)
@@ -314,7 +296,6 @@ class Makeups:
 
     @property
     def status(self) -> SetAsideStatus:
-        """What ``growcache status`` shows of it."""
         failing = self._setbacks.failing
         if not failing and not self.missing:
             return SetAsideStatus()
@@ -327,12 +308,10 @@ class Makeups:
 
     @property
     def words(self) -> str:
-        """What is awaited where nothing else is left."""
         return f"{self.status.words}; it is tried again" if self.missing else ""
 
 
 def object_name(stop: PartVisit) -> ObjectName:
-    """Return what tells the object of a visit from others."""
     return stop.entry.store, stop.entry.key
 
 

@@ -48,8 +48,6 @@ PARAMETERS = ("sample", "rng", "origin")
 
 @dataclass(frozen=True, slots=True)
 class SampleTransform:
-    """A user's function over samples."""
-
     code: UserCode
     seed: int
 
@@ -85,7 +83,7 @@ def load_transform(
     """Return the transform called ``package.module:function``; None for no name.
 
     A class is made once, with ``options`` as its arguments; a function gets them as keyword
-    arguments beside ``sample``, ``rng`` and ``origin``, of which it takes what it names.
+    arguments, and of ``sample``, ``rng`` and ``origin`` those that it names.
 
     Raises:
         ConfigError: it cannot be imported, called or does not take ``sample``.
@@ -111,23 +109,16 @@ WEIGHT = "_weight"  # field: by which a sample counts to undo what sampling.stra
 
 @dataclass(frozen=True, slots=True)
 class EncodedShard:
-    """A shard that is ready to be written."""
-
     sidecar: Sidecar
     files: list[EncodedFile]
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes on disk to reserve for it."""
         return bytes_to_reserve(self.sidecar)
 
 
 class GroupFiller:
-    """Fills groups; everything it needs to know travels in the permit.
-
-    Args:
-        transform: the user's, or None.
-    """
+    """Fills groups; everything it needs to know travels in the permit."""
 
     def __init__(
         self,
@@ -176,7 +167,7 @@ class GroupFiller:
         )
         stops = iter(enumerate(permit.stops))
         left_out, began = frozenset(permit.left_out), time.monotonic()
-        begun = asyncio.Event()  # all visits, or one has failed
+        started = asyncio.Event()  # all visits, or one has failed
         # A transform may make a sample smaller.
         largest = None if limits is None or self._transform else limits.largest
 
@@ -184,7 +175,7 @@ class GroupFiller:
             try:
                 for place, stop in stops:
                     if place == len(permit.stops) - 1:
-                        begun.set()
+                        started.set()
                     if place in left_out:
                         allowance.put(place, VisitResult(left_out=True))
                         on_visit()
@@ -204,7 +195,7 @@ class GroupFiller:
                         allowance.put(place, visited)
                     on_visit()
             finally:
-                begun.set()
+                started.set()
 
         count = min(self._concurrency, len(permit.stops))
         tasks: list[asyncio.Task[None]] = []
@@ -212,7 +203,7 @@ class GroupFiller:
             async with self._turns:
                 tasks += [asyncio.create_task(work()) for _ in range(count)]
                 if tasks:
-                    await begun.wait()
+                    await started.wait()
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one failed visit fails the group: the others are in vain
@@ -284,7 +275,7 @@ class GroupFiller:
     ) -> VisitResult:
         """Return decoded samples as they will be cached: transformed, and of the schema.
 
-        Those of which that cannot be said are a hole beside the others.
+        The others are a hole.
 
         Raises:
             FormatError: that is all of them: the transform failed, or they are not of the schema.
@@ -331,7 +322,6 @@ class GroupFiller:
 
 
 def _stored_bytes(stop: PartVisit) -> float:
-    """Return about how many bytes in the store a visit is about."""
     return (stop.entry.size + sum(partner.size for partner in stop.partners)) / stop.parts
 
 
@@ -417,8 +407,6 @@ def _version(entry: Entry | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _EmptyVisits:
-    """The visits counted to a shard that brought nothing."""
-
     holes: list[Hole]
     empty: int
     left_out: list[int]

@@ -21,7 +21,7 @@ from growcache.secrecy import hash_secrets, url_without_secrets
 DRAW_VERSION = 3  # part of the fingerprint: raise it when any draw would change
 
 
-# What storage_options say about which server it is, and not about who asks or how.
+# The storage_options that choose the server; the others are credentials and client settings.
 SERVER_OPTIONS = frozenset(
     {"endpoint_url", "endpoint", "base_url", "account_name", "host", "port", "client_kwargs"}
 )

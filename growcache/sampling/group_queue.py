@@ -30,14 +30,11 @@ class GroupQueue:
 
     Beside them it keeps the order of the groups that readers wish for. These are open ones,
     committed ones that are filled *again*, and such as were never issued.
-
-    Args:
-        next_new: the first group that was never issued.
     """
 
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
         self.next_new = next_new
-        self._untried = sorted(unfinished)  # a heap, for there may be very many
+        self._untried = sorted(unfinished)  # a heap, because there may be very many
         self._tried_early: set[int] = set()  # of the untried, and still among them
         self._open: dict[int, _OpenGroup] = {}
         self._filling: dict[int, _OpenGroup] = {}
@@ -47,7 +44,6 @@ class GroupQueue:
 
     @property
     def filling(self) -> int:
-        """How many groups samplers work on."""
         return len(self._filling)
 
     @property
@@ -80,17 +76,11 @@ class GroupQueue:
         return min(ready + (self._untried[:1] if self.behind else []), default=None)
 
     def wish(self, groups: Iterable[int]) -> None:
-        """Note the groups that are wished for now, those to be filled first in front."""
         self._wished = dict.fromkeys(groups)
         self._again = {g: entry for g, entry in self._again.items() if g in self._wished}
 
     def due_wish(self, now: float, *, issued: bool = False) -> int | None:
-        """Return the first group wished for that nobody fills and whose time has come.
-
-        Args:
-            now: monotonic seconds.
-            issued: leave out groups that were never issued.
-        """
+        """Return the first group wished for that no sampler fills and whose time has come."""
         for group in self._wished:
             entry = self._entry(group)
             due = group not in self._filling and (entry is None or entry.due <= now)
@@ -134,16 +124,13 @@ class GroupQueue:
             self._tried_early.add(group)
 
     def done(self, group: int) -> None:
-        """Note that the group is committed."""
         del self._filling[group]
         self._filled_again.discard(group)
 
     def failed(self, group: int, now: float, *, disk: bool = False) -> None:
         """Note that the group must be filled again, each time later than the last.
 
-        ``now``: monotonic seconds.
-        ``disk``: it was the local disk that failed. While it is known to be full groups wait
-            in memory, so that to try again soon costs little.
+        ``disk``: the local disk failed. While it is full groups wait in memory, so an early retry costs little.
         """
         entry = self._filling[group]
         tries = entry.tries + 1
@@ -180,7 +167,7 @@ class GroupQueue:
 MOST_AHEAD = 100_000  # groups that a wish may skip; they are all drawn afterwards
 LISTING = "the listing to end: shards of a checkpoint were never drawn here"
 NO_SUCH = "shard {} does not exist here: the source, or its fixed set, ends before it"
-TOO_FAR = "shard {} lies more than {:,} groups ahead of what was ever drawn here"
+TOO_FAR = "shard {} is more than {:,} groups ahead of what was ever drawn here"
 NO_ROOM = (
     "{:,} bytes of shards are wished for, with what else their lease holds {:,}, but "
     "cache.max_bytes leaves {:,} for shards; raise it"
@@ -203,12 +190,10 @@ class Refetch:
 
     @property
     def write(self) -> tuple[int, ...]:
-        """The shards to be written, ascending."""
         return tuple(sorted({*self.missing, *self.wished}))
 
     @property
     def again(self) -> bool:
-        """Whether all of the group was committed before."""
         return not self.missing
 
 
@@ -246,13 +231,7 @@ class RefetchQueue:
         self._draw: GroupDraw | None = None
 
     def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
-        """Take up what is wished for now.
-
-        Args:
-            shard_bytes: tells what a shard takes on disk of which only the number is known,
-                and the capacity.
-            capacity: bytes that the bound leaves for shards.
-        """
+        """Take up what is wished for now."""
         self._refuse_too_large(shard_bytes, capacity)
         if self._cache.remover.wishlist.pending == self._seen:
             return
@@ -289,7 +268,6 @@ class RefetchQueue:
             self._cache.remover.wishlist.refuse({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
 
     def of(self, shards: Iterable[int]) -> tuple[int, ...]:
-        """Return those of the shards that are wished for now."""
         return tuple(
             number for number in shards if number in self._cache.remover.wishlist.pending
         )
@@ -330,7 +308,6 @@ class RefetchQueue:
         return self._draw
 
     def refuse(self, group: int, reason: str) -> None:
-        """Refuse all wishes for shards of a group."""
         self._cache.remover.wishlist.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
         self._seen = dict(self._cache.remover.wishlist.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)

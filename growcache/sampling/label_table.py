@@ -58,8 +58,6 @@ _EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS l
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """Texts in one buffer, one after the other."""
-
     data: bytes
     ends: IntColumn
 
@@ -76,7 +74,6 @@ class TextColumn:
             start = end
 
     def taken(self, rows: IntColumn) -> TextColumn:
-        """Return the texts of these rows, in their order."""
         starts = np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
         data = bytearray()
         for at in range(0, len(rows), _TEXTS_AT_ONCE):
@@ -126,12 +123,10 @@ class ColumnBuilder:
 
     @property
     def texts(self) -> TextColumn:
-        """The cells as texts."""
         lengths = np.frombuffer(self._lengths, np.int64) if self._lengths else np.zeros(0, int)
         return TextColumn(bytes(self._data), np.cumsum(lengths, dtype=np.int64))
 
     def column(self, rows: IntColumn) -> Column:
-        """Return the cells of these rows: integers, else numbers, else texts."""
         texts = self.texts
         if self._kinds & _TEXT or not self._kinds & (_INTEGER | _NUMBER):
             return texts.taken(rows)
@@ -200,11 +195,9 @@ class KeyedTable:
         return np.where(found, rows, NO_ROW)
 
     def column(self, name: str) -> Column:
-        """Return a column, by row."""
         return self._columns[name]
 
     def cell(self, name: str, row: int) -> Cell:
-        """Return one cell, as a value of Python."""
         column = self._columns[name]
         cell: Cell = column[row] if isinstance(column, TextColumn) else column[row].item()
         return cell
@@ -222,7 +215,6 @@ class KeyedTable:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
         columns = [part for column in self._columns.values() for part in _column_arrays(column)]
         return sum(part.nbytes for part in [self._hashes, *columns])
 

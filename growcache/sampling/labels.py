@@ -214,12 +214,7 @@ T = TypeVar("T")
 
 
 class LabelsReader:
-    """Reads tables of labels in a thread of its own, while the sources are being listed.
-
-    Args:
-        sources: of which one at least has ``labels``.
-        on_bytes: told how many bytes were read, on the event loop.
-    """
+    """Reads tables of labels in a thread of its own, while the sources are being listed."""
 
     def __init__(
         self,

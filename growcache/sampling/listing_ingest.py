@@ -42,11 +42,7 @@ OnEnd = Callable[[GrowcacheError | None], None]
 
 
 class ListingThread:
-    """Feeds the pages of a store to callbacks on the event loop.
-
-    Args:
-        on_end: told None at the end, or what ended the listing early.
-    """
+    """Feeds the pages of a store to callbacks on the event loop."""
 
     def __init__(self, source: SourceListings, on_page: OnPage, on_end: OnEnd) -> None:
         self._source = source
@@ -73,7 +69,6 @@ class ListingThread:
             self._source.set_options(options)
 
     def stop(self) -> None:
-        """Let the thread end at its next page; nothing more is told."""
         self._stopped = True
         self._slots.release()
 
@@ -108,7 +103,7 @@ STARTED_SHARDS = 4  # of which the first ones are small
 STARTING_SECONDS = 5.0
 PAGE_SECONDS = 0.1  # at least between two pages before either
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
-LISTING_SHARE = 32  # one part of so many of the bound is left to the rest of the listing
+LISTING_SHARE = 32  # 1/32 of the bound is left to the rest of the listing
 
 
 def runs_user_format(config: Config) -> bool:
@@ -152,8 +147,8 @@ class ListingIngest:
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
         """Begin to list, unless that was done before.
 
-        ``introduction``: of the first sampler; a user's format needs it, for a sampler
-            imported it, and knows whether there is anything to list.
+        ``introduction``: of the first sampler; a user's format needs it, because the sampler
+            imported it and knows whether there is anything to list.
         """
         if self._catalog.complete and not refresh:
             self.listed = True
@@ -188,7 +183,6 @@ class ListingIngest:
             self._listing.adopt(options)
 
     def stop(self) -> None:
-        """Let the listing's thread end."""
         if self._listing is not None:
             self._listing.stop()
 
@@ -241,7 +235,6 @@ class ListingIngest:
         self.listed = True
 
     def _refuse_empty(self) -> None:
-        """Refuse a source of which nothing was found."""
         for number, source in enumerate(self._config.sources):
             if number not in self._shown:
                 urls = ", ".join(source.url)
@@ -256,11 +249,11 @@ class ListingIngest:
 
         Until there are some samples those who make them have the processors: to list as fast
         as the store answers would take all of one, and delay the first samples by seconds.
-        For so many seconds at most, since some draw nothing before all is listed.
+        For `STARTING_SECONDS` at most, because some draw nothing before all is listed.
         """
         now = time.monotonic()
-        begun = self._cache.totals().drawn_shards >= STARTED_SHARDS
-        if begun or now - self._born > STARTING_SECONDS:
+        started = self._cache.totals().drawn_shards >= STARTED_SHARDS
+        if started or now - self._born > STARTING_SECONDS:
             return True
         due = now >= self._next_page
         if due:

@@ -41,7 +41,7 @@ class PartVisit:
         parts: how many it has.
         round: pass of the permutation; None: that of the permit.
         weight: that its samples are to be counted by; None where all are alike.
-        joined: what its samples get beside their own fields, by name.
+        joined: the fields that its samples get from labels, by name.
         partners: the objects of the other fields, where the source has several.
         renewed: whether to read the version of the object that is there now, not the listed one.
     """
@@ -56,7 +56,7 @@ class PartVisit:
     renewed: bool = False
 
     def to_values(self) -> list[Any]:
-        """Return a JSON value: mostly seven values, for there may be very many stops."""
+        """Return a JSON value: mostly seven values, because there may be very many stops."""
         more: dict[str, Any] = {}
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
@@ -71,7 +71,6 @@ class PartVisit:
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Self:
-        """Return the stop that `to_values` described."""
         *entry, part, parts = values[:7]
         more = dict(values[7]) if len(values) > 7 else {}
         if "joined" in more:
@@ -83,7 +82,6 @@ class PartVisit:
 
 
 def entry_values(entry: Entry) -> list[Any]:
-    """Return the arguments that make the entry again."""
     return [entry.key, entry.size, entry.etag, entry.mtime, entry.store]
 
 
@@ -136,11 +134,9 @@ class Permit:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The shards that the sampler shall write."""
         return self.shards if self.write is None else self.write
 
     def to_message(self) -> Message:
-        """Return the message that carries the permit."""
         head = {"type": "permit", "id": self.id, "group": self.group, "edition": self.edition}
         return {
             **head,
@@ -159,7 +155,6 @@ class Permit:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Permit:
-        """Return the permit that `to_message` described."""
         return cls(
             message["id"],
             message["group"],
@@ -179,7 +174,6 @@ class Permit:
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return the line that carries a message."""
     try:
         return orjson.dumps(message) + b"\n"
     except TypeError:  # a local file's name need not be valid Unicode, which orjson demands
@@ -187,7 +181,6 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(line: bytes) -> Message:
-    """Return the message of a line."""
     try:
         found: Message = orjson.loads(line)
     except orjson.JSONDecodeError:

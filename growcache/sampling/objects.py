@@ -49,11 +49,9 @@ class GrowingArray(Generic[Kind]):
 
     @property
     def values(self) -> npt.NDArray[Kind]:
-        """The values of this moment, as a view."""
         return self._room[: self._count]
 
     def extend(self, values: npt.NDArray[Kind]) -> None:
-        """Add values at the end."""
         count = self._count + len(values)
         if count > len(self._room):
             grown = np.zeros(max(count, 2 * len(self._room)), self._room.dtype)
@@ -67,11 +65,7 @@ NO_SUBSET = -1  # of an object that belongs to no subset
 
 
 class Split:
-    """Assigns groups to the subsets of a split; the same group always to the same one.
-
-    Attributes:
-        label: by which objects are grouped; None: by their keys.
-    """
+    """Assigns groups to the subsets of a split; the same group always to the same one."""
 
     def __init__(self, split: SplitConfig) -> None:
         self.names = tuple(split.fractions)
@@ -181,7 +175,6 @@ class FieldJoin:
         return CompleteObjects(rows, names, urls)
 
     def complaint(self, shown: int) -> str:
-        """Say which objects are not whole, of the first source that has some."""
         for number, join in enumerate(self._joins):
             if join is not None and join.unmatched:
                 return name_source(join.complaint(shown), number, len(self._joins))
@@ -244,11 +237,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """What is listed of one subset of a split.
-
-    Attributes:
-        sizes: of the objects, bytes.
-    """
+    """What is listed of one subset of a split."""
 
     name: str
     objects: int
@@ -363,7 +352,6 @@ class Objects:
         self._sources.extend(sources[drawn].astype(np.int16))
 
     def _sorted_out(self, stores: list[int], keys: list[str]) -> Mask:
-        """Return which of some entries are drawn from."""
         rows = None if self.labels is None else self.labels.rows(stores, keys)
         labelled = np.ones(len(keys), np.bool_) if rows is None else rows != NO_ROW
         wanted = self._of_the_subset(keys, rows, labelled)
@@ -390,7 +378,6 @@ class Objects:
         return wanted if label is None else wanted | ~labelled
 
     def complaint(self) -> str:
-        """Say which objects have no labels, or not all fields."""
         if not self._unlabelled:
             return self._pairs.complaint(SHOWN) if self._pairs is not None else ""
         assert self.labels is not None
@@ -477,7 +464,6 @@ class Objects:
         return chain.from_iterable(keys for _, keys in found)
 
     def subsets(self) -> list[Subset]:
-        """Return what is listed of each subset; nothing without a split."""
         if self._subsets is None:
             return []
         places = self._places.values

@@ -26,11 +26,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class ManyPermutations:
-    """A keyed bijection of 0 … size-1 for each place of an array; see `draws.Permutation`.
-
-    Attributes:
-        sizes: of the bijections; int64 [n], at least 1.
-    """
+    """A keyed bijection of 0 … size-1 for each place of an array; see `draws.Permutation`."""
 
     sizes: Ints
     keys: Uint64Array
@@ -57,7 +53,7 @@ class ManyPermutations:
 
 
 def _half_bits(sizes: Ints) -> Uint64Array:
-    """Return half the bits of the least power of four that holds so many elements."""
+    """Return half the bits of the least power of four that holds ``sizes`` elements."""
     bits = np.frexp((np.maximum(2, sizes) - 1).astype(np.float64))[1]
     halves: Uint64Array = np.maximum(1, (bits + 1) >> 1).astype(np.uint64)
     return halves
@@ -80,19 +76,13 @@ def _feistel(
 
 @dataclass(frozen=True, slots=True)
 class CohortStart:
-    """Objects that are there from one turn on."""
-
     first: int
     turn: int
 
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Objects that joined together, those with most parts first.
-
-    Attributes:
-        parts: of each, ascending: so in the opposite order.
-    """
+    """Objects that joined together, those with most parts first."""
 
     turn: int
     objects: Ints
@@ -139,7 +129,6 @@ class TurnTable:
 
     @property
     def end(self) -> int:
-        """The turn behind the last."""
         return int(self._turns[-1])
 
     def _visited(self, turns: Ints) -> Ints:
@@ -229,7 +218,7 @@ class TurnOrder:
         return found
 
     def turn(self, consumed: int) -> int:
-        """Return the turn that the order is in once so many positions are passed."""
+        """Return the turn that the order is in once ``consumed`` positions are passed."""
         visit = consumed + self._skipped
         if visit >= self.size:  # what would come now was drawn before the order began
             return self.table.end
@@ -270,7 +259,6 @@ class TurnOrders:
         return TurnOrder(TurnTable(starts, joined), turn_key, part_key, turn)
 
     def _shared(self, starts: Ints) -> TurnTable:
-        """Return the table of an edition that a round begins with: all rounds share it."""
         if self._table is None or len(self._table.starts) != len(starts):
             self._table = TurnTable(starts)
         return self._table

@@ -130,7 +130,7 @@ class Population:
         return self._starts[: objects + 1]
 
     def stops(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
-        """Return where the parts of a draw lie, as visits of a permit."""
+        """Return the parts of a draw as visits of a permit."""
         ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
         stops = self._objects.stops(ordinals)
@@ -154,7 +154,6 @@ class Population:
         return list(zip(self._objects.counts(listed).tolist(), samples.tolist(), strict=True))
 
     def subsets(self) -> list[tuple[Subset, float]]:
-        """Return what is listed of each subset of a split, and its samples, estimated."""
         return [
             (one, float(self._samples(one.sizes, one.sources).sum()))
             for one in self._objects.subsets()
@@ -176,7 +175,6 @@ class Population:
         return np.maximum(found, LEAST_PER_VISIT)
 
     def _samples(self, sizes: Ints, sources: Ints) -> Floats:
-        """Return the samples of objects, by source."""
         cuts = enumerate(self._sizing.partitionings)
         return np.array([cut.samples(sizes[sources == number]) for number, cut in cuts])
 

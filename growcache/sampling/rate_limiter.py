@@ -98,7 +98,6 @@ LISTING_FIRST = "the listing to end: room is kept for the rest of it"
 
 
 def decide(outlook: LimiterInputs) -> Verdict:
-    """Return the verdict on one more group."""
     if outlook.refused:
         return _wait(outlook.refused)
     if outlook.wished:
@@ -197,15 +196,11 @@ class CircuitBreaker:
         return bool(self.waiting_for) and (self._trial is not None or now < self._due)
 
     def granted(self, permit: str) -> None:
-        """Note that a permit was given."""
         if self.waiting_for:
             self._trial = permit
 
     def refused(self, permit: str, waiting_for: str, now: float) -> None:
-        """Note that a group was refused.
-
-        ``now``: monotonic seconds.
-        """
+        """Note that a group was refused."""
         if not self.waiting_for:
             self._halts += 1
         if not self.waiting_for or permit == self._trial:
@@ -232,8 +227,6 @@ class CircuitBreaker:
 
 
 class StoreSilence:
-    """Whether a store answers, by the failures and answers that are told."""
-
     def __init__(self) -> None:
         self._since = math.inf  # the first failure since the last answer, monotonic seconds
         self._last = -math.inf
@@ -241,11 +234,7 @@ class StoreSilence:
         self._refused = False
 
     def failed(self, waiting_for: str, now: float, *, refused: bool = False) -> None:
-        """Note a failure that is tried again.
-
-        ``now``: monotonic seconds.
-        ``refused``: whether that is an answer, only not the one that is wanted.
-        """
+        """Note a failure that is tried again; a refusal is an answer of the store."""
         if self._since == math.inf:
             self._since = now
         self._last, self._awaited, self._refused = now, waiting_for, refused
@@ -269,10 +258,7 @@ class OutageNotice:
         self._said = False
 
     def look(self, missing: str, now: float) -> list[str]:
-        """Return what is to be said now.
-
-        ``now``: monotonic seconds.
-        """
+        """Return what is to be said now."""
         if missing:
             self._since, self._over_since = min(self._since, now), math.inf
             if self._said or now - self._since < SAY_SECONDS:

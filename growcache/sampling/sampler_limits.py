@@ -19,10 +19,6 @@ from growcache.store.contract import Entry
 class ByteRateLimit:
     """Lets work start only while what was read stays under ``bytes_per_second``.
 
-    Args:
-        bytes_per_second: the rate; None for no limit.
-        clock: seconds, monotonic.
-
     A debt model: reads are charged once their size is known, and the next one waits until
     the debt is worked off. So no burst is saved up, and large objects need no special case.
     """
@@ -35,12 +31,10 @@ class ByteRateLimit:
         self._free_at = 0.0
 
     def charge(self, nbytes: int) -> None:
-        """Account for bytes that were read."""
         if self._rate:
             self._free_at = max(self._free_at, self._clock()) + nbytes / self._rate
 
     def seconds_left(self) -> float:
-        """Seconds until the debt is worked off."""
         return max(0.0, self._free_at - self._clock())
 
     async def wait(self) -> None:
@@ -79,7 +73,6 @@ class YieldEstimate:
         self._found = 0
 
     def learn(self, stored: float, found: int) -> None:
-        """Note what a visit brought."""
         self._stored += stored
         self._found += found
 
@@ -108,16 +101,11 @@ class VisitResult:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
         return sum(map(sample_bytes, self.samples))
 
 
 class MemoryBudget:
-    """Admits what the visits of one group bring; for one event loop.
-
-    Args:
-        limits: None where all samples are of one size, so that the sizes of shards say it all.
-    """
+    """Admits what the visits of one group bring; for one event loop."""
 
     def __init__(
         self,
@@ -161,7 +149,6 @@ class MemoryBudget:
         return self._admitted + self._waiting + coming > limits.group_bytes
 
     def put(self, place: int, visited: VisitResult) -> None:
-        """Take what a visit brought."""
         self._results[place] = visited
         stored = self._under_way.pop(place, None)
         if self._limits is not None:

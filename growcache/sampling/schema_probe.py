@@ -27,16 +27,12 @@ AGREEING = 0.75  # of the samples make a schema; the others will be holes
 
 @dataclass(frozen=True, slots=True)
 class ProbedSample:
-    """What one sample showed, which may be too large to be kept beside those of others."""
-
     schema: Schema
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedObject:
-    """What one object showed."""
-
     stop: PartVisit
     measure: Measure
     samples: Sequence[ProbedSample]
@@ -82,7 +78,7 @@ def _names_and_dtypes(schema: Schema) -> tuple[tuple[str, str, int], ...]:
 
 
 def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[PartVisit]:
-    """Return the first of the objects: so many as may be looked at together, at least one."""
+    """Return the first objects that may be looked at together, at least one."""
     together, nbytes = 1, 0
     for one in objects[1:PROBE_OBJECTS]:
         nbytes += 0 if ranged else one.entry.size
@@ -93,7 +89,7 @@ def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[P
 
 
 def probe_order(count: int, first: int) -> Iterator[list[int]]:
-    """Yield which of so many to look at: ``first`` of them, spread evenly, then others.
+    """Yield which of ``count`` to look at: ``first`` of them, spread evenly, then others.
 
     >>> list(probe_order(5, 2))
     [[0, 4], [1, 2], [3]]
@@ -199,7 +195,6 @@ class SchemaProbe:
         }
 
     async def _look_at_parts(self, one: PartVisit, wanted: int) -> ProbedObject:
-        """Look at parts of an object, each of which is one sample."""
         form, reader = self._format_of(one), self._sources.reader(one.entry, one.partners)
         measure = await measure_object(form, reader)
         if measure.together > 1:

@@ -47,8 +47,6 @@ RETRY_SECONDS = 2.0  # after a store that did not answer
 
 @dataclass(frozen=True, slots=True)
 class FoundIdentity:
-    """What the cache is of, and how objects are cut."""
-
     identity: Identity
     sizing: Sizing
 

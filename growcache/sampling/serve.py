@@ -45,7 +45,7 @@ log = logging.getLogger("growcache")
 
 @contextlib.contextmanager
 def serve(source: _Source) -> Iterator[Config]:
-    """Run the service beside this process, for as long as the ``with`` block lasts.
+    """Run the service as a child of this process while the ``with`` block lasts.
 
     Where a service of the same configuration runs on the cache already, it is joined, and
     left running at the end.
@@ -101,7 +101,7 @@ def _joins(config: Config) -> bool:
 
 
 def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
-    # A file is followed; by its whole path, for the trainer may go elsewhere.
+    # A file is followed by its whole path, because the trainer may change its directory.
     file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
     setup = {"config": to_json_value(config.model_dump()), "file": file}
     process = subprocess.Popen(

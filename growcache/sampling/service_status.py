@@ -56,7 +56,6 @@ class StatusBuilder:
         self._sources: list[tuple[int, float]] = []
 
     def measure_population(self, population: Population, *, listed: bool) -> None:
-        """Estimate the population once more, if the listing grew."""
         objects = len(self._catalog)
         if not listed or objects == self._measured:
             return
@@ -71,7 +70,6 @@ class StatusBuilder:
         self._measured = objects
 
     def history(self) -> dict[str, float]:
-        """Return what the cache's history keeps of this moment."""
         totals = self._cache.totals()
         return {
             "shards": totals.shards,
@@ -99,7 +97,6 @@ class StatusBuilder:
         disk_full: bool,
         restart_for: list[str],
     ) -> Status:
-        """Return the status of this moment."""
         cache, totals = self._cache, self._cache.totals()
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
@@ -192,7 +189,6 @@ class StatusBuilder:
         return verdict.state, verdict.waiting_for
 
     def _mixed(self, dispatcher: Dispatcher | None) -> list[SourceStatus]:
-        """Tell of each source that is mixed."""
         weights = self._config.weights
         if weights is None or dispatcher is None:
             return []

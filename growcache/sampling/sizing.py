@@ -55,7 +55,6 @@ class Sizing:
 
     @property
     def partitionings(self) -> tuple[Partitioning, ...]:
-        """How the objects of each source are cut."""
         visit = self.samples_per_object
         one = Partitioning(
             visit, self.stride_bytes, self.overhead_bytes, self.whole, samples_per_whole=visit
@@ -80,23 +79,14 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How the objects of one source are cut.
-
-    Attributes:
-        samples_per_object: about how many samples one visit yields.
-        stride_bytes: bytes that an object advances per sample.
-        overhead_bytes: bytes of an object that hold no sample.
-        whole: each object is one part (it is read whole, or drawn at random and independently).
-        ranged: whether its format reads parts of objects by byte range.
-        samples_per_whole: about how many samples an object yields that is one part.
-    """
+    """How the objects of one source are cut."""
 
     samples_per_object: int
     stride_bytes: float
     overhead_bytes: int
     whole: bool
-    ranged: bool = True
-    samples_per_whole: float = 1.0
+    ranged: bool = True  # whether its format reads parts of objects by byte range
+    samples_per_whole: float = 1.0  # about; of an object that is one part
 
     def parts(self, sizes: Ints) -> Ints:
         """Return how many parts objects of these sizes (in bytes) have, at least one each."""
@@ -107,7 +97,6 @@ class Partitioning:
         return parts
 
     def samples(self, sizes: Ints) -> float:
-        """Estimate the samples of objects of these sizes (in bytes)."""
         if self.whole:
             return len(sizes) * self.samples_per_whole
         samples = (sizes - self.overhead_bytes) / self.stride_bytes
@@ -329,7 +318,6 @@ def _fits(config: Config, record_bytes: int, visit: int) -> bool:
 
 
 def stored_sizing(sizes: dict[str, Any]) -> Sizing:
-    """Return the sizing that a cache's identity holds."""
     values = {field.name: sizes[field.name] for field in fields(Sizing) if field.name in sizes}
     cuts = tuple(Partitioning(**cut) for cut in sizes.get("cuts", ()))
     return Sizing(**values | {"cuts": cuts})
@@ -407,14 +395,12 @@ class SizeEstimate:
         self._part_bytes = 0.0  # of the last group, once one was encoded
 
     def learn(self, permit: Permit, nbytes: int) -> None:
-        """Note what the shards take that a permit is about."""
         share = len(permit.written) / len(permit.shards)
         beyond = max(0, nbytes / share - self._rounding_bytes)
         if visits := len(permit.stops) - len(permit.left_out):
             self._part_bytes = beyond / visits
 
     def group_bytes(self, parts: int) -> int:
-        """Return what a group of so many parts takes."""
         return self._bytes(parts, self._part_bytes or self._part_bytes_measured)
 
     def full_group_bytes(self) -> int:
@@ -432,5 +418,4 @@ class SizeEstimate:
 
     @property
     def _rounding_bytes(self) -> int:
-        """What the files of a group take however little is in them."""
         return self._sizing.group_shards * ROUNDING_BYTES

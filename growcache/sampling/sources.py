@@ -27,8 +27,6 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """One source."""
-
     store: Store
     format: ObjectFormat
 
@@ -42,7 +40,6 @@ class Sources:
 
     @property
     def formats(self) -> list[ObjectFormat]:
-        """What the objects of each hold."""
         return [one.format for one in self._opened]
 
     @property
@@ -59,11 +56,9 @@ class Sources:
         return hashlib.sha256("\n".join(found or "" for found in digests).encode()).hexdigest()
 
     def format_of(self, entry: Entry) -> ObjectFormat:
-        """Return what an object holds."""
         return self._opened[source_of_url(self._firsts, entry.store)].format
 
     def reader(self, entry: Entry, partners: Sequence[Entry] = ()) -> StoredObject:
-        """Return an object as its format reads it."""
         number = source_of_url(self._firsts, entry.store)
         first = self._firsts[number]
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
@@ -101,12 +96,10 @@ class Sources:
         return replace(await store.renewed(self._own(entry)), store=entry.store)
 
     def _own(self, entry: Entry) -> Entry:
-        """Return an entry as the store of its source knows it."""
         first = self._firsts[source_of_url(self._firsts, entry.store)]
         return replace(entry, store=entry.store - first) if first else entry
 
     async def close(self) -> None:
-        """Give connections and threads back."""
         for one in self._opened:
             await one.store.close()
 
@@ -198,12 +191,10 @@ class SourceListings:
         self._stores = stores
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Use other ``storage_options`` from now on; see `Sources.set_options`."""
         for store, storage in zip(self._stores, options, strict=True):
             store.set_options(storage)
 
     def pages(self) -> Iterator[list[Entry]]:
-        """Yield the listing page by page, as `Store.pages` does."""
         if len(self._stores) == 1:
             yield from self._stores[0].pages()
             return
@@ -228,7 +219,6 @@ def open_listings(
     on_retry: Callable[[BaseException], None],
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
 ) -> SourceListings:
-    """Return the listing of all sources; see `open_store`."""
 
     def opened(source: SourceConfig) -> RemoteStore:
         return open_store(

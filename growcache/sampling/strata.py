@@ -80,11 +80,6 @@ def _named(names: Sequence[str]) -> str:
 def source_shares(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
     """Return the share of the draws that each source shall have; they add up to 1.
 
-    Args:
-        weights: what samples are to be mixed by.
-        parts: that each source has.
-        per_visit: samples that a visit yields: the more, the fewer visits.
-
     >>> source_shares([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
     [0.75, 0.25]
     """
@@ -105,10 +100,6 @@ def block_draws(wanted: Floats) -> int:
 
 def block_quotas(wanted: Floats, block: int | None = None) -> Ints:
     """Return how many draws of a block each stratum has: at least one, unless it has no share.
-
-    Args:
-        wanted: shares that add up to 1.
-        block: draws in all; None: enough for so many strata.
 
     >>> block_quotas(np.array([0.5, 0.4999, 0.0001, 0.0])).tolist()
     [512, 511, 1, 0]

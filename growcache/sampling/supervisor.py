@@ -64,7 +64,7 @@ MOST_FAILED_STARTS = 5  # samplers in one place that end before they are ready
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 
-LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # who asks a store
+LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # the clients of a store
 
 OnStatus = Callable[[Status], None]
 
@@ -93,8 +93,8 @@ def run(
     Args:
         config: of the service.
         until_full: end when the cache is full or complete.
-        duration: end after so many seconds.
-        samples: end after so many samples were drawn, or when no more will be.
+        duration: seconds after which it ends.
+        samples: end once this many are drawn, or no more will be.
         refresh: list the source again, for objects that are new, and for other versions of
             those that are holes.
         retry_holes: try the holes again that are known.
@@ -136,8 +136,6 @@ def _check(source: SourceConfig) -> None:
 
 
 class Supervisor:
-    """A running service; see `run`."""
-
     def __init__(
         self,
         config: Config,
@@ -253,7 +251,6 @@ class Supervisor:
         self._wake()
 
     def _wake_soon(self) -> None:
-        """Wake the loop from another thread."""
         self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -284,7 +281,6 @@ class Supervisor:
         self._note_failure(TABLES, error)
 
     def _fetched(self, nbytes: int) -> None:
-        """Count bytes that this process read from the store."""
         self._status.egress_bytes += nbytes
 
     def _labels_came(self, found: Labels | GrowcacheError) -> None:
@@ -424,7 +420,6 @@ class Supervisor:
             self._adopt_options(options)
 
     def _adopt_options(self, options: list[dict[str, Any]]) -> None:
-        """Let everybody who asks a store do so with other options."""
         self._pool.adopt(_setup_message(self._config))
         self._pool.broadcast({"type": "storage", "options": to_json_value(options)})
         self._intake.adopt(options)
@@ -595,7 +590,7 @@ class Supervisor:
             self._end()
             if not limits.until_full:
                 _log.warning(
-                    "ended after %d samples in this run, for there will be no more: %s",
+                    "ended after %d samples in this run, because there will be no more: %s",
                     dispatcher.drawn_this_run,
                     dispatcher.final_reason,
                 )

@@ -66,7 +66,6 @@ LOCK_SECONDS = 30.0
 
 
 def main() -> None:
-    """Serve the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
     # Prints of the user's code must not end up between the messages.
     messages = os.dup(1)
@@ -110,8 +109,6 @@ def _listen(
 
 
 class ReportPipe:
-    """The way back to the supervisor, for all threads."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
@@ -149,15 +146,12 @@ class _ProgressCounts:
     parts: dict[str, int] = field(default_factory=dict)
 
     def taken(self) -> Message:
-        """Return what happened as a message, and begin anew."""
         found = {"nbytes": self.nbytes, "retries": self.retries, "last_error": self.last_error}
         self.nbytes = self.retries = 0
         return {"type": "progress", **found, "parts": dict(self.parts)}
 
 
 class Sampler:
-    """One sampler process, after its setup."""
-
     def __init__(self, config: Config, lock: FileLock, line: ReportPipe) -> None:
         sampling = config.sampling
         self._line = line
@@ -202,7 +196,6 @@ class Sampler:
 
     @classmethod
     def from_setup(cls, message: Message, line: ReportPipe) -> Sampler:
-        """Return the sampler that the setup message describes."""
         config = Config.model_validate(from_json_value(message["config"]))
         # Held while this process lives: a new supervisor sweeps only once all are gone.
         lock = FileLock.acquire(
@@ -211,7 +204,6 @@ class Sampler:
         return cls(config, lock, line)
 
     def introduction(self) -> Message:
-        """Return what the supervisor must know before it gives permits."""
         transform = self._transform.digest if self._transform else None
         return {
             "type": "ready",
@@ -221,7 +213,6 @@ class Sampler:
         }
 
     async def serve(self, inbox: asyncio.Queue[Message]) -> None:
-        """Act on messages until the process ends."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_progress())
             while True:
@@ -247,7 +238,6 @@ class Sampler:
                         tasks.create_task(self._adopt(message["options"]))
 
     async def _adopt(self, options: list[dict[str, Any]]) -> None:
-        """Go by other options of the stores from now on."""
         with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
             await asyncio.to_thread(self._sources.set_options, from_json_value(options))
 
@@ -297,7 +287,7 @@ class Sampler:
         self._line.send({"type": "need", "id": permit.id, "bytes": needed})
         await self._grants[permit.id].wait()
         if permit.id in self._revoked:
-            return  # nobody waits for it any more
+            return  # no reader waits for it any more
         try:
             for shard in shards:
                 await asyncio.to_thread(

@@ -29,19 +29,14 @@ FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 HEARD_SECONDS = 3.0  # samplers tell of a long call every second, unless it keeps the GIL
 HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
-MOST_SUSPICION = 15  # of one piece of work: so many samplers killed on it, or three crashes
+MOST_SUSPICION = 15  # of one piece of work: 15 samplers killed on it, or 3 crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
 MOST_PERMITS = 4  # where groups have so few visits that two are not all the reads in flight
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerDeath:
-    """How a sampler ended.
-
-    Attributes:
-        stalled: what it was doing when it was killed for doing nothing else, in words; None
-            where it ended otherwise.
-    """
+    """How a sampler ended."""
 
     code: int
     stalled: str | None = None
@@ -66,40 +61,32 @@ class SamplerDeath:
 
 @dataclass(slots=True)
 class AssignedPermit:
-    """A permit that a sampler has: how many visits it is, and how many are done."""
-
     visits: int
     done: int = 0
 
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """One place for a sampler; a restarted one keeps its place.
-
-    Attributes:
-        process: None while none runs.
-        progress_at: when it last made progress, monotonic seconds.
-        failed_starts: how many of its processes in a row ended before they were ready.
-    """
+    """One place for a sampler; a restarted one keeps its place."""
 
     id: int
     process: SamplerProcess | None = None
     ready: bool = False
     permits: dict[str, AssignedPermit] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
-    progress_at: float = 0.0
+    progress_at: float = 0.0  # monotonic seconds
     calls: int = 0
     call: tuple[float, str] = (0.0, "")
     stalled: str | None = None
     restarts: int = 0
     probing: bool = False
-    failed_starts: int = 0
+    failed_starts: int = 0  # in a row
 
     def has_room(self, concurrency: int) -> bool:
         """Whether it can take one more permit.
 
         Two are enough where each has as many visits as there may be reads in flight; of smaller
-        ones it takes so many that, while the largest is written, the others are as many.
+        ones it takes enough to have as many in flight while the largest is written.
         """
         visits = [work.visits for work in self.permits.values()]
         most = (
@@ -124,12 +111,10 @@ class WorkerSlot:
         return self.permits.pop(permit, None) is not None
 
     def send(self, message: Message) -> None:
-        """Send a message, if a process is there."""
         if self.process is not None:
             self.process.send(message)
 
     def note_progress(self) -> None:
-        """Note progress."""
         self.progress_at = time.monotonic()
 
     def note_user_call(self, ended: int, call: str) -> None:
@@ -158,7 +143,6 @@ class WorkerSlot:
         return self.stalled
 
     def status(self) -> WorkerStatus:
-        """Return what ``growcache status`` shows of it."""
         permit = next(iter(self.permits), None)
         state = "restarting" if self.process is None else "starting"
         if self.ready:
@@ -172,16 +156,7 @@ class WorkerSlot:
 
 
 class WorkerPool:
-    """All slots. Each slot's life is one task: start, wait for the end, back off, again.
-
-    Args:
-        count: how many samplers.
-        setup: the message that every new process gets first.
-        on_message: told (slot, message).
-        on_death: told (slot, permits, how it ended) when a process is gone and reaped.
-        on_failure: told what keeps processes from being started at all.
-        on_stderr: takes what samplers write to the error stream; None: it goes where ours does.
-    """
+    """All slots. Each slot's life is one task: start, wait for the end, back off, again."""
 
     def __init__(
         self,
@@ -205,16 +180,13 @@ class WorkerPool:
 
     @property
     def alive(self) -> int:
-        """How many processes run."""
         return sum(1 for slot in self.slots if slot.process is not None)
 
     @property
     def restarts(self) -> int:
-        """How often a sampler had to be started again."""
         return sum(slot.restarts for slot in self.slots)
 
     def adopt(self, setup: Message) -> None:
-        """Give another setup to processes that start from now on."""
         self._setup = setup
 
     def broadcast(self, message: Message) -> None:

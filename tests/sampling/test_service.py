@@ -272,7 +272,7 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
         time.sleep(0.5)
         found = status(cache)
         assert drawn(cache) == before
-        assert "nobody reads" in (found.waiting_for or "")
+        assert "no job reads" in (found.waiting_for or "")
 
 
 @pytest.mark.mutant(

@@ -207,7 +207,7 @@ class Service(RuleBasedStateMachine):
         assert said or verdict.state == "complete", (verdict, self.work)
         leases = read_leases(self.root)
         reading = {lease.job for lease in leases if lease.open and lease.job}
-        if "nobody reads" in said:
+        if "no job reads" in said:
             assert not reading, said
         if "to let go" in said:
             assert any(lease.holding() for lease in leases if not lease.closed), said

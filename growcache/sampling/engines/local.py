@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
-STDERR_SECONDS = 0.5  # after a child's end, for what is still in the pipe of its errors
+STDERR_SECONDS = 0.5  # after a child's end, until the pipe of its errors is read
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
 
 
@@ -78,7 +78,6 @@ class SamplerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def send(self, message: Message) -> None:
@@ -95,7 +94,6 @@ class SamplerProcess:
         return code
 
     def kill(self) -> None:
-        """End the child at once."""
         if self._process.returncode is None:
             self._process.kill()
 
