@@ -40,7 +40,7 @@ format: venv  ## Put the code into the one format
 	$(BIN)/ruff format .
 
 test: venv  ## Install everything and run the test suite
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(PYTEST_ARGS)
 
 test-slow: $(VENV)/slow.installed  ## Only the tests that `make test` leaves out
 	@# 5 is pytest's word for: none is marked so

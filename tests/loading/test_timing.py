@@ -95,9 +95,9 @@ class Consumer:
 
 
 @given(
-    st.integers(1, 2000),
+    st.integers(1, 500),
     st.integers(1, 100),
-    st.floats(1e-4, 1.0),
+    st.floats(1e-4, 0.3),
     st.floats(1e-3, 0.5),
     seconds,
 )
