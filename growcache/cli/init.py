@@ -119,7 +119,7 @@ def _as_yaml(value: object) -> str:
     text = yaml.safe_dump(
         value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     )
-    return text.removesuffix("...\n").strip()
+    return text.removesuffix("...\n").rstrip("\n")  # a plain \xa0 is no space to YAML
 
 
 def _checked_config_text(file: str, choices: ConfigChoices) -> str:

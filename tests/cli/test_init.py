@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -65,6 +65,7 @@ def test_every_choice_is_named_and_every_key_has_a_comment(section: str) -> None
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 
 
+@example("a", "\xa0", "b", {"\u3000": "\u2003"})
 @given(TEXTS, TEXTS, TEXTS, st.dictionaries(TEXTS, TEXTS | st.integers() | st.booleans()))
 def test_any_choice_survives(url: str, path: str, seen: str, options: dict[str, Any]) -> None:
     chosen = ConfigChoices(url, "raw", options, options, path, "3GB", [seen, "b"], seen)
