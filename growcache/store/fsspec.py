@@ -347,9 +347,10 @@ class GuardedSession:
             headers.popall(name, None)
         if headers.get("Authorization") in self.authorizations:
             headers.popall("Authorization")
-        cookies = "; ".join(headers.popall("Cookie", ()))
-        if kept := remaining_cookies(cookies, self.cookies):
-            headers["Cookie"] = kept
+        cookies = "; ".join(headers.popall("Cookie", ())).split("; ")
+        kept = [one for one in cookies if one.partition("=")[0].strip() not in self.cookies]
+        if any(kept):
+            headers["Cookie"] = "; ".join(kept)
 
 
 def guarded_session(
@@ -372,9 +373,9 @@ def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any
     """Return the options of a URL with a `GuardedSession` for its web servers."""
     addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
     made = dict(options)
-    if "::" not in url:
+    if addresses and "::" not in url:
         session = guarded_session(addresses, options, checks_ranges=False)
-        return {"get_client": session, **made} if addresses else made
+        return {"get_client": session, **made}
     for scheme in {urlsplit(address).scheme for address in addresses}:
         own = dict(options.get(scheme) or {})
         session = guarded_session(addresses, own, checks_ranges=True)
@@ -390,17 +391,6 @@ def server_address(address: str) -> ServerAddress:
     """
     parts = urlsplit(address)
     return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-
-
-def remaining_cookies(text: str, without: frozenset[str]) -> str:
-    """Return a Cookie header without some of its cookies.
-
-    >>> remaining_cookies("a=1; b=2; c=3", frozenset({"b"}))
-    'a=1; c=3'
-    """
-    return "; ".join(
-        part for part in text.split("; ") if part.partition("=")[0].strip() not in without
-    )
 
 
 def is_requested_range(requested: str, sent: str) -> bool:

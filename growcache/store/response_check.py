@@ -224,7 +224,7 @@ logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def warn_no_ranges(root: str) -> None:
+def _warn_no_ranges(root: str) -> None:
     """Warn once of a server that serves no ranges."""
     logger.warning(
         "%s knows no ranges: every read of a part of an object is one of all of it",
@@ -247,5 +247,5 @@ class RangeSupport:
                 "it does not do otherwise"
             )
         if is_whole:
-            warn_no_ranges(self._root)
+            _warn_no_ranges(self._root)
         self.has_ranges = not is_whole

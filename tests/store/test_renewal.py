@@ -136,6 +136,25 @@ def test_a_new_client_is_asked_once_more() -> None:
     assert old.asked == ["3"]
 
 
+def test_no_more_reads_are_in_flight_than_allowed() -> None:
+    running: list[int] = [0]
+
+    class Slow(Fake):
+        async def get(self, one: Entry, start: int, stop: int) -> Buffer:
+            running.append(running[-1] + 1)
+            await asyncio.sleep(0.001)
+            running.append(running[-1] - 1)
+            return bytes(stop - start)
+
+    store = store_of(Slow({}))
+
+    async def many() -> None:
+        await asyncio.gather(*(store.read(entry(key)) for key in KEYS * 3))
+
+    asyncio.run(many())
+    assert max(running) == 4
+
+
 def test_many_refusals_are_one_question() -> None:
     backend = Fake(dict.fromkeys(KEYS, AccessError("no")))
     store = store_of(backend)

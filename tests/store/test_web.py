@@ -12,7 +12,6 @@ import pytest
 
 from growcache.config import SourceConfig
 from growcache.errors import ObjectChangedError
-from growcache.store.response_check import warn_no_ranges
 from growcache.store.store import RemoteStore, open_store
 from tests.servers.web import web
 from tests.store.places import only, read_once
@@ -57,7 +56,6 @@ def test_a_server_without_ranges(
     folder: Path, client: str, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends all of the file: what was asked for is cut out of it."""
-    warn_no_ranges.cache_clear()
     with web(folder, ranges=False) as address:
         url = f"{address}/{pattern}"
         entry = only(opened(url, client))
