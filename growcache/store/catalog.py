@@ -16,9 +16,11 @@ import threading
 import zlib
 from array import array
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +31,7 @@ import orjson
 
 from growcache.errors import CacheError, CacheFullError
 from growcache.seeding import hash64
-from growcache.store.contract import Entry
+from growcache.store.contract import Entry, in_pages
 from growcache.store.key_set import KeySet
 
 BLOCK_ENTRIES = 64  # entries
@@ -126,7 +128,7 @@ class Catalog:
         self._sizes = np.zeros(BLOCK_ENTRIES, np.int64)
         self._count = 0
         self._buffered: list[Entry] = []
-        self._unpacked: dict[int, BlockColumns] = {}
+        self._unpacked: OrderedDict[int, BlockColumns] = OrderedDict()
         self._key_set: KeySet | None = None
         self._key_hash = key_hash
         self._end = 0
@@ -239,26 +241,29 @@ class Catalog:
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
         """Return several entries, or raise IndexError if there is no such ordinal."""
         asked = np.asarray(ordinals, np.int64)
-        # In the order of the file, so that each block is unpacked once, however many there are.
-        in_order = np.unique(asked)
+        found: dict[int, Entry] = {}
         with self._lock:
-            unknown = in_order[(in_order < 0) | (in_order >= len(self))]
+            unknown = asked[(asked < 0) | (asked >= len(self))]
             if len(unknown):
                 raise IndexError(f"the catalog has {len(self)} entries, no number {unknown[0]}")
-            sizes = self._sizes[in_order].tolist()
-            found = {
-                n: self._entry(n, size)
-                for n, size in zip(in_order.tolist(), sizes, strict=True)
-            }
+            by_block: dict[int, list[int]] = {}
+            for ordinal in np.unique(asked).tolist():
+                block = bisect_right(self._firsts, ordinal) - 1
+                by_block.setdefault(block, []).append(ordinal)
+            # Blocks in memory first: the others, once read, may push them out.
+            for block in sorted(by_block, key=lambda block: block not in self._unpacked):
+                found |= self._entries_of_block(block, by_block[block])
         return [found[ordinal] for ordinal in asked.tolist()]
 
-    def _entry(self, ordinal: int, size: int) -> Entry:
-        if ordinal >= (written := self._firsts[-1]):
-            return self._buffered[ordinal - written]
-        block = bisect_right(self._firsts, ordinal) - 1
-        at = ordinal - self._firsts[block]
+    def _entries_of_block(self, block: int, ordinals: list[int]) -> Iterator[tuple[int, Entry]]:
+        first = self._firsts[block]
+        if block == len(self._firsts) - 1:
+            yield from ((ordinal, self._buffered[ordinal - first]) for ordinal in ordinals)
+            return
         keys, etags, mtimes, stores = self._columns(block)
-        return Entry(keys[at], size, etags[at], mtimes[at], stores[at])
+        for ordinal, size in zip(ordinals, self._sizes[ordinals].tolist(), strict=True):
+            at = ordinal - first
+            yield ordinal, Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
         """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry.
@@ -269,10 +274,17 @@ class Catalog:
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
-            first, stores, keys = self._names_around(start)
+            with self._lock:
+                block = bisect_right(self._firsts, start) - 1
+                first = self._firsts[block]
+                if block == len(self._firsts) - 1:
+                    stores = [entry.store for entry in self._buffered]
+                    keys = [entry.key for entry in self._buffered]
+                else:
+                    keys, _, _, stores = self._read_columns(block)
             chunk = slice(start - first, stop - first)
             yield stores[chunk], keys[chunk]
-            start = min(stop, first + len(keys))
+            start = first + len(keys)
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -410,13 +422,13 @@ class Catalog:
         return bytes(self._digests[-DIGEST_BYTES:])
 
     def _columns(self, block: int) -> BlockColumns:
-        if (columns := self._unpacked.get(block)) is None:
-            columns = self._read_columns(block)
-            # The latest goes, because every group of samples is looked up from the front of the
-            # listing to its end: the block that was used longest ago is needed next.
-            if len(self._unpacked) >= _BLOCKS_IN_MEMORY:
-                self._unpacked.popitem()
-            self._unpacked[block] = columns
+        """Return the columns of a block; of those in memory, the least recently used one goes."""
+        if block in self._unpacked:
+            self._unpacked.move_to_end(block)
+            return self._unpacked[block]
+        columns = self._unpacked[block] = self._read_columns(block)
+        if len(self._unpacked) > _BLOCKS_IN_MEMORY:
+            self._unpacked.popitem(last=False)
         return columns
 
     def _read_columns(self, block: int) -> BlockColumns:
@@ -441,32 +453,13 @@ class Catalog:
         if self._key_set is None:
             # Without the lock, because a million keys take seconds; blocks never change.
             seen, first = KeySet(self._key_hash), 0
-            for keys in self._identities_in_blocks():
-                seen.add(keys, first, self._identities_of)
-                first += len(keys)
+            listed = self.stores_and_keys(0, len(self))
+            identities = chain.from_iterable(map(_store_and_key, *names) for names in listed)
+            for page in in_pages(identities):
+                seen.add(page, first, self._identities_of)
+                first += len(page)
             self._key_set = seen
         return self._key_set
-
-    def _names_around(self, ordinal: int) -> tuple[int, list[int], list[str]]:
-        """Return what is (or will be) written together: the first ordinal, stores and keys."""
-        with self._lock:
-            if ordinal >= (written := self._firsts[-1]):
-                stores = [entry.store for entry in self._buffered]
-                return written, stores, [entry.key for entry in self._buffered]
-            block = bisect_right(self._firsts, ordinal) - 1
-            columns = self._read_columns(block)
-            return self._firsts[block], columns[3], columns[0]
-
-    def _identities_in_blocks(self) -> Iterator[list[str]]:
-        blocks = len(self._firsts) - 1
-        for start in range(0, blocks, _BLOCKS_IN_MEMORY):
-            some = range(start, min(start + _BLOCKS_IN_MEMORY, blocks))
-            columns = map(self._read_columns, some)
-            yield [
-                _store_and_key(*pair)
-                for keys, _, _, stores in columns
-                for pair in zip(stores, keys, strict=True)
-            ]
 
     def _identities_of(self, ordinals: Sequence[int]) -> list[str]:
         return [_store_and_key(entry.store, entry.key) for entry in self.entries(ordinals)]

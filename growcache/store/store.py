@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
@@ -138,8 +137,10 @@ class RemoteStore:
         await slots.acquire()  # `async with` takes two more coroutines
         try:
             requested_at = time.monotonic()
-            # One after the other where all was refused: mostly the first one is refused again.
-            async with self._refused_turn if client.is_refused else nullcontext():
+            if client.is_refused:  # one after the other: mostly the first one is refused again
+                async with self._refused_turn:
+                    data = await self._read_with_retries(entry, start, stop)
+            else:
                 data = await self._read_with_retries(entry, start, stop)
         finally:
             # A read that backs off keeps its slot: a throttling store wants fewer requests.
@@ -153,28 +154,28 @@ class RemoteStore:
     async def _read_with_retries(self, entry: Entry, start: int, stop: int) -> Buffer:
         client = self._backends[entry.store]
         generation = client.generation
-        last: StoreError | None = None
+        try:  # a first attempt without a function of its own, because it is nearly always the last
+            data = await client.get(entry, start, stop)
+            check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+            return data
+        except StoreError as error:
+            if is_transient(error) and self.given_up(entry):
+                raise
+            failure = error
 
         async def attempt() -> Buffer:
-            nonlocal last
+            nonlocal failure
             try:
-                if isinstance(
-                    last, BrokenReadError
-                ):  # no retry would repair a rewritten object
+                if isinstance(failure, BrokenReadError):  # was the object rewritten?
                     await self._check_unchanged(entry)
                 data = await client.get(entry, start, stop)
                 check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
                 return data
             except StoreError as error:
-                last = error
+                failure = error
                 raise
 
-        try:
-            return await attempt()
-        except StoreError as error:
-            if is_transient(error) and self.given_up(entry):
-                raise
-            return await self._retry(error, entry, attempt, generation)
+        return await self._retry(failure, entry, attempt, generation)
 
     async def _check_unchanged(self, entry: Entry) -> None:
         try:

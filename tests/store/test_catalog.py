@@ -365,3 +365,56 @@ def test_seen_keys_take_little_memory() -> None:
         tracemalloc.stop()
     assert kept < 14 * len(keys)
     assert most < 60 * len(keys)
+
+
+@pytest.fixture
+def read_offsets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the file was read, in order."""
+    pread, found = os.pread, list[int]()
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        found.append(offset)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return found
+
+
+MANY_BLOCKS = 1600  # more than stay in memory, and fewer than twice as many
+
+
+@pytest.fixture(scope="module")
+def long_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "catalog.bin"
+    with Catalog.open(path) as catalog:
+        catalog.append(some(MANY_BLOCKS * BLOCK_ENTRIES))
+        catalog.flush()
+    return path
+
+
+def test_the_blocks_that_were_used_last_stay_in_memory(
+    long_catalog: Path, read_offsets: list[int]
+) -> None:
+    last = [(MANY_BLOCKS - 1 - n) * BLOCK_ENTRIES for n in range(3)]
+    with Catalog.open(long_catalog, readonly=True) as catalog:
+        catalog.entries(range(0, len(catalog), BLOCK_ENTRIES))
+        for ordinal in last:
+            catalog.entry(ordinal)
+        read_offsets.clear()
+        for ordinal in 3 * last:
+            catalog.entry(ordinal)
+        assert not read_offsets
+        catalog.entry(0)
+        assert len(read_offsets) == 1, "the block that was used longest ago has gone"
+
+
+def test_a_look_at_everything_uses_all_that_is_in_memory(
+    long_catalog: Path, read_offsets: list[int]
+) -> None:
+    """Groups of samples are looked up from one end of the listing to the other, again and again."""
+    with Catalog.open(long_catalog, readonly=True) as catalog:
+        everything = range(0, len(catalog), BLOCK_ENTRIES)
+        for _ in range(3):
+            read_offsets.clear()
+            catalog.entries(everything)
+        assert len(read_offsets) <= MANY_BLOCKS - 1024
