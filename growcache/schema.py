@@ -75,7 +75,7 @@ class Field:
         return self.is_blob or None in self.shape
 
     @property
-    def item(self) -> np.dtype[Any]:
+    def item_dtype(self) -> np.dtype[Any]:
         """The dtype of its items as they are stored; bytes and strings (UTF-8) are uint8."""
         return np.dtype("|u1" if self.is_blob else self.dtype)
 
@@ -92,7 +92,9 @@ class Field:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a value whose ragged dimensions are all 1."""
-        return math.prod(size for size in self.dims if size is not None) * self.item.itemsize
+        return (
+            math.prod(size for size in self.dims if size is not None) * self.item_dtype.itemsize
+        )
 
     @property
     def fixed_shape(self) -> tuple[int, ...]:
@@ -112,7 +114,7 @@ class Field:
         Raises:
             ValueError: it is ragged.
         """
-        return math.prod(self.fixed_shape) * self.item.itemsize
+        return math.prod(self.fixed_shape) * self.item_dtype.itemsize
 
     @property
     def needs_shape(self) -> bool:
@@ -135,7 +137,7 @@ class Field:
                 return False
         return True
 
-    def holds(self, value: object) -> bool:
+    def stores_as_is(self, value: object) -> bool:
         """Whether the value can be stored as it is (the usual case)."""
         if isinstance(value, np.ndarray):
             return (
@@ -151,7 +153,7 @@ class Field:
         if self.is_blob:
             return f"{self.name}: {self.dtype}"
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.name}: {self.item.name}[{sizes}]"
+        return f"{self.name}: {self.item_dtype.name}[{sizes}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class Schema:
                 )
 
     @classmethod
-    def of(cls, sample: object) -> Schema:
+    def from_sample(cls, sample: object) -> Schema:
         """Return the schema of a sample, its arrays' shapes as they are.
 
         Raises:
@@ -296,7 +298,7 @@ class Schema:
         """
         if self._is_of(sample):
             return dict(sample)
-        found = Schema.of(sample)
+        found = Schema.from_sample(sample)
         if not self.allows(found):
             raise FormatError(f"expected a sample with {self}, found {found}")
         return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
@@ -304,7 +306,7 @@ class Schema:
     def _is_of(self, sample: Mapping[str, Any]) -> bool:
         """Whether the sample is already what `conform` would make of it (the usual case)."""
         return tuple(sample) == self.names and all(
-            field.holds(value)
+            field.stores_as_is(value)
             for field, value in zip(self.fields, sample.values(), strict=True)
         )
 

@@ -75,7 +75,7 @@ class DaemonThread:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def ahead(self, function: Callable[[], T]) -> Future[T]:
+    def submit(self, function: Callable[[], T]) -> Future[T]:
         """Queue a call."""
         if self._thread is None:
             thread = threading.Thread(
@@ -86,9 +86,9 @@ class DaemonThread:
             )
             thread.start()  # which may fail, and then there is none
             self._thread = thread
-        ahead = Future(function)
-        self._calls.put(ahead.run)
-        return ahead
+        future = Future(function)
+        self._calls.put(future.run)
+        return future
 
     def close(self, *, wait: bool = True) -> None:
         """End the thread behind the queued calls."""

@@ -76,7 +76,7 @@ class UserCode:
         name: ``package.module:function``.
         role: the key of the configuration that names it.
         digest: of its module's source; a part of the cache's fingerprint.
-        home: the file, or the folder of the package, that holds the user's own lines.
+        source_root: the file, or the folder of the package, that holds the user's own lines.
         function: what is called, by keyword.
         parameters: which it takes besides its options, in its own order.
     """
@@ -84,7 +84,7 @@ class UserCode:
     name: str
     role: str
     digest: str
-    home: str
+    source_root: str
     function: Callable[..., Any]
     parameters: tuple[str, ...]
 
@@ -128,7 +128,7 @@ class UserCode:
 
     def failure(self, key: str, error: BaseException) -> FormatError:
         """Return what an exception of the user's code means to the cache: a hole."""
-        what = f"raised {_error_text(error)} at {_user_line(error, self.home)}"
+        what = f"raised {_error_text(error)} at {_user_line(error, self.source_root)}"
         return FormatError(f"{self.name} {what} on {short_key(key)}")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
@@ -188,7 +188,7 @@ def load_code(
         raise ConfigError(f"{key}: {name} is not callable")
     parameters = _parameters(function, options, known, name, where)
     bound = functools.partial(function, **options) if options else function
-    return UserCode(name, key, _source_digest(module), _source_home(module), bound, parameters)
+    return UserCode(name, key, _source_digest(module), _source_root(module), bound, parameters)
 
 
 def short_key(key: str) -> str:
@@ -293,21 +293,21 @@ def _source_digest(module: ModuleType) -> str:
     return hashlib.blake2b(source, digest_size=16).hexdigest()
 
 
-def _source_home(module: ModuleType) -> str:
+def _source_root(module: ModuleType) -> str:
     top, dot, _ = module.__name__.partition(".")
     package = sys.modules.get(top)
     paths = list(getattr(package, "__path__", ())) if dot else []
     return str(paths[0]) if paths else (module.__file__ or "")
 
 
-def _user_line(error: BaseException, home: str) -> str:
+def _user_line(error: BaseException, root: str) -> str:
     """Return ``file:line`` of the user's own innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
+    own = [frame for frame in frames if root and Path(frame.filename).is_relative_to(root)]
     frame = (own or frames)[-1]
     shown = Path(frame.filename)
-    if home and own and shown != Path(home):
-        shown = shown.relative_to(Path(home).parent)
+    if root and own and shown != Path(root):
+        shown = shown.relative_to(Path(root).parent)
     else:
         shown = Path(shown.name)
     return f"{shown}:{frame.lineno}"

@@ -51,7 +51,7 @@ class Filled:
     ) -> None:
         self.root = root
         self.make = make
-        self.schema = schema or Schema.of(make(0))
+        self.schema = schema or Schema.from_sample(make(0))
         settings = CacheConfig.model_validate(
             {"path": root, "max_bytes": max_bytes, "min_free": 0, **config}
         )

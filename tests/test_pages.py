@@ -326,7 +326,7 @@ def test_read_amplification() -> None:
 
 
 def test_the_sizes_of_shards_and_samplers() -> None:
-    schema = Schema.of({"x": np.zeros(64 * KIB, "<f4")})
+    schema = Schema.from_sample({"x": np.zeros(64 * KIB, "<f4")})
     for bound, k, shard, shards, memory, least in computed("choosing", "shards"):
         visit = int(k.split()[0])
         values = {

@@ -26,7 +26,7 @@ def test_what_is_found_is_fixed_but_for_bytes_and_text() -> None:
         "x": np.zeros((2, 0, 3), ">f4"),
         "y": True,
     }
-    found = Schema.of(sample)
+    found = Schema.from_sample(sample)
     assert str(found) == (
         "b: bytes, nb: bytes, nb0: bytes, ns: str, ns0: str, s: str, "
         "x: float32[2, 0, 3], y: bool[]"
@@ -58,7 +58,7 @@ def test_what_is_found_is_fixed_but_for_bytes_and_text() -> None:
 )
 def test_what_no_sample_is(sample: Any, expected: str) -> None:
     with pytest.raises(FormatError, match=expected.replace("|", r"\|")):
-        Schema.of(sample)
+        Schema.from_sample(sample)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_sample_that_does_not_fit_is_refused(change: dict[str, Any], found: st
 
 def test_a_covering_schema_is_ragged_where_samples_differ() -> None:
     shapes = [(3, 8), (5, 8), (3, 8)]
-    schemas = [Schema.of({"n": "x" * n, "x": np.zeros((n, m))}) for n, m in shapes]
+    schemas = [Schema.from_sample({"n": "x" * n, "x": np.zeros((n, m))}) for n, m in shapes]
     covering = Schema.covering(schemas)
     assert str(covering) == "n: str, x: float64[?, 8]"
     assert all(covering.allows(schema) for schema in schemas)
@@ -102,7 +102,9 @@ def test_a_covering_schema_is_ragged_where_samples_differ() -> None:
 )
 def test_schemas_that_differ_in_more_have_none(other: Any) -> None:
     with pytest.raises(FormatError, match="cannot be in one cache"):
-        Schema.covering([Schema.of({"x": np.zeros((3, 8))}), Schema.of(other)])
+        Schema.covering(
+            [Schema.from_sample({"x": np.zeros((3, 8))}), Schema.from_sample(other)]
+        )
 
 
 def test_a_schema_comes_back_from_json() -> None:
@@ -130,7 +132,7 @@ def test_what_cannot_be_declared(what: Any, expected: str) -> None:
 
 def test_a_ragged_field_keeps_the_names_that_batches_need() -> None:
     for end in ("_offsets", "_shapes", "_lengths"):
-        Schema.of({"x": np.zeros(3), f"x{end}": np.zeros(3)})
+        Schema.from_sample({"x": np.zeros(3), f"x{end}": np.zeros(3)})
         with pytest.raises(FormatError, match=f"need the name 'x{end}'"):
             Schema.declared({"x": ["float32", None], f"x{end}": "int8"})
 

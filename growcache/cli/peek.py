@@ -144,7 +144,11 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
 def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> None:
     value = {
         "schema": [
-            {"name": f.name, "dtype": f.dtype if f.is_blob else f.item.name, "shape": f.shape}
+            {
+                "name": f.name,
+                "dtype": f.dtype if f.is_blob else f.item_dtype.name,
+                "shape": f.shape,
+            }
             for f in schema.fields
         ],
         "shards": view.totals.shards,

@@ -266,7 +266,7 @@ async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tup
     values = templates[0].values(reader.entry.key) if templates else None
     if values is None:
         return ()
-    others = [(n, other.rendered(values)) for n, other in enumerate(templates[1:], 1)]
+    others = [(n, other.render(values)) for n, other in enumerate(templates[1:], 1)]
     wanted = {(first + n, store.key_of_field(n, below)): n for n, below in others}
     found: dict[int, Entry] = {}
     path = CacheLayout(root).catalog

@@ -130,7 +130,7 @@ def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> Probed
             asyncio.run(store.close())
 
     thread = DaemonThread("probe")
-    found = thread.ahead(probe)
+    found = thread.submit(probe)
     thread.close(wait=False)
     if not found.wait(seconds):
         raise TransientStoreError(f"no answer within {seconds:g} s")
@@ -555,7 +555,7 @@ def _reading_text(samples: Sequence[Sample], objects: int, held: int, size: int)
     if not samples:
         return f"{read} are too large to be read whole now, so their samples are not counted."
     try:
-        schema = str(Schema.covering([Schema.of(sample) for sample in samples]))
+        schema = str(Schema.covering([Schema.from_sample(sample) for sample in samples]))
     except FormatError as error:
         return (
             f"Read {read}, whose samples differ: {error}; sampling.schema can make them alike."

@@ -303,7 +303,7 @@ class ParallelCopies:
 
     def _both(self, mine: Callable[[], object], other: Callable[[], object]) -> None:
         try:
-            ahead = self._other_thread().ahead(other)
+            ahead = self._other_thread().submit(other)
         except RuntimeError:  # no more threads can be started, as the user's have them all
             mine()
             other()
@@ -322,7 +322,7 @@ class ParallelCopies:
         if self._hand is None:
             hand = DaemonThread("copies")
             if self._own.prepare is not None:
-                hand.ahead(self._own.prepare)
+                hand.submit(self._own.prepare)
             self._hand = hand
         return self._hand
 

@@ -298,7 +298,7 @@ class Passes:
         index, begun = window.plan.index + 1, self._pass
         if index < len(begun.windows):
             plan = begun.windows[index]
-            opened = self._hands["window"].ahead(lambda: self._opener.window(begun, plan))
+            opened = self._hands["window"].submit(lambda: self._opener.window(begun, plan))
             self._next_window = opened
         else:
             self._begin_pass_ahead(begun.number + 1, 1)
@@ -330,7 +330,7 @@ class Passes:
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
         try:
-            self._letting_go = self._hands["let-go"].ahead(lambda: _close_all(through))
+            self._letting_go = self._hands["let-go"].submit(lambda: _close_all(through))
         except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
             _close_all(through)
 
@@ -396,7 +396,7 @@ class Passes:
             finally:
                 self._take_turn()
 
-        self._next_pass = self._hands["snapshot"].ahead(prepare)
+        self._next_pass = self._hands["snapshot"].submit(prepare)
 
     def _hold(self) -> None:
         self._holding = True

@@ -255,7 +255,7 @@ class ShardStream:
             self._ahead_ready.clear()
             self._holding = False
             hand = DaemonThread("snapshot")
-            self._ahead = hand.ahead(self._open_ahead)
+            self._ahead = hand.submit(self._open_ahead)
             hand.close(wait=False)
 
     def _open_ahead(self) -> StreamPass:

@@ -286,7 +286,7 @@ class ThreadExecutor:
             finally:
                 self._call.running.pop(threading.get_ident(), None)
 
-        for done in [hand.ahead(some) for hand in self._hands[:n]]:
+        for done in [hand.submit(some) for hand in self._hands[:n]]:
             while not done.wait(late.pause_seconds):
                 late.look(dict(self._call.running), time.monotonic())
             done.result()
@@ -326,11 +326,11 @@ def _pop_row(left: deque[int]) -> int | None:
 
 def _fit_value(field: Field, value: Any) -> Value:
     if field.is_blob:
-        if field.holds(value):
+        if field.stores_as_is(value):
             return value  # type: ignore[no-any-return]
         raise _value_error(field, type(value).__name__)
     array = np.asarray(value)
-    if array.dtype != field.item or not field.allows(array.shape):
+    if array.dtype != field.item_dtype or not field.allows(array.shape):
         found = type(value).__name__ if array.dtype.hasobject else array.dtype
         raise _value_error(field, f"{found}{list(array.shape)}")
     return np.ascontiguousarray(array).reshape(array.shape) if field.is_ragged else array
@@ -427,7 +427,7 @@ class BlockTransform:
         self._crew.close()
 
     def _decide(self, results: Sequence[Mapping[str, Any]]) -> Schema:
-        first = Schema.of(results[0])
+        first = Schema.from_sample(results[0])
         for result in results:
             if result.keys() != results[0].keys():
                 raise fields_error(result, first.names)

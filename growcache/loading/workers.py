@@ -328,7 +328,7 @@ def _transform_rows(call: TransformCall, work: TransformWork) -> Any:
         return [call.plain(rows, i) for i in range(n)]
     out: dict[str, Any] = dict(work.out)
     returned = {
-        f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item)
+        f.name: [None] * n if f.is_ragged else np.empty((n, *f.fixed_shape), f.item_dtype)
         for f in schema.fields
         if work.out[f.name] is None
     }

@@ -262,7 +262,7 @@ class GroupFiller:
     async def _renewed(self, stop: PartVisit) -> PartVisit:
         """Return a stop with the versions of its objects that are there now."""
         entry, *partners = [
-            await self._sources.renewed(one) for one in (stop.entry, *stop.partners)
+            await self._sources.current_entry(one) for one in (stop.entry, *stop.partners)
         ]
         return replace(stop, entry=entry, partners=tuple(partners))
 

@@ -192,7 +192,9 @@ class _SourceJoin:
     def _rivals_of(self, number: int) -> list[UrlTemplate]:
         """Return the templates that fix more of a key, and so have it where they match it."""
         own = self._templates[number]
-        ranked = [(template.literal, -n) for n, template in enumerate(self._templates)]
+        ranked = [
+            (template.literal_characters, -n) for n, template in enumerate(self._templates)
+        ]
         return [
             template
             for n, template in enumerate(self._templates)

@@ -253,7 +253,9 @@ class SchemaProbe:
 
 
 def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
-    return [ProbedSample(Schema.of(sample), sample_bytes(sample)) for sample in samples]
+    return [
+        ProbedSample(Schema.from_sample(sample), sample_bytes(sample)) for sample in samples
+    ]
 
 
 def _no_sample_error(form: ObjectFormat, samples: int) -> PassedOverError:

@@ -90,10 +90,10 @@ class Sources:
         store = self._opened[source_of_url(self._firsts, entry.store)].store
         return store.given_up(self._own(entry), since)
 
-    async def renewed(self, entry: Entry) -> Entry:
+    async def current_entry(self, entry: Entry) -> Entry:
         """Return the entry of the version of an object that is there now."""
         store = self._opened[source_of_url(self._firsts, entry.store)].store
-        return replace(await store.renewed(self._own(entry)), store=entry.store)
+        return replace(await store.current_entry(self._own(entry)), store=entry.store)
 
     def _own(self, entry: Entry) -> Entry:
         first = self._firsts[source_of_url(self._firsts, entry.store)]

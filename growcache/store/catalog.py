@@ -31,7 +31,7 @@ import orjson
 
 from growcache.errors import CacheError, CacheFullError
 from growcache.seeding import hash64
-from growcache.store.contract import Entry, in_pages
+from growcache.store.contract import Entry, paginate
 from growcache.store.key_set import KeySet
 
 BLOCK_ENTRIES = 64  # entries
@@ -455,7 +455,7 @@ class Catalog:
             seen, first = KeySet(self._key_hash), 0
             listed = self.stores_and_keys(0, len(self))
             identities = chain.from_iterable(map(_store_and_key, *names) for names in listed)
-            for page in in_pages(identities):
+            for page in paginate(identities):
                 seen.add(page, first, self._identities_of)
                 first += len(page)
             self._key_set = seen

@@ -23,7 +23,7 @@ T = TypeVar("T")
 PAGE_ENTRIES = 1000  # entries; what S3 answers at once
 
 
-def in_pages(items: Iterable[T]) -> Iterator[list[T]]:
+def paginate(items: Iterable[T]) -> Iterator[list[T]]:
     """Yield `PAGE_ENTRIES` items at a time; the last list has fewer, and may be empty."""
     rest = iter(items)
     while True:
@@ -115,7 +115,7 @@ class Store(Protocol):
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
         """Whether an object was given up lately, and after a moment, monotonic seconds."""
 
-    async def renewed(self, entry: Entry) -> Entry:
+    async def current_entry(self, entry: Entry) -> Entry:
         """Return the entry of the version of an object that is there now.
 
         Raises:

@@ -40,7 +40,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.secrecy import url_without_secrets
-from growcache.store.contract import Entry, Page, in_pages
+from growcache.store.contract import Entry, Page, paginate
 from growcache.store.credentials import server_option
 from growcache.store.listing import folder_path, walk_folders
 from growcache.store.response_check import (
@@ -50,9 +50,9 @@ from growcache.store.response_check import (
     check_length,
     check_range,
     check_response,
+    check_same_version,
     http_seconds,
-    join_at_most,
-    require_same,
+    read_at_most,
     response_of,
 )
 from growcache.store.retries import stalled_seconds
@@ -102,7 +102,7 @@ class FsspecBackend:
             if location.scheme in S3_SCHEMES:
                 yield from s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
             else:
-                yield from map(self._with_sizes, in_pages(self._files(location, after)))
+                yield from map(self._with_sizes, paginate(self._files(location, after)))
         except Exception as error:  # noqa: BLE001 - clients of any make; see _translated
             raise self._translated(error, "") from None
 
@@ -141,7 +141,7 @@ class FsspecBackend:
         path = self._path(entry.key)
         data: bytes = fs.cat_file(path, start, stop)
         # After the read: what was written before or during it shows now.
-        require_same(entry, entry_of_info(entry.key, fs.info(path)))
+        check_same_version(entry, entry_of_info(entry.key, fs.info(path)))
         return data
 
     def _path(self, key: str) -> str:
@@ -447,7 +447,7 @@ def _mtime_of_info(info: Mapping[str, Any]) -> float | None:
 
 async def get_plain(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
     data: bytes = await fs._cat_file(path, start=start, end=stop)
-    require_same(entry, entry_of_info(entry.key, await fs._info(path)))
+    check_same_version(entry, entry_of_info(entry.key, await fs._info(path)))
     return data
 
 
@@ -463,7 +463,7 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         _require_partial(entry, ranged, status)
         check_response(entry, (start, stop), response_of(entry, (start, stop), status, headers))
-        return await join_at_most(body.iter_chunks(_CHUNK_BYTES), stop - start, entry)
+        return await read_at_most(body.iter_chunks(_CHUNK_BYTES), stop - start, entry)
 
 
 async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
@@ -482,7 +482,7 @@ async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> b
             f"Content-Encoding {response_headers['content-encoding']}, which the client unpacks; store it "
             "without"
         )
-    require_same(entry, entry_of_info(entry.key, await fs._info(path)))
+    check_same_version(entry, entry_of_info(entry.key, await fs._info(path)))
     return bytes(data)
 
 
@@ -557,7 +557,7 @@ async def _get_web(
         if ranged:
             support.record(is_whole=is_whole)
         chunks = answer.content.iter_chunked(_CHUNK_BYTES)
-        data = await join_at_most(chunks, wanted[1] - wanted[0], entry)
+        data = await read_at_most(chunks, wanted[1] - wanted[0], entry)
     check_length(entry, wanted, len(data))
     return data[start:stop] if is_whole else data
 

@@ -1,13 +1,13 @@
 """List a store's keys: a sorted store in rounds of concurrent requests, others folder by folder.
 
-Each round requests the next page of every key range. While there are fewer ranges than `WIDTH`, ranges are
+Each round requests the next page of every key range. While there are fewer ranges than `MOST_RANGES`, ranges are
 split at guessed names, which differ from the keys seen so far in one character: each guess costs a request
 whose answer is a page, or shows that nothing follows. There are never more ranges than pages found so far,
 plus one, because some servers read a whole folder to begin anywhere in it.
 
 Example: the first page of data/ ends with data/a9. Round 2 requests the page after data/a9 and, as a guess,
 the page after data/b. Both hold keys, so three pages are found and round 3 may have four ranges: each of
-the two is split again. Rounds 4 and 5 have up to eight and sixteen. With a glob, a range that begins where
+the two is split again. ListingRounds 4 and 5 have up to eight and sixteen. With a glob, a range that begins where
 no key can match begins at the next possible match instead.
 
 The next round depends on the answers alone, never on how long they took, so every listing of the same
@@ -30,7 +30,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from growcache.errors import StoreError, TransientStoreError
-from growcache.store.contract import in_pages
+from growcache.store.contract import paginate
 from growcache.store.store_errors import is_client_error, read_fsspec_error
 from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
 from growcache.threads import ConcurrentCalls
@@ -48,7 +48,7 @@ _LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
 
 
 @dataclass(frozen=True, slots=True)
-class _GlobLevel:
+class _GlobComponent:
     """One component of a glob."""
 
     head: str  # what its matches begin with
@@ -63,7 +63,7 @@ class MatchSeeker:
     def __init__(self, pattern: str, *, is_glob: bool) -> None:
         found = WILDCARD.search(pattern) if is_glob else None
         self.fixed = pattern[: found.start()] if found else pattern
-        self._levels = [_glob_level(part) for part in pattern.split("/")] if is_glob else []
+        self._levels = [_glob_component(part) for part in pattern.split("/")] if is_glob else []
 
     def seek(self, key: str) -> str | None:
         """Return where the next match may be: there is no match in [key, there).
@@ -98,19 +98,19 @@ class MatchSeeker:
         return self.seek(folder[:-1] + _AFTER_SLASH) if folder else None
 
 
-def _glob_level(part: str) -> _GlobLevel:
+def _glob_component(part: str) -> _GlobComponent:
     found = WILDCARD.search(part)
     head = part[: found.start()] if found else part
     if part == "**":
-        return _GlobLevel("", exact=False, any_depth=True, matches=bool)
+        return _GlobComponent("", exact=False, any_depth=True, matches=bool)
     matches = re.compile(component_regex(part)).fullmatch
-    return _GlobLevel(head, exact=found is None, any_depth=False, matches=matches)
+    return _GlobComponent(head, exact=found is None, any_depth=False, matches=matches)
 
 
-def name_before(key: str) -> str | None:
+def key_before(key: str) -> str | None:
     """Return a name shortly before a key, to list what comes after; None: from the start.
 
-    >>> name_before("a/x0"), name_before("a/x/b_"), name_before("a/ "), name_before("a/")
+    >>> key_before("a/x0"), key_before("a/x/b_"), key_before("a/ "), key_before("a/")
     ('a/x/~', 'a/x/b^~', 'a', 'a')
     """
     if not key or key.endswith("/"):
@@ -170,7 +170,7 @@ class KeyRange:
             if start is None:
                 break
             if up_to is None or start <= up_to:
-                after = max(place, name_before(start) or "")
+                after = max(place, key_before(start) or "")
                 last = KeyRange(self.section, self.fixed, after, up_to)
                 behind.append(last)
         return behind
@@ -197,7 +197,7 @@ class KeyRange:
             return inside, False
         if up_to is not None and over > up_to:
             return inside, False
-        if (jump := name_before(over) or "") > self.after:
+        if (jump := key_before(over) or "") > self.after:
             self.after, self.pages = jump, None
         return inside, True
 
@@ -376,9 +376,9 @@ def _common_length(one: str, other: str) -> int:
 
 
 # Pages requested in a round, at most. It decides the order of a listing, so it is no setting.
-WIDTH = 16
+MOST_RANGES = 16
 _KEYS_LEARNED_PER_PAGE = 8  # keys of a page whose characters are learned
-# Rounds that are yielded together, mixed, because the first objects decide the schema. They have at most 1,
+# ListingRounds that are yielded together, mixed, because the first objects decide the schema. They have at most 1,
 # 2, 4, 8 and 16 pages: more rounds would delay the first sample, fewer would see one end of the keys.
 _SURVEY_ROUNDS = 5
 _SURVEY_SINGLES = 64  # objects of the survey that are yielded one by one
@@ -402,7 +402,7 @@ class UrlListing:
     def whole_range(self) -> KeyRange:
         fixed = self.seeker.fixed
         # Where a folder is all that is fixed, the request's prefix says it.
-        after = "" if fixed == self.location.prefix else name_before(fixed) or ""
+        after = "" if fixed == self.location.prefix else key_before(fixed) or ""
         return KeyRange(self, len(fixed), after)
 
     def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
@@ -423,7 +423,7 @@ class UrlListing:
         return [replace(entry, store=self.number) for entry in found] if self.number else found
 
 
-class Rounds:
+class ListingRounds:
     """One listing of several URLs; see the head of this file."""
 
     def __init__(
@@ -447,7 +447,7 @@ class Rounds:
         for _ in range(_SURVEY_ROUNDS):
             survey += chain.from_iterable(self._take(asked))
             asked = self._ask()
-        yield from in_pages(spread_survey(survey))
+        yield from paginate(spread_evenly(survey))
         while asked is not None:
             found = self._take(asked)
             asked = self._ask()  # first: it is answered while these are dealt with
@@ -462,10 +462,10 @@ class Rounds:
         )
 
     def _widen(self) -> None:
-        while self._waiting and len(self._parts) < WIDTH:
+        while self._waiting and len(self._parts) < MOST_RANGES:
             self._parts.append(self._waiting.popleft().whole_range())
         known = [part for part in self._parts if part.first]
-        more = max(0, min(WIDTH, 1 + self._found) - len(self._parts))
+        more = max(0, min(MOST_RANGES, 1 + self._found) - len(self._parts))
         found = split_points(known, more, self._coder)
         for part, places in zip(known, found, strict=True):
             at = self._parts.index(part) + 1
@@ -490,7 +490,7 @@ class Rounds:
         return found
 
 
-def spread_survey(found: Sequence[Entry]) -> list[Entry]:
+def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
     """Return the entries in an order of which each beginning is from everywhere.
 
     Objects of one folder may be alike, and a listing begins with one folder.

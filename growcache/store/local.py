@@ -21,7 +21,7 @@ from growcache.errors import (
     StoreMissingError,
     TransientStoreError,
 )
-from growcache.store.contract import PAGE_ENTRIES, Entry, Page, in_pages
+from growcache.store.contract import PAGE_ENTRIES, Entry, Page, paginate
 from growcache.store.response_check import changed_error, settling_seconds
 from growcache.store.urls import Location
 from growcache.usercode import printable
@@ -62,7 +62,7 @@ class LocalBackend:
             raise StoreMissingError(
                 f"no folder {root}; expected the one that source.url {location.url} names"
             )
-        for page in in_pages(
+        for page in paginate(
             map(_entry_of_file, _walk(str(root), location.depth, frozenset()))
         ):
             if len(page) < PAGE_ENTRIES and _folder_identity(root) != identity:

@@ -25,7 +25,7 @@ from growcache.store.response_check import (
     Response,
     check_length,
     check_response,
-    join_at_most,
+    read_at_most,
 )
 from growcache.store.retries import stalled_seconds
 from growcache.store.store_errors import UnsupportedKeyError, read_obstore_error, store_error
@@ -100,7 +100,7 @@ class ObstoreBackend:
             if self._checks_answers:
                 if ranged:
                     self._ranges.record(is_whole=False)
-                return await join_at_most(_chunks_of(answer, stop - start), stop - start, entry)
+                return await read_at_most(_chunks_of(answer, stop - start), stop - start, entry)
             # The provider of a store with credentials is trusted with the length of an answer:
             # to watch it would cost 40 % more CPU per byte.
             return await answer.bytes_async()
@@ -117,7 +117,7 @@ class ObstoreBackend:
         try:
             answer = await obstore.get_async(self._store, entry.key)
             check_response(entry, (0, entry.size), _response_of_result(answer, entry))
-            data = await join_at_most(_chunks_of(answer, entry.size), entry.size, entry)
+            data = await read_at_most(_chunks_of(answer, entry.size), entry.size, entry)
         except _OBSTORE_ERRORS as error:
             raise self._translated(error, entry.key) from None
         check_length(entry, (0, entry.size), len(data))

@@ -145,7 +145,7 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
         )
 
 
-async def join_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
+async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
     """Return what a server sends to its end; one that sends more than was requested is cut off."""
     parts, found = [], 0
     async for chunk in chunks:
@@ -155,7 +155,7 @@ async def join_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -
     return b"".join(parts)
 
 
-def require_same(entry: Entry, found: Entry) -> None:
+def check_same_version(entry: Entry, found: Entry) -> None:
     """Refuse a file or object that has another size, ETag or exact time than was listed."""
     if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
         raise changed_error(entry, found)

@@ -210,7 +210,7 @@ class RenewableBackend:
         self._renew_seconds = renew_seconds
         self._lock = threading.Lock()
         self._tried_at = time.monotonic()
-        self.made: Backend | None = None
+        self.backend: Backend | None = None
         self.generation = 0  # how often it was made anew
         self.recent_reads = RecentReads()
         # Objects that kept failing while others were given.
@@ -220,43 +220,43 @@ class RenewableBackend:
         self.denied = ExpiringKeys(undoubted)
         self.is_refused = False  # whether the store refused everything the last time
         try:
-            self.made = make()
+            self.backend = make()
         except CredentialsError:
             if not without_credentials:
                 raise
 
     @property
     def identity(self) -> str:
-        return self.current().identity
+        return self.connected().identity
 
     @property
     def sorted(self) -> bool:
-        return self.current().sorted
+        return self.connected().sorted
 
-    def current(self) -> Backend:
+    def connected(self) -> Backend:
         """Return the backend in use; CredentialsError if there are still no credentials to make it."""
-        if self.made is None:
-            self.made = self._make_again()
-        return self.made
+        if self.backend is None:
+            self.backend = self._make_anew()
+        return self.backend
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         """See `Backend.listing`; the one after a refusal is a new client's."""
         generation = self.generation
         try:
-            yield from self.current().listing(location, after)
+            yield from self.connected().listing(location, after)
         except StoreRefusedError:
             self.renew(generation)
             raise
 
     def head(self, key: str) -> Entry:
-        return self.current().head(key)
+        return self.connected().head(key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
-        return self.current().get(entry, start, stop)
+        return self.connected().get(entry, start, stop)
 
     async def close(self) -> None:
-        if self.made is not None:
-            await self.made.close()
+        if self.backend is not None:
+            await self.backend.close()
 
     def renew(self, generation: int, *, at_once: bool = False) -> bool:
         """Make the client anew; return whether there is one newer than a refused ``generation``. Blocks.
@@ -272,11 +272,11 @@ class RenewableBackend:
                 return False
             self._tried_at = now
             # The old one ends with the last of its reads, when nothing refers to it any more.
-            self.made = self._make_again()
+            self.backend = self._make_anew()
             self.generation += 1
             return True
 
-    def _make_again(self) -> Backend:
+    def _make_anew(self) -> Backend:
         # Options that worked once and fail now are repaired as credentials are.
         try:
             return self._make()

@@ -37,9 +37,9 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
-from growcache.store.contract import Entry, Page, in_pages
+from growcache.store.contract import Entry, Page, paginate
 from growcache.store.listing import walk_folders
-from growcache.store.response_check import require_same
+from growcache.store.response_check import check_same_version
 from growcache.store.retries import stalled_seconds
 from growcache.store.urls import Location
 from growcache.usercode import short_key
@@ -379,7 +379,7 @@ class _Connection:
                         data += await self._rest(file, at + len(data), end)
                         stat = await self.answer(file.stat())
                     parts.append(data)
-            require_same(entry, _entry_of_info(_info_of_stat(entry.key, stat)))
+            check_same_version(entry, _entry_of_info(_info_of_stat(entry.key, stat)))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _rest(self, file: Any, start: int, stop: int) -> bytes:
@@ -575,7 +575,7 @@ class SftpBackend:
         top = location.prefix.rstrip("/") or "/"
         infos = walk_folders(self._pool, top, location.depth, after)
         try:
-            for page in in_pages(infos):
+            for page in paginate(infos):
                 yield Page(_entry_of_info(info) for info in page)
         except Exception as error:  # noqa: BLE001 - see _translated
             translated = self._translated(error, top)

@@ -22,7 +22,13 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page
-from growcache.store.listing import WIDTH, Rounds, UnsortedError, UrlListing, is_utf8
+from growcache.store.listing import (
+    MOST_RANGES,
+    ListingRounds,
+    UnsortedError,
+    UrlListing,
+    is_utf8,
+)
 from growcache.store.response_check import (
     BrokenReadError,
     check_length,
@@ -213,7 +219,7 @@ class RemoteStore:
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
         return self._backends[entry.store].given_up.contains(entry.key, since)
 
-    async def renewed(self, entry: Entry) -> Entry:
+    async def current_entry(self, entry: Entry) -> Entry:
         return await self._head_with_retries(entry.store, entry.key)
 
     async def find(self, key: str) -> Entry:
@@ -330,7 +336,7 @@ class RemoteStore:
 
     def pages(self) -> Iterator[list[Entry]]:
         for client in self._backends:
-            self._retries.run(client.current)
+            self._retries.run(client.connected)
         sections = [
             UrlListing(number, location, backend, self._is_new)
             for number, (location, backend) in enumerate(
@@ -364,9 +370,9 @@ class RemoteStore:
 
     def _list(self, sections: list[UrlListing]) -> Iterator[list[Entry]]:
         if all(section.backend.sorted for section in sections):
-            most = min(WIDTH, self._concurrency)
+            most = min(MOST_RANGES, self._concurrency)
             try:
-                yield from Rounds(sections, self._retries, most).pages()
+                yield from ListingRounds(sections, self._retries, most).pages()
             except UnsortedError as error:
                 logger.warning(
                     "the store does not list in the order of keys, so it is listed page after "
@@ -488,7 +494,7 @@ def open_store(
                 timeout_seconds=timeout_seconds,
             )
             # A file system of fsspec's may have keys of its own.
-            location = getattr(client.made, "location", location)
+            location = getattr(client.backend, "location", location)
         backends.append((location, clients[key]))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
     return RemoteStore(source, backends, retries, concurrency, on_bytes, settings)

@@ -268,7 +268,7 @@ class UrlTemplate:
         )
 
     @property
-    def literal(self) -> int:
+    def literal_characters(self) -> int:
         """How many characters of a key it fixes; of two that match, the one with more is meant."""
         return len(PLACEHOLDER.sub("", self.rest))
 
@@ -277,7 +277,7 @@ class UrlTemplate:
         match = self.pattern.match(key)
         return None if match is None else tuple(match[name] for name in self.names)
 
-    def rendered(self, values: tuple[str, ...]) -> str:
+    def render(self, values: tuple[str, ...]) -> str:
         """Return what follows `folder` in the key with these values."""
         named: Mapping[str, str] = dict(zip(self.names, values, strict=True))
         return PLACEHOLDER.sub(lambda found: named[found[1]], self.rest)

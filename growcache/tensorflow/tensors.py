@@ -68,7 +68,7 @@ def _names_in_batch(field: Field, style: str) -> tuple[str, ...]:
 
 
 def _refuse_unknown(field: Field) -> None:
-    name = field.item.name
+    name = field.item_dtype.name
     if name not in DECODABLE and name not in SAME_SIZE:
         raise FormatError(
             f"field {field.name!r} has dtype {name}, which TensorFlow does not have; cast it in "
@@ -83,7 +83,7 @@ def typed_tensor(raw: Tensor, field: Field) -> Tensor:
 
 
 def decode_numbers(raw: Tensor, field: Field) -> Tensor:
-    wanted = field.item.name
+    wanted = field.item_dtype.name
     stored = SAME_SIZE.get(wanted, wanted)
     flat = tf.io.decode_raw(raw, tf.as_dtype(stored))
     return flat if stored == wanted else tf.bitcast(flat, tf.as_dtype(wanted))
@@ -132,7 +132,7 @@ class TensorColumn:
         field, name = self.field, self.field.name
         if field.is_blob:
             return {name: tensor_spec(tf.string, [None])}
-        dtype = tf.as_dtype(field.item)
+        dtype = tf.as_dtype(field.item_dtype)
         if not field.is_ragged:
             return {name: tensor_spec(dtype, [None, *field.fixed_shape])}
         if self.style == "pad":

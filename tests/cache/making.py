@@ -15,7 +15,7 @@ from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
 from growcache.config import CacheConfig
 from growcache.schema import Field, Sample, Schema
 
-SCHEMA = Schema.of({"x": np.zeros((16, 32), "<f4"), "y": np.zeros((), "<i8")})
+SCHEMA = Schema.from_sample({"x": np.zeros((16, 32), "<f4"), "y": np.zeros((), "<i8")})
 RAGGED = Schema(
     (
         Field("data", "bytes", ()),

@@ -41,7 +41,7 @@ def declared(*fields: Field) -> Schema:
 
 def fixed(name: str, array: Any) -> Case:
     array = np.asarray(array)
-    return Schema.of({name: array}), [{name: array} for _ in range(N)]
+    return Schema.from_sample({name: array}), [{name: array} for _ in range(N)]
 
 
 def ragged(dtype: str, shape: tuple[int | None, ...]) -> Case:
@@ -331,7 +331,7 @@ def test_a_field_with_the_name_of_anothers_shape_is_refused() -> None:
     ["/etc/passwd", "../../x", "..", ".", "a/b", "\0", "x.offsets", "C:\\x", "a\nb", "~"],
 )
 def test_no_field_leaves_its_directory(tmp_path: Path, name: str) -> None:
-    (suffix,) = npy.suffixes(Schema.of({name: np.zeros(2)}))
+    (suffix,) = npy.suffixes(Schema.from_sample({name: np.zeros(2)}))
     file = suffix.removeprefix(".npy/")
     assert "/" not in file
     assert "\0" not in file

@@ -82,7 +82,7 @@ def test_the_largest_array_begins_with_a_line_of_the_cache(
     names = [chr(ord("a") + i) * (name_bytes + 1) for i in range(len(sizes) + 1)]
     nbytes = dict(zip(names, [*sizes, 4096], strict=True))
     sample = {name: np.full(n, n % 251, np.uint8) for name, n in nbytes.items()}
-    schema = Schema.of(sample)
+    schema = Schema.from_sample(sample)
     where = tfrecord.record_layout(schema)
     (start,) = [start for field, start in where.fields if field.nbytes == 4096]
     assert start % 64 == where.record_bytes % 64 == 0
@@ -99,7 +99,7 @@ def test_records_of_small_samples_are_not_filled_up() -> None:
 
 def test_large_arrays_are_not_copied() -> None:
     sample = {"x": np.arange(70_000, dtype="<i4")}
-    (file,) = tfrecord.encode(Schema.of(sample), [sample])
+    (file,) = tfrecord.encode(Schema.from_sample(sample), [sample])
     assert any(
         isinstance(b, np.ndarray) and np.shares_memory(b, sample["x"]) for b in file.pieces
     )
@@ -170,7 +170,7 @@ def test_records_are_those_of_protobuf() -> None:
     example = example_class()
     for name, array in sample.items():
         example.features.feature[name].bytes_list.value.append(array.tobytes())
-    data = encoded(Schema.of(sample), [sample])
+    data = encoded(Schema.from_sample(sample), [sample])
     assert data[12:-4] == example.SerializeToString(deterministic=True)
 
 

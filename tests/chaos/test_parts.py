@@ -169,7 +169,7 @@ def test_the_ledger_notices() -> None:
 
 
 def sidecar(digest: str, *objects: int) -> Sidecar:
-    schema = Schema.of({"x": np.zeros(1)})
+    schema = Schema.from_sample({"x": np.zeros(1)})
     drawn = [SampleOrigin(key_name(n), None, 9, None, 0, 1, 4, 5) for n in objects]
     origins = Origins.pack(drawn)
     return Sidecar("f", 0, 0, 5, 5, schema, len(drawn), 1, 8, 8, digest, origins)

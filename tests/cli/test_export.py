@@ -121,7 +121,7 @@ def test_the_program_in_the_readme_reads_it_without_growcache(
 
 def test_the_program_casts_and_shapes_every_field() -> None:
     sample = {"a b": np.zeros((2, 0), np.bool_), "z": np.zeros(3, "<f8")}
-    code = tfrecord_program(Schema.of(sample))
+    code = tfrecord_program(Schema.from_sample(sample))
     assert (
         'tf.reshape(tf.cast(tf.io.decode_raw(found["a b"], tf.uint8), tf.bool), [2, 0])' in code
     )

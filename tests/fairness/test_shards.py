@@ -23,7 +23,7 @@ from growcache.schema import Schema
 from growcache.store.contract import Entry
 from tests.sampling.services import run, service, wait_until, write_config
 
-SCHEMA = Schema.of({"x": np.zeros(2, np.int64)})
+SCHEMA = Schema.from_sample({"x": np.zeros(2, np.int64)})
 
 
 @given(

@@ -95,7 +95,7 @@ class FormatTests:
     def test_samples_are_what_can_be_cached_and_origins_are_ranges(self, case: Case) -> None:
         form, held = case.open(), case.held()
         found = visited(form, held, 0, parts_of(form, held))
-        schemas = {str(Schema.of(sample)) for sample, _, _ in found}
+        schemas = {str(Schema.from_sample(sample)) for sample, _, _ in found}
         assert len(schemas) == 1
         for sample, start, stop in found:
             assert 0 <= start < stop
@@ -172,7 +172,7 @@ class FormatTests:
         try:
             found = visited(form, held, 0, 1 if form.listed else 1 << 40)
             for sample, _, _ in found:
-                Schema.of(sample)
+                Schema.from_sample(sample)
         except GrowcacheError as error:
             refused = str(error)
         assert "\n" not in refused

@@ -265,7 +265,7 @@ def notes(data: bytes) -> None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         identity = Identity.from_json(data)
         assert Identity.from_json(identity.to_json()) == identity
-        assert not any(field.item.hasobject for field in identity.schema.fields)
+        assert not any(field.item_dtype.hasobject for field in identity.schema.fields)
     with contextlib.suppress(ValueError):
         status = Status.from_json(data)
         status.to_json()

@@ -28,7 +28,7 @@ def samples_of(shape: tuple[int, ...], n: int, seed: int) -> list[Sample]:
 
 
 def written(path: Path, samples: Sequence[Sample]) -> MappedShard:
-    schema = Schema.of(samples[0])
+    schema = Schema.from_sample(samples[0])
     path.write_bytes(
         b"".join(bytes(b) for f in tfrecord.encode(schema, samples) for b in f.pieces)
     )
@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take
     maps = MappedShards([*(written(tmp_path / f"{i}", s) for i, s in enumerate(shards)), None])
     places = np.array([2, 0, 0, 1, 2, 0, 2, 0])
     rows = np.array([4, 8, 0, 0, 1, 3, 4, 1])
-    gatherer = Gatherer(Schema.of(shards[0][0]), 8, Framework(take=take))
+    gatherer = Gatherer(Schema.from_sample(shards[0][0]), 8, Framework(take=take))
     for _ in range(3):
         for part in (slice(5), slice(5, None)):  # as one block out of two pieces
             gatherer.add(maps.rows(("x", "y"), places[part], rows[part]))
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_plan(tmp_path: Path, shape: tuple[int, ...], take
 def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
     shard = samples_of((64, 1024), 4, 0)
     maps = MappedShards([written(tmp_path / "s", shard)])
-    gatherer = Gatherer(Schema.of(shard[0]), 2, NUMPY)
+    gatherer = Gatherer(Schema.from_sample(shard[0]), 2, NUMPY)
     held = []
     for i in range(4):
         gatherer.add(maps.rows(("x", "y"), np.array([0, 0]), np.array([i, i])))
@@ -79,7 +79,7 @@ def test_a_block_that_is_held_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     shard = samples_of((5,), 6, 0)
-    gatherer = Gatherer(Schema.of(shard[0]), 6, NUMPY)
+    gatherer = Gatherer(Schema.from_sample(shard[0]), 6, NUMPY)
     maps = MappedShards([written(tmp_path / "s", shard)])
     gatherer.add(maps.rows(("x", "y"), np.zeros(2, int), np.array([5, 2])))
     arrays = gatherer.finish()
@@ -131,7 +131,7 @@ def test_rows_beyond_the_mapped_are_refused(tmp_path: Path, place: int, row: int
 def test_closed_shards_are_refused(tmp_path: Path) -> None:
     shard = samples_of((2,), 3, 0)
     maps = MappedShards([written(tmp_path / "s", shard)])
-    gatherer = Gatherer(Schema.of(shard[0]), 1, NUMPY)
+    gatherer = Gatherer(Schema.from_sample(shard[0]), 1, NUMPY)
     rows = maps.rows(("x", "y"), np.array([0]), np.array([0]))
     gatherer.add(rows)
     maps.close()

@@ -22,7 +22,7 @@ def run() -> Iterator[Any]:
     def call(function: Any, seed: int = 0, origins: list[Origin] | None = None) -> Sample:
         made.append(
             BlockTransform(
-                function, seed, ROWS, Schema.of({k: v[0] for k, v in ARRAYS.items()})
+                function, seed, ROWS, Schema.from_sample({k: v[0] for k, v in ARRAYS.items()})
             )
         )
         return made[-1].run({k: v.copy() for k, v in ARRAYS.items()}, PLACES, origins)

@@ -19,7 +19,7 @@ from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Schema
 from growcache.store.contract import Entry, Store
 
-SCHEMA = Schema.of({"x": np.zeros(2, "<f4")})
+SCHEMA = Schema.from_sample({"x": np.zeros(2, "<f4")})
 
 
 ERRORS = {

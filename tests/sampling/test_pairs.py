@@ -62,7 +62,7 @@ def test_a_key_gives_the_values_and_they_the_key(
     template = UrlTemplate.from_url(url)
     assert template.values(key) in (values, None if values is None else values[::-1])
     if (found := template.values(key)) is not None:
-        assert key.endswith(template.rendered(found))
+        assert key.endswith(template.render(found))
 
 
 LISTING = [(n % 2, f"d/{'xy'[n % 2]}_{n // 2:03d}.npy") for n in range(80)]

@@ -47,7 +47,7 @@ from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 
-SCHEMA = Schema.of({"x": np.zeros(512, "<f4")})
+SCHEMA = Schema.from_sample({"x": np.zeros(512, "<f4")})
 SIZING = Sizing(
     samples_per_object=1, stride_bytes=2048.0, overhead_bytes=128, whole=True, shard_samples=8
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.store.listing import MatchSeeker, name_before
+from growcache.store.listing import MatchSeeker, key_before
 from growcache.store.urls import is_unsupported_key, parse_url
 
 PARTS = st.sampled_from(["a", "b", "*", "a*", "b?", "[ab]*", "**", "*0", "ab", "?"])
@@ -49,7 +49,7 @@ def test_what_is_leapt_over(pattern: str, key: str, there: str | None) -> None:
 
 @given(st.text("ab0/-.~é \x01!\ud7ff\ue000", max_size=7))
 def test_what_is_listed_after_is_smaller_and_can_be_named(key: str) -> None:
-    before = name_before(key)
+    before = key_before(key)
     assert before is None or before < key
     if before is not None and not is_unsupported_key(key):
         assert not is_unsupported_key(before)

@@ -19,7 +19,7 @@ from growcache.config import SourceConfig
 from growcache.errors import AccessError, StoreError, TransientStoreError
 from growcache.store import listing as store_listing
 from growcache.store.contract import Entry, Page
-from growcache.store.listing import WIDTH, spread_survey
+from growcache.store.listing import MOST_RANGES, spread_evenly
 from growcache.store.retries import RetryPolicy
 from growcache.store.store import RemoteStore
 from growcache.store.urls import Location, parse_url
@@ -127,7 +127,7 @@ def test_pages_come_by_the_dozen(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     pages = 12_000 // 50
     assert backend.requests == sum(asked) < 1.7 * pages
     assert len(asked) < pages / 6
-    assert max(asked) <= WIDTH
+    assert max(asked) <= MOST_RANGES
 
 
 @pytest.mark.parametrize("kind", names(100))
@@ -154,7 +154,7 @@ PATTERNS = st.sampled_from(
 )
 
 
-@given(KEYS, PATTERNS, st.integers(1, 7), st.integers(1, WIDTH))
+@given(KEYS, PATTERNS, st.integers(1, 7), st.integers(1, MOST_RANGES))
 @settings(max_examples=300)
 def test_all_that_matches_is_listed_once(
     keys: list[str], pattern: str, page: int, most: int
@@ -230,7 +230,7 @@ def test_the_first_objects_are_from_everywhere() -> None:
 @settings(max_examples=30)
 def test_each_beginning_is_spread(count: int) -> None:
     entries = [Entry(f"{n:05}", 1, None, None) for n in range(count)]
-    found = [int(entry.key) for entry in spread_survey(entries[::-1])]
+    found = [int(entry.key) for entry in spread_evenly(entries[::-1])]
     assert sorted(found) == list(range(count))
     for some in (8, 16, 64, 500):
         if count >= 4 * some:

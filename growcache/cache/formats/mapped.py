@@ -432,14 +432,16 @@ class MappedShard:
     def _value(self, field: Field, i: int) -> Value:
         rows = self.fields.get(field.name)
         if rows is not None:
-            array: Array = rows[i].copy().view(field.item)
+            array: Array = rows[i].copy().view(field.item_dtype)
             return array.reshape(field.fixed_shape)
         column = self.ragged[field.name]
         start = int(column.starts[i])
         raw = column.memory[start : start + int(column.lengths[i])]
         if field.is_blob:
             return _decoded_text(raw.tobytes()) if field.dtype == STR else raw.tobytes()
-        return raw.copy().view(field.item).reshape(field.shape_of(column.dims[i].tolist()))
+        return (
+            raw.copy().view(field.item_dtype).reshape(field.shape_of(column.dims[i].tolist()))
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))

@@ -122,13 +122,13 @@ def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
     pairs = [value_bytes(field, where, sample.get(name)) for sample in samples]
     values = [*coalesce(raw for raw, _ in pairs)]
     if not field.is_ragged:
-        return [[npy_header(field.item.str, (len(samples), *field.fixed_shape)), *values]]
+        return [[npy_header(field.item_dtype.str, (len(samples), *field.fixed_shape)), *values]]
     if _by_rows(field):
         rows = [dims[0] for _, dims in pairs]
     else:
-        rows = [len(raw) // field.item.itemsize for raw, _ in pairs]
+        rows = [len(raw) // field.item_dtype.itemsize for raw, _ in pairs]
     offsets = np.cumsum([0, *rows])
-    head = npy_header(field.item.str, (int(offsets[-1]), *_row_shape(field)))
+    head = npy_header(field.item_dtype.str, (int(offsets[-1]), *_row_shape(field)))
     files: list[list[Buffer]] = [[head, *values], [*integer_table(offsets)]]
     if _has_shapes(field):
         files.append([*integer_table(np.array([field.shape_of(dims) for _, dims in pairs]))])
@@ -149,7 +149,7 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
             memories += maps
         else:
             shape = (samples, *field.fixed_shape)
-            memory, data = open_npy_array(_with_end(stem, VALUES), field.item.str, shape)
+            memory, data = open_npy_array(_with_end(stem, VALUES), field.item_dtype.str, shape)
             fields[field.name] = data.reshape(samples, field.nbytes)
             memories.append(memory)
     return MappedShard(schema, samples, memories, fields, ragged)
@@ -166,9 +166,9 @@ def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Bytes], R
         raise _offsets_error(_with_end(stem, OFFSETS))
     row_shape = _row_shape(field)
     values_map, data = open_npy_array(
-        _with_end(stem, VALUES), field.item.str, (total, *row_shape)
+        _with_end(stem, VALUES), field.item_dtype.str, (total, *row_shape)
     )
-    row_bytes = math.prod(row_shape) * field.item.itemsize
+    row_bytes = math.prod(row_shape) * field.item_dtype.itemsize
     maps, lengths = [values_map, offsets_map], _in_bytes(rows, row_bytes)
     if _has_shapes(field):
         path = _with_end(stem, SHAPES)

@@ -139,7 +139,7 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
 
 def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
     """Return the field's bytes of every sample, checked, without copying contiguous ones."""
-    dtype, shape, column = field.item, field.fixed_shape, []
+    dtype, shape, column = field.item_dtype, field.fixed_shape, []
     for sample in samples:
         array = sample.get(field.name)
         if array is None or array.shape != shape or array.dtype != dtype:
