@@ -35,6 +35,7 @@ from growcache.config import (
     WeightedSource,
 )
 from growcache.errors import ConfigError
+from growcache.schema import is_utf8
 from growcache.secrecy import (
     hide_secrets,
     remember_secrets,
@@ -123,15 +124,8 @@ def refuse_oversized(values: object, label: str) -> None:
             levels.append(itertools.chain(value.keys(), value.values()))
         elif isinstance(value, list | tuple | set):
             levels.append(iter(value))
-        elif isinstance(value, str) and not _is_unicode(value):
+        elif isinstance(value, str) and not is_utf8(value):
             raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def may_hold_secret(text: str) -> bool:

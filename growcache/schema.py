@@ -147,7 +147,7 @@ class Field:
             )
         if type(value) is bytes:
             return self.dtype == BYTES
-        return type(value) is str and self.dtype == STR and _is_text(value)
+        return type(value) is str and self.dtype == STR and is_utf8(value)
 
     def __str__(self) -> str:
         if self.is_blob:
@@ -330,7 +330,7 @@ def _field_of_value(name: str, value: object) -> Field:
     if isinstance(blob, bytes):
         return Field(name, BYTES, ())
     if isinstance(blob, str):
-        if not _is_text(blob):
+        if not is_utf8(blob):
             raise FormatError(f"the string {name!r} is no valid Unicode; cache it as bytes")
         return Field(name, STR, ())
     array = np.asarray(value)
@@ -401,8 +401,9 @@ def _stored_value(field: Field, value: object) -> Value:
     return np.asarray(value, dtype=field.dtype, order="C") if blob is None else blob
 
 
-def _is_text(value: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Whether text can be written as UTF-8; lone surrogates, as of file names, cannot."""
     try:
-        return value.isascii() or bool(value.encode())
+        return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False

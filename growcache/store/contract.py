@@ -6,12 +6,14 @@ bucket, host or file system: it makes single attempts and raises growcache's err
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from growcache.config import SourceConfig
+from growcache.schema import is_utf8
 from growcache.store.urls import Location
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 PAGE_ENTRIES = 1000  # entries; what S3 answers at once
 
@@ -52,6 +56,50 @@ class Page(list[Entry]):
     def __init__(self, entries: Iterable[Entry] = (), *, last: bool = False) -> None:
         super().__init__(entries)
         self.last = last
+
+
+# Characters; stores allow 1,024 bytes, file systems 4,096, web servers about this.
+LONGEST_KEY = 8192
+LONGEST_ETAG = 1024  # characters
+# No store holds larger objects, and sums of sizes must stay exact.
+LARGEST_OBJECT_BYTES = 1 << 50
+_SHOWN_KEY_CHARACTERS = 80
+
+
+def storable_entries(page: list[Entry]) -> list[Entry]:
+    """Return the entries that the catalog can hold; others are left out with a warning.
+
+    Listing, index and shards hold keys as UTF-8, and names of files can be any bytes. Keys of
+    megabytes, and objects larger than all disks, are taken for errors of the store.
+    """
+    for words, is_storable in _REQUIREMENTS.items():
+        kept = [entry for entry in page if is_storable(entry)]
+        if len(kept) < len(page):
+            odd = next(entry.key for entry in page if not is_storable(entry))
+            shown = odd[:_SHOWN_KEY_CHARACTERS] + "…" * (len(odd) > _SHOWN_KEY_CHARACTERS)
+            left_out = len(page) - len(kept)
+            logger.warning(
+                "%s are left out of the listing: %d, such as %a", words, left_out, shown
+            )
+        page = kept
+    return page
+
+
+def _is_plausible(entry: Entry) -> bool:
+    etag = entry.etag or ""  # obstore panics if it cannot be sent back in a request
+    return (
+        len(entry.key) <= LONGEST_KEY
+        and 0 <= entry.size <= LARGEST_OBJECT_BYTES
+        and len(etag) <= LONGEST_ETAG
+        and etag.isascii()
+        and etag.isprintable()
+    )
+
+
+_REQUIREMENTS: dict[str, Callable[[Entry], bool]] = {
+    "names that are no UTF-8": lambda entry: is_utf8(entry.key),
+    "objects with a name, version or size that cannot be": _is_plausible,
+}
 
 
 class Store(Protocol):

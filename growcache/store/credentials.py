@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,11 +16,18 @@ from functools import cached_property
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from growcache.errors import ConfigError, CredentialsError
+from growcache.store.response_check import is_requested_range
+from growcache.store.urls import WEB_SCHEMES
 from growcache.usercode import short_key
+
+if TYPE_CHECKING:
+    from aiohttp import ClientRequest, ClientResponse, ClientSession
+
+    Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
 # botocore renews temporary credentials at least ten minutes before they expire. A shorter ttl never hands
 # out expired ones; obstore's default of 30 minutes could.
@@ -328,3 +335,96 @@ def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str,
     if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
         return found
     return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}
+
+
+ServerAddress = tuple[str, str, int]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# They describe the request and the program, and identify no user.
+_PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
+
+
+@dataclass(frozen=True)
+class GuardedSession:
+    """Makes sessions for fsspec's HTTP file system."""
+
+    origins: frozenset[ServerAddress]
+    headers: frozenset[str]
+    cookies: frozenset[str]
+    authorizations: frozenset[str] = field(repr=False)  # header values
+    checks_ranges: bool
+
+    async def __call__(self, **options: Any) -> ClientSession:
+        from aiohttp import ClientSession
+
+        # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
+        if self.headers or self.cookies or self.authorizations or self.checks_ranges:
+            options["middlewares"] = (*options.get("middlewares", ()), self._send)
+        return ClientSession(**options)
+
+    async def _send(self, request: ClientRequest, handler: Handler) -> ClientResponse:
+        # The request may be one that follows a redirect.
+        url = request.url
+        # The first is looked at at once, the second says how a name beyond ASCII is sent.
+        origin = url.scheme, url.host, url.port
+        if origin not in self.origins and server_address(str(url)) not in self.origins:
+            self._remove_secrets(request.headers)
+        response = await handler(request)
+        if self.checks_ranges and response.status == 206:
+            asked = request.headers.get("Range", "")
+            if not is_requested_range(asked, response.headers.get("Content-Range", "")):
+                from aiohttp import ClientPayloadError
+
+                response.close()
+                raise ClientPayloadError(f"another range than {asked}")
+        return response
+
+    def _remove_secrets(self, headers: Any) -> None:
+        for name in self.headers:
+            headers.popall(name, None)
+        if headers.get("Authorization") in self.authorizations:
+            headers.popall("Authorization")
+        cookies = "; ".join(headers.popall("Cookie", ())).split("; ")
+        kept = [one for one in cookies if one.partition("=")[0].strip() not in self.cookies]
+        if any(kept):
+            headers["Cookie"] = "; ".join(kept)
+
+
+def guarded_session(
+    addresses: Iterable[str], options: Mapping[str, Any], *, checks_ranges: bool
+) -> GuardedSession:
+    places = [options, options.get("client_kwargs") or {}]
+    headers = {str(name).lower() for place in places for name in place.get("headers") or ()}
+    cookies = {str(name) for place in places for name in place.get("cookies") or ()}
+    users = {place["auth"].encode() for place in places if place.get("auth")}
+    return GuardedSession(
+        frozenset(map(server_address, addresses)),
+        frozenset(headers - _PUBLIC_HEADERS),
+        frozenset(cookies),
+        frozenset(users),
+        checks_ranges,
+    )
+
+
+def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a URL with a `GuardedSession` for its web servers."""
+    addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
+    made = dict(options)
+    if addresses and "::" not in url:
+        session = guarded_session(addresses, options, checks_ranges=False)
+        return {"get_client": session, **made}
+    for scheme in {urlsplit(address).scheme for address in addresses}:
+        own = dict(options.get(scheme) or {})
+        session = guarded_session(addresses, own, checks_ranges=True)
+        made[scheme] = {"get_client": session, **own}
+    return made
+
+
+def server_address(address: str) -> ServerAddress:
+    """Return scheme, host and port of a web address.
+
+    >>> server_address("http://u:p@Lab.org/x"), server_address("https://lab.org:80/")
+    (('http', 'lab.org', 80), ('https', 'lab.org', 80))
+    """
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)

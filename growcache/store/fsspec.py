@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import (
-    Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -41,7 +37,7 @@ from growcache.errors import (
 )
 from growcache.secrecy import url_without_secrets
 from growcache.store.contract import Entry, Page, paginate
-from growcache.store.credentials import server_option
+from growcache.store.credentials import server_address, server_option, with_guarded_sessions
 from growcache.store.listing import folder_path, walk_folders
 from growcache.store.response_check import (
     BrokenReadError,
@@ -60,10 +56,7 @@ from growcache.store.store_errors import is_client_error, read_fsspec_error, sto
 from growcache.store.urls import BUCKET_SCHEMES, S3_SCHEMES, WEB_SCHEMES, Location
 
 if TYPE_CHECKING:
-    from aiohttp import ClientRequest, ClientResponse, ClientSession
     from typing_extensions import Buffer
-
-    Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
 
 logger = logging.getLogger(__name__)
@@ -298,120 +291,6 @@ def _s3_options(
         **options.get("config_kwargs", {}),
     }
     return {**options, "config_kwargs": config}
-
-
-ServerAddress = tuple[str, str, int]
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-# They describe the request and the program, and identify no user.
-_PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
-
-
-@dataclass(frozen=True)
-class GuardedSession:
-    """Makes sessions for fsspec's HTTP file system."""
-
-    origins: frozenset[ServerAddress]
-    headers: frozenset[str]
-    cookies: frozenset[str]
-    authorizations: frozenset[str] = field(repr=False)  # header values
-    checks_ranges: bool
-
-    async def __call__(self, **options: Any) -> ClientSession:
-        from aiohttp import ClientSession
-
-        # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
-        if self.headers or self.cookies or self.authorizations or self.checks_ranges:
-            options["middlewares"] = (*options.get("middlewares", ()), self._send)
-        return ClientSession(**options)
-
-    async def _send(self, request: ClientRequest, handler: Handler) -> ClientResponse:
-        # The request may be one that follows a redirect.
-        url = request.url
-        # The first is looked at at once, the second says how a name beyond ASCII is sent.
-        origin = url.scheme, url.host, url.port
-        if origin not in self.origins and server_address(str(url)) not in self.origins:
-            self._remove_secrets(request.headers)
-        response = await handler(request)
-        if self.checks_ranges and response.status == 206:
-            asked = request.headers.get("Range", "")
-            if not is_requested_range(asked, response.headers.get("Content-Range", "")):
-                from aiohttp import ClientPayloadError
-
-                response.close()
-                raise ClientPayloadError(f"another range than {asked}")
-        return response
-
-    def _remove_secrets(self, headers: Any) -> None:
-        for name in self.headers:
-            headers.popall(name, None)
-        if headers.get("Authorization") in self.authorizations:
-            headers.popall("Authorization")
-        cookies = "; ".join(headers.popall("Cookie", ())).split("; ")
-        kept = [one for one in cookies if one.partition("=")[0].strip() not in self.cookies]
-        if any(kept):
-            headers["Cookie"] = "; ".join(kept)
-
-
-def guarded_session(
-    addresses: Iterable[str], options: Mapping[str, Any], *, checks_ranges: bool
-) -> GuardedSession:
-    places = [options, options.get("client_kwargs") or {}]
-    headers = {str(name).lower() for place in places for name in place.get("headers") or ()}
-    cookies = {str(name) for place in places for name in place.get("cookies") or ()}
-    users = {place["auth"].encode() for place in places if place.get("auth")}
-    return GuardedSession(
-        frozenset(map(server_address, addresses)),
-        frozenset(headers - _PUBLIC_HEADERS),
-        frozenset(cookies),
-        frozenset(users),
-        checks_ranges,
-    )
-
-
-def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a URL with a `GuardedSession` for its web servers."""
-    addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
-    made = dict(options)
-    if addresses and "::" not in url:
-        session = guarded_session(addresses, options, checks_ranges=False)
-        return {"get_client": session, **made}
-    for scheme in {urlsplit(address).scheme for address in addresses}:
-        own = dict(options.get(scheme) or {})
-        session = guarded_session(addresses, own, checks_ranges=True)
-        made[scheme] = {"get_client": session, **own}
-    return made
-
-
-def server_address(address: str) -> ServerAddress:
-    """Return scheme, host and port of a web address.
-
-    >>> server_address("http://u:p@Lab.org/x"), server_address("https://lab.org:80/")
-    (('http', 'lab.org', 80), ('https', 'lab.org', 80))
-    """
-    parts = urlsplit(address)
-    return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-
-
-def is_requested_range(requested: str, sent: str) -> bool:
-    """Whether a Content-Range header answers a Range header.
-
-    A range may end earlier than it was asked for, because the object does.
-
-    >>> is_requested_range("bytes=5-9", "bytes 5-9/20"), is_requested_range("bytes=5-9", "bytes 0-4/20")
-    (True, False)
-    >>> is_requested_range("bytes=5-9", "bytes 5-7/8"), is_requested_range("bytes=-4", "bytes 16-19/20")
-    (True, True)
-    """
-    found = re.fullmatch(r"\s*bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*", sent)
-    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", requested)
-    if found is None or wanted is None:
-        return False
-    first, last, total = int(found[1]), int(found[2]), found[3]
-    if not wanted[1]:  # the end of it
-        return last - first + 1 <= int(wanted[2]) and total in (str(last + 1), "*")
-    is_end = total in (str(last + 1), "*")
-    return first == int(wanted[1]) and (str(last) == wanted[2] or is_end)
 
 
 _CHUNK_BYTES = 1 << 24  # at most, whatever length a server announces

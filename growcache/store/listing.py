@@ -18,7 +18,6 @@ ones.
 from __future__ import annotations
 
 import logging
-import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store.contract import paginate
 from growcache.store.store_errors import is_client_error, read_fsspec_error
-from growcache.store.urls import WILDCARD, component_regex, is_unsupported_key
+from growcache.store.urls import MatchSeeker, is_unsupported_key, key_before
 from growcache.threads import ConcurrentCalls
 from growcache.usercode import short_key
 
@@ -42,91 +41,6 @@ if TYPE_CHECKING:
     from growcache.store.urls import Location
 
 logger = logging.getLogger(__name__)
-
-_AFTER_SLASH = chr(ord("/") + 1)
-_LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
-
-
-@dataclass(frozen=True, slots=True)
-class _GlobComponent:
-    """One component of a glob."""
-
-    head: str  # what its matches begin with
-    exact: bool
-    any_depth: bool
-    matches: Callable[[str], object]
-
-
-class MatchSeeker:
-    """Finds, in the order of keys, where the next key that matches a pattern may be."""
-
-    def __init__(self, pattern: str, *, is_glob: bool) -> None:
-        found = WILDCARD.search(pattern) if is_glob else None
-        self.fixed = pattern[: found.start()] if found else pattern
-        self._levels = [_glob_component(part) for part in pattern.split("/")] if is_glob else []
-
-    def seek(self, key: str) -> str | None:
-        """Return where the next match may be: there is no match in [key, there).
-
-        None where no match is as great as the key.
-
-        >>> seeker = MatchSeeker("a/*/b_*.npy", is_glob=True)
-        >>> seeker.seek(""), seeker.seek("a/x/a_1"), seeker.seek("a/x/c"), seeker.seek("b")
-        ('a/', 'a/x/b_', 'a/x0', None)
-        """
-        if not key.startswith(self.fixed):
-            return max(key, self.fixed) if key < self.fixed else None
-        base, rest = "", key
-        for number, level in enumerate(self._levels):
-            last = number == len(self._levels) - 1
-            if level.any_depth:
-                return key
-            need = level.head + ("/" if level.exact and not last else "")
-            if rest <= need:
-                return base + need
-            if not rest.startswith(need) or (level.exact and last):
-                return self._seek_past(base)
-            name, slash, deeper = rest.partition("/")
-            if not slash:
-                return key
-            if last or not level.matches(name):
-                return self._seek_past(f"{base}{name}/")
-            base, rest = f"{base}{name}/", deeper
-        return key
-
-    def _seek_past(self, folder: str) -> str | None:
-        return self.seek(folder[:-1] + _AFTER_SLASH) if folder else None
-
-
-def _glob_component(part: str) -> _GlobComponent:
-    found = WILDCARD.search(part)
-    head = part[: found.start()] if found else part
-    if part == "**":
-        return _GlobComponent("", exact=False, any_depth=True, matches=bool)
-    matches = re.compile(component_regex(part)).fullmatch
-    return _GlobComponent(head, exact=found is None, any_depth=False, matches=matches)
-
-
-def key_before(key: str) -> str | None:
-    """Return a name shortly before a key, to list what comes after; None: from the start.
-
-    >>> key_before("a/x0"), key_before("a/x/b_"), key_before("a/ "), key_before("a/")
-    ('a/x/~', 'a/x/b^~', 'a', 'a')
-    """
-    if not key or key.endswith("/"):
-        return key[:-1] or None
-    before = key[:-1] + chr(max(0, ord(key[-1]) - 1)) + _LAST_CHARACTER
-    if is_unsupported_key(before) or not is_utf8(before):
-        before = key[:-1].rpartition("/")[0]
-    return before or None
-
-
-def is_utf8(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
 
 _LEAST_PAGES = 2.0  # left in a range, by estimate, before a split of it is worth a request
 _UNKNOWN_PAGES = 1e9  # pages: a range without a known end is split first

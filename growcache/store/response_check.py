@@ -96,6 +96,27 @@ def parse_content_range(
     return (int(found[1]), int(found[2]) + 1), total
 
 
+def is_requested_range(requested: str, sent: str) -> bool:
+    """Whether a Content-Range header answers a Range header.
+
+    A range may end earlier than it was asked for, because the object does.
+
+    >>> is_requested_range("bytes=5-9", "bytes 5-9/20"), is_requested_range("bytes=5-9", "bytes 0-4/20")
+    (True, False)
+    >>> is_requested_range("bytes=5-9", "bytes 5-7/8"), is_requested_range("bytes=-4", "bytes 16-19/20")
+    (True, True)
+    """
+    found = _CONTENT_RANGE.fullmatch(sent)
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", requested)
+    if found is None or wanted is None:
+        return False
+    first, last, total = int(found[1]), int(found[2]), found[3]
+    if not wanted[1]:  # the end of it
+        return last - first + 1 <= int(wanted[2]) and total in (str(last + 1), "*")
+    is_end = total in (str(last + 1), "*")
+    return first == int(wanted[1]) and (str(last) == wanted[2] or is_end)
+
+
 def check_response(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
     """Refuse a response that is not the wanted range of the listed object.
 

@@ -21,13 +21,12 @@ from growcache.errors import (
     StoreError,
     TransientStoreError,
 )
-from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page
+from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page, storable_entries
 from growcache.store.listing import (
     MOST_RANGES,
     ListingRounds,
     UnsortedError,
     UrlListing,
-    is_utf8,
 )
 from growcache.store.response_check import (
     BrokenReadError,
@@ -57,50 +56,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# Characters; stores allow 1,024 bytes, file systems 4,096, web servers about this.
-LONGEST_KEY = 8192
-LONGEST_ETAG = 1024  # characters
-# No store holds larger objects, and sums of sizes must stay exact.
-LARGEST_OBJECT_BYTES = 1 << 50
 MOST_ASKED_OBJECTS = 2  # other objects, to find out whether only one fails
-_SHOWN_KEY_CHARACTERS = 80
 _CONCURRENT_HEADS = 16  # objects of known names that are requested at once
-
-
-def storable_entries(page: list[Entry]) -> list[Entry]:
-    """Return the entries that the catalog can hold; others are left out with a warning.
-
-    Listing, index and shards hold keys as UTF-8, and names of files can be any bytes. Keys of
-    megabytes, and objects larger than all disks, are taken for errors of the store.
-    """
-    for words, is_storable in _REQUIREMENTS.items():
-        kept = [entry for entry in page if is_storable(entry)]
-        if len(kept) < len(page):
-            odd = next(entry.key for entry in page if not is_storable(entry))
-            shown = odd[:_SHOWN_KEY_CHARACTERS] + "…" * (len(odd) > _SHOWN_KEY_CHARACTERS)
-            left_out = len(page) - len(kept)
-            logger.warning(
-                "%s are left out of the listing: %d, such as %a", words, left_out, shown
-            )
-        page = kept
-    return page
-
-
-def _is_plausible(entry: Entry) -> bool:
-    etag = entry.etag or ""  # obstore panics if it cannot be sent back in a request
-    return (
-        len(entry.key) <= LONGEST_KEY
-        and 0 <= entry.size <= LARGEST_OBJECT_BYTES
-        and len(etag) <= LONGEST_ETAG
-        and etag.isascii()
-        and etag.isprintable()
-    )
-
-
-_REQUIREMENTS: dict[str, Callable[[Entry], bool]] = {
-    "names that are no UTF-8": lambda entry: is_utf8(entry.key),
-    "objects with a name, version or size that cannot be": _is_plausible,
-}
 
 
 class RemoteStore:

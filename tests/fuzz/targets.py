@@ -38,8 +38,7 @@ from growcache.pickles import unpickle_arrays
 from growcache.schema import Field, Schema
 from growcache.secrecy import hide_secrets, url_without_secrets
 from growcache.store.catalog import Catalog
-from growcache.store.contract import Entry
-from growcache.store.store import storable_entries
+from growcache.store.contract import Entry, storable_entries
 from growcache.store.store_errors import read_obstore_error, store_error
 from growcache.store.urls import is_unsupported_key, parse_url, redact
 from growcache.usercode import printable

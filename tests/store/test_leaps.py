@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.store.listing import MatchSeeker, key_before
-from growcache.store.urls import is_unsupported_key, parse_url
+from growcache.store.urls import MatchSeeker, is_unsupported_key, key_before, parse_url
 
 PARTS = st.sampled_from(["a", "b", "*", "a*", "b?", "[ab]*", "**", "*0", "ab", "?"])
 GLOBS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
