@@ -168,12 +168,6 @@ class Catalog:
             raise
         return catalog
 
-    def refresh(self) -> int:
-        """Read the entries that another process has appended since; return the number of entries."""
-        with self._lock:
-            self._scan()
-            return len(self)
-
     def append(self, entries: Sequence[Entry]) -> int:
         """Add the entries whose keys are new, in order; return how many were.
 

@@ -66,7 +66,7 @@ class RemoteStore:
     def __init__(
         self,
         source: SourceConfig,
-        backends: Sequence[tuple[Location, Backend]],
+        clients: Sequence[tuple[Location, RenewableBackend]],
         retries: RetryPolicy,
         concurrency: int,
         on_bytes: Callable[[int], None] | None = None,
@@ -74,9 +74,8 @@ class RemoteStore:
     ) -> None:
         self.source = source
         self._settings = settings
-        self._locations = [location for location, _ in backends]
-        clients = {id(one): _renewable(one, retries.timeout_seconds) for _, one in backends}
-        self._backends = [clients[id(backend)] for _, backend in backends]
+        self._locations = [location for location, _ in clients]
+        self._clients = [client for _, client in clients]
         self._retries = retries
         self._concurrency = concurrency
         self._on_bytes = on_bytes
@@ -95,7 +94,7 @@ class RemoteStore:
         # A version that is known by its time alone has to be unambiguous first.
         if entry.etag is None and (wait := settling_seconds(entry.mtime, time.time())):
             await asyncio.sleep(wait)
-        client = self._backends[entry.store]
+        client = self._clients[entry.store]
         slots = self._slots_of_this_loop()
         await slots.acquire()  # `async with` takes two more coroutines
         try:
@@ -115,24 +114,27 @@ class RemoteStore:
         return data
 
     async def _read_with_retries(self, entry: Entry, start: int, stop: int) -> Buffer:
-        client = self._backends[entry.store]
+        client = self._clients[entry.store]
         generation = client.generation
-        try:  # a first attempt without a function of its own, because it is nearly always the last
+        try:  # without the function of a retry, because a read seldom needs one
             data = await client.get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
             return data
         except StoreError as error:
             if is_transient(error) and self.given_up(entry):
                 raise
-            failure = error
+            return await self._retry_read(error, entry, (start, stop), generation)
 
+    async def _retry_read(
+        self, failure: StoreError, entry: Entry, wanted: tuple[int, int], generation: int
+    ) -> Buffer:
         async def attempt() -> Buffer:
             nonlocal failure
             try:
                 if isinstance(failure, BrokenReadError):  # was the object rewritten?
                     await self._check_unchanged(entry)
-                data = await client.get(entry, start, stop)
-                check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+                data = await self._clients[entry.store].get(entry, *wanted)
+                check_length(entry, wanted, len(data))  # type: ignore[arg-type]
                 return data
             except StoreError as error:
                 failure = error
@@ -142,7 +144,7 @@ class RemoteStore:
 
     async def _check_unchanged(self, entry: Entry) -> None:
         try:
-            found = await asyncio.to_thread(self._backends[entry.store].head, entry.key)
+            found = await asyncio.to_thread(self._clients[entry.store].head, entry.key)
         except AccessError:  # some may read an object and not ask for its size
             return
         check_same_object(entry, found)
@@ -150,9 +152,9 @@ class RemoteStore:
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        client = self._backends[entry.store]
+        client = self._clients[entry.store]
         if not client.recent_reads.has_other_since(entry.key, since):
-            near = [one for one in others if self._backends[one.store] is client]
+            near = [one for one in others if self._clients[one.store] is client]
             known = client.recent_reads.other_objects(entry.key) or near
             requested = [one for one in known if one.size and one.key != entry.key]
             if not await self._one_answers(requested):
@@ -165,7 +167,7 @@ class RemoteStore:
         for entry in entries[:MOST_ASKED_OBJECTS]:
             try:
                 async with asyncio.timeout(stalled_seconds(self._retries.timeout_seconds)):
-                    await self._backends[entry.store].get(entry, 0, 1)
+                    await self._clients[entry.store].get(entry, 0, 1)
             except (ObjectMissingError, ObjectChangedError):
                 return True
             except (StoreError, TimeoutError):
@@ -174,7 +176,7 @@ class RemoteStore:
         return False
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
-        return self._backends[entry.store].given_up.contains(entry.key, since)
+        return self._clients[entry.store].given_up.contains(entry.key, since)
 
     async def current_entry(self, entry: Entry) -> Entry:
         return await self._head_with_retries(entry.store, entry.key)
@@ -194,7 +196,7 @@ class RemoteStore:
         return await self._head_with_retries(store, self.key_of_field(store, below))
 
     async def _head_with_retries(self, store: int, key: str) -> Entry:
-        client = self._backends[store]
+        client = self._clients[store]
 
         def head() -> Awaitable[Entry]:
             return asyncio.to_thread(client.head, key)
@@ -240,7 +242,7 @@ class RemoteStore:
         right after each time: a lapse would have to end right then, every time. It then counts as
         the object's for a while, so that an object of many parts is not doubted at each of them.
         """
-        client, probe = self._backends[entry.store], self._probe_of(entry.store)
+        client, probe = self._clients[entry.store], self._probe_of(entry.store)
         all_pauses = self._retries.refusal_pauses
         pauses = iter(() if client.denied.contains(entry.key) else all_pauses)
         was_renewed = False
@@ -267,7 +269,7 @@ class RemoteStore:
                 error = again
 
     def _probe_of(self, store: int) -> StoreProbe:
-        client = self._backends[store]
+        client = self._clients[store]
         if (found := self._probes.get(id(client))) is None:
             found = StoreProbe(client, lambda: self._list_some(client))
             self._probes[id(client)] = found
@@ -276,7 +278,7 @@ class RemoteStore:
     def _list_some(self, client: RenewableBackend) -> Iterator[Entry]:
         """Yield some objects of a client, as far as it can list; blocks."""
         for number, location in enumerate(self._locations):
-            if self._backends[number] is not client:
+            if self._clients[number] is not client:
                 continue
             try:
                 if location.is_key:
@@ -292,12 +294,12 @@ class RemoteStore:
             yield from (replace(one, store=number) for one in islice(found, 0, None, step))
 
     def pages(self) -> Iterator[list[Entry]]:
-        for client in self._backends:
+        for client in self._clients:
             self._retries.run(client.connected)
         sections = [
             UrlListing(number, location, backend, self._is_new)
             for number, (location, backend) in enumerate(
-                zip(self._locations, self._backends, strict=True)
+                zip(self._locations, self._clients, strict=True)
             )
         ]
         listings = []
@@ -318,11 +320,11 @@ class RemoteStore:
             return
         self.source = self.source.model_copy(update={"storage_options": dict(options)})
         self._settings.source = self.source
-        for client in dict.fromkeys(self._backends):
+        for client in dict.fromkeys(self._clients):
             client.renew(client.generation, at_once=True)
 
     async def close(self) -> None:
-        for backend in dict.fromkeys(self._backends):
+        for backend in dict.fromkeys(self._clients):
             await backend.close()
 
     def _list(self, sections: list[UrlListing]) -> Iterator[list[Entry]]:
@@ -378,11 +380,11 @@ class RemoteStore:
         """
         if self.source.fields:
             return True
-        identity = self._backends[number].identity
+        identity = self._clients[number].identity
         return not any(
             backend.identity == identity and location.matches(key)
             for location, backend in zip(
-                self._locations[:number], self._backends[:number], strict=True
+                self._locations[:number], self._clients[:number], strict=True
             )
         )
 
@@ -393,12 +395,6 @@ class RemoteStore:
             self._refused_turn = asyncio.Lock()
             self._probes = {}
         return self._read_slots
-
-
-def _renewable(backend: Backend, timeout_seconds: float) -> RenewableBackend:
-    if isinstance(backend, RenewableBackend):
-        return backend
-    return RenewableBackend(lambda: backend, timeout_seconds=timeout_seconds)
 
 
 def _head_of_named_object(backend: Backend, key: str) -> Entry:
@@ -439,7 +435,7 @@ def open_store(
         CredentialsError: there are no credentials.
     """
     clients: dict[tuple[object, ...], RenewableBackend] = {}
-    backends: list[tuple[Location, Backend]] = []
+    opened: list[tuple[Location, RenewableBackend]] = []
     settings = ClientSettings(source, concurrency, timeout_seconds)
     for url in source.url:
         location = parse_url(url)
@@ -452,9 +448,9 @@ def open_store(
             )
             # A file system of fsspec's may have keys of its own.
             location = getattr(client.backend, "location", location)
-        backends.append((location, clients[key]))
+        opened.append((location, clients[key]))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
-    return RemoteStore(source, backends, retries, concurrency, on_bytes, settings)
+    return RemoteStore(source, opened, retries, concurrency, on_bytes, settings)
 
 
 def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[object, ...]:

@@ -284,13 +284,11 @@ def test_complete_is_kept_and_may_be_taken_back(path: Path) -> None:
         assert len(catalog) == 4
 
 
-def test_a_reader_follows_the_writer(path: Path, catalog: Catalog) -> None:
+def test_a_reader_does_not_write(path: Path, catalog: Catalog) -> None:
+    catalog.append(some(3))
+    catalog.flush()
     with Catalog.open(path, readonly=True) as reader:
-        catalog.append(some(BLOCK_ENTRIES + 1))
-        assert reader.refresh() == BLOCK_ENTRIES
-        catalog.flush()
-        assert reader.refresh() == BLOCK_ENTRIES + 1
-        assert reader.entry(BLOCK_ENTRIES) == some(BLOCK_ENTRIES + 1)[-1]
+        assert len(reader) == 3
         with pytest.raises(CacheError, match="for reading"):
             reader.append(some(BLOCK_ENTRIES, 1000))
 

@@ -212,7 +212,8 @@ def test_an_answer_without_a_word_may_be_about_credentials() -> None:
             raise StoreError(f"{key}: the store answered 400")
 
     source = SourceConfig(url=("s3://b/x",))
-    store = RemoteStore(source, [(parse_url("s3://b/x"), Wordless({}))], RetryPolicy(1), 4)
+    client = RenewableBackend(lambda: Wordless({}))
+    store = RemoteStore(source, [(parse_url("s3://b/x"), client)], RetryPolicy(1), 4)
     with pytest.raises(CredentialsError, match="where credentials have expired"):
         list(store.pages())
 

@@ -20,7 +20,7 @@ from growcache.errors import AccessError, StoreError, TransientStoreError
 from growcache.store import listing as store_listing
 from growcache.store.contract import Entry, Page
 from growcache.store.listing import MOST_RANGES, spread_evenly
-from growcache.store.retries import RetryPolicy
+from growcache.store.retries import RenewableBackend, RetryPolicy
 from growcache.store.store import RemoteStore
 from growcache.store.urls import Location, parse_url
 from growcache.threads import ConcurrentCalls
@@ -73,7 +73,8 @@ class Sorted:
 
 
 def opened(backend: Any, urls: Sequence[str], patience: RetryPolicy, most: int) -> RemoteStore:
-    pairs = [(parse_url(url), backend) for url in urls]
+    client = RenewableBackend(lambda: backend)
+    pairs = [(parse_url(url), client) for url in urls]
     return RemoteStore(SOURCE, pairs, patience, most)
 
 
