@@ -14,7 +14,7 @@ import sys
 
 # The hidden first argument of a child, and the module whose `main` it runs.
 CHILDREN = {
-    "sampler": "growcache.sampling.worker",
+    "sampler": "growcache.sampling.sampler",
     "serve": "growcache.sampling.serve",
     "gather": "growcache.loading.child_process",
     "transform": "growcache.loading.child_process",

@@ -35,7 +35,7 @@ from growcache.formats.rows import RowLayout, SampleGrid, read_samples
 from growcache.loading.plan import window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
-from growcache.sampling import worker_pool
+from growcache.sampling import sampler_pool
 from growcache.sampling.label_table import parse_table
 from growcache.sampling.labels import Labels
 from growcache.sampling.sizing import RAMP_DOUBLINGS, MeasuredSource, measure_sizing
@@ -343,7 +343,7 @@ def test_the_sizes_of_shards_and_samplers() -> None:
         assert shards == str(sizing.group_shards)
         assert [shard, memory, least] == [
             f"{value / MB:,.0f} MB"
-            for value in (nbytes, worker_pool.PERMITS_EACH * group, minimum_bytes(2, group))
+            for value in (nbytes, sampler_pool.PERMITS_EACH * group, minimum_bytes(2, group))
         ]
     assert 2**RAMP_DOUBLINGS == 32
     assert f"{math.ceil(100 * GB / (64 * MB)):,} files" in PAGES["choosing"]

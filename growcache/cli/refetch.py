@@ -39,7 +39,7 @@ from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import LABELS, PartVisit, Permit
-from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value

@@ -18,7 +18,6 @@ from growcache.config import Config
 from growcache.errors import CacheFullError, SamplingError
 from growcache.sampling.draw_sequence import DrawSequence
 from growcache.sampling.draws import GroupDraw
-from growcache.sampling.evictor import FULL_FOR_GOOD, IssuedPermit, SpaceAllocator, WriteQueue
 from growcache.sampling.failed_visits import (
     HoleCounter,
     Makeups,
@@ -26,7 +25,7 @@ from growcache.sampling.failed_visits import (
     object_name,
     retry_holes,
 )
-from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchQueue
+from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchScheduler
 from growcache.sampling.messages import Message, PartVisit, Permit
 from growcache.sampling.objects import Objects
 from growcache.sampling.rate_limiter import (
@@ -35,6 +34,13 @@ from growcache.sampling.rate_limiter import (
     Verdict,
     decide,
 )
+from growcache.sampling.sampler_pool import (
+    MOST_SUSPICION,
+    AssignedPermit,
+    SamplerDeath,
+    SamplerSlot,
+    crash_suspects,
+)
 from growcache.sampling.sizing import (
     LIMIT_OF_EXPECTED,
     SizeEstimate,
@@ -42,12 +48,11 @@ from growcache.sampling.sizing import (
     check_bound,
     takes_some_samples,
 )
-from growcache.sampling.worker_pool import (
-    MOST_SUSPICION,
-    AssignedPermit,
-    SamplerDeath,
-    WorkerSlot,
-    crash_suspects,
+from growcache.sampling.space_allocator import (
+    FULL_FOR_GOOD,
+    IssuedPermit,
+    SpaceAllocator,
+    WriteQueue,
 )
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -86,12 +91,14 @@ class Dispatcher:
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
         self._clock = clock
-        self.space = SpaceAllocator(config.cache, cache, evicts=not limits.until_full)
+        self.space = SpaceAllocator(
+            config.cache, cache, evicts=not limits.until_full, clock=clock
+        )
         self.draws = DrawSequence(config, cache, catalog, objects, sizing)
         next_new = cache.meta.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self.queue = GroupQueue(next_new, unfinished)
-        self._refetches = RefetchQueue(
+        self._refetches = RefetchScheduler(
             cache, catalog, self.draws, self.queue, sizing.group_shards
         )
         self.makeups = Makeups(
@@ -111,18 +118,18 @@ class Dispatcher:
         self.egress_bytes = 0
         self.verdict = Verdict(False, "waiting", "the first samplers to start")
 
-    def turn(self, slots: Sequence[WorkerSlot]) -> None:
+    def turn(self, slots: Sequence[SamplerSlot]) -> None:
         """Revoke, grant and issue permits, as far as these samplers have room for them."""
-        for permit in self.follow_refetches():
+        for permit_id in self.follow_refetches():
             for slot in slots:
-                if slot.forget(permit):
-                    slot.send({"type": "revoke", "id": permit})
-        for permit in self.writes.grant():
+                if slot.forget(permit_id):
+                    slot.send({"type": "revoke", "id": permit_id})
+        for permit_id in self.writes.grant():
             for slot in slots:
-                if permit in slot.permits:
-                    slot.paused.discard(permit)
+                if permit_id in slot.permits:
+                    slot.paused.discard(permit_id)
                     slot.note_progress()
-                    slot.send({"type": "grant", "id": permit})
+                    slot.send({"type": "grant", "id": permit_id})
         while idle := self._slots_with_room(slots):
             slot = min(idle, key=lambda slot: len(slot.permits))
             given = self.next_permit()
@@ -137,38 +144,38 @@ class Dispatcher:
         still = self._cache.meta.complete and bool(self._cache.remover.wishlist.pending)
         self._cache.meta.set_complete(complete or still)
 
-    def _slots_with_room(self, slots: Sequence[WorkerSlot]) -> list[WorkerSlot]:
+    def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
         reads = self._config.sampling.concurrency
-        if self.queue.due_wish(self._clock()) is not None:
-            return [slot for slot in slots if slot.has_room_for_wishes(reads)]
+        if self.queue.due_refetch(self._clock()) is not None:
+            return [slot for slot in slots if slot.has_room_for_refetch(reads)]
         return [slot for slot in slots if slot.has_room(reads)]
 
-    def receive(self, slot: WorkerSlot, message: Message) -> list[str]:
+    def receive(self, slot: SamplerSlot, message: Message) -> list[str]:
         """Act on a message about a permit; return the errors that it tells of.
 
         Raises:
             SamplingError: too many objects of the source cannot be used.
         """
-        permit = message["id"]
-        if permit not in slot.permits:
+        permit_id = message["id"]
+        if permit_id not in slot.permits:
             return []
         match message["type"]:
             case "need":
-                slot.paused.add(permit)
-                self.need(permit, message["bytes"])
+                slot.paused.add(permit_id)
+                self.need(permit_id, message["bytes"])
             case "setback":
-                self.set_back(permit, message["place"], message["error"])
+                self.set_back(permit_id, message["place"], message["error"])
             case "written":
-                slot.forget(permit)
-                return self.written(permit)
+                slot.forget(permit_id)
+                return self.written(permit_id)
             case "failed":
-                slot.forget(permit)
+                slot.forget(permit_id)
                 if message["refused"]:
-                    self.store_refused(permit, message["refused"])
+                    self.store_refused(permit_id, message["refused"])
                 elif message["set_aside"]:
-                    self.makeup_failed(permit)
+                    self.makeup_failed(permit_id)
                 else:
-                    self.failed(permit, message["error"], disk=message["disk"])
+                    self.failed(permit_id, message["error"], disk=message["disk"])
                 return [message["error"]]
         return []
 
@@ -177,9 +184,9 @@ class Dispatcher:
     def next_permit(self) -> Permit | None:
         """Return the next permit, if one may be given now; `verdict` says why not."""
         now = self._clock()
-        wish = self._refetches.next(now)
-        if wish is not None:
-            return self._grant_refetch(wish)
+        refetch = self._refetches.next(now)
+        if refetch is not None:
+            return self._grant_refetch(refetch)
         group = self.queue.due(now)
         draw = self.draws.again(group) if group is not None else self._next_group()
         self.verdict = decide(self._outlook(draw))
@@ -190,17 +197,17 @@ class Dispatcher:
             fresh = tuple(self._cache.never_committed(fresh))
         return self._grant(draw, self.queue.start(draw.group), fresh, fresh)
 
-    def _grant_refetch(self, wish: Refetch) -> Permit | None:
-        draw, share = wish.draw, len(wish.write) / wish.shards
-        outlook = self._outlook(draw, share=share, wished=True)
+    def _grant_refetch(self, refetch: Refetch) -> Permit | None:
+        draw, share = refetch.draw, len(refetch.write) / refetch.shards
+        outlook = self._outlook(draw, share=share, for_refetch=True)
         self.verdict = decide(outlook)
-        if outlook.group_bytes > outlook.room_bytes and not self.space.evicts_for_wishes:
+        if outlook.group_bytes > outlook.room_bytes and not self.space.evicts_for_refetches:
             self._refetches.refuse(draw.group, FULL_FOR_GOOD)
             return None
         if not self.verdict.granted or not self._issue(draw):
             return None
-        tries = self.queue.start(draw.group, again=wish.again)
-        return self._grant(draw, tries, wish.write, wish.missing)
+        tries = self.queue.start(draw.group, again=refetch.again)
+        return self._grant(draw, tries, refetch.write, refetch.missing)
 
     def _issue(self, draw: GroupDraw) -> bool:
         """Note that the group is issued, unless it was before; False where that cannot be."""
@@ -316,7 +323,7 @@ class Dispatcher:
         return known and self._next_draw() is None
 
     def follow_refetches(self) -> list[str]:
-        """Follow the refetches that readers wish for; return permits that no reader needs any more."""
+        """Follow the refetches that readers refetch for; return permits that no reader needs any more."""
         self._refetches.follow(self._forecast.shard_bytes, self.space.capacity)
         vain = [
             id_
@@ -330,7 +337,7 @@ class Dispatcher:
         return vain
 
     def _outlook(
-        self, draw: GroupDraw | None, *, share: float = 1.0, wished: bool = False
+        self, draw: GroupDraw | None, *, share: float = 1.0, for_refetch: bool = False
     ) -> LimiterInputs:
         sampling, cache = self._config.sampling, self._cache
         group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
@@ -338,7 +345,7 @@ class Dispatcher:
         room = cache.room_for_shards() - promised
         evictable, clearing, unused = 0, 0, ""
         if draw is not None and group_bytes > room:
-            evictable, clearing = self.space.movable(wished=wished)
+            evictable, clearing = self.space.movable(for_refetch=for_refetch)
             unused = self.space.unused()
         samples = sum(
             len(f.permit.stops) * self._sizing.samples_per_object
@@ -356,7 +363,7 @@ class Dispatcher:
             max_retrying=2 * sampling.workers,
             last_error=self.last_error,
             retry_event=self._retry_event,
-            drawn_samples=0 if wished else self.drawn_this_run + samples,
+            drawn_samples=0 if for_refetch else self.drawn_this_run + samples,
             max_drawn_samples=self._limits.samples,
             egress_bytes=self.egress_bytes,
             max_egress_bytes=sampling.max_egress,
@@ -370,10 +377,10 @@ class Dispatcher:
             listing_bytes=cache.space.listing_ahead,
             evicts=self.space.evicts,
             shrinking=cache.shrinking,
-            wished=wished,
-            holders=self.space.awaited_for_wishes() if wished else "",
-            wishes=0 if wished else self.queue.urgent,
-            wishes_unlisted=self._refetches.listing_awaited,
+            for_refetch=for_refetch,
+            holders=self.space.awaited_for_refetch() if for_refetch else "",
+            refetches=0 if for_refetch else self.queue.urgent,
+            refetches_unlisted=self._refetches.listing_awaited,
             set_aside=self.makeups.words if self.queue.only_set_aside else "",
         )
 
@@ -443,34 +450,34 @@ class Dispatcher:
 
     # ----------------------------------------------------------------- reports
 
-    def need(self, permit: str, nbytes: int) -> None:
-        if issued := self.writes.permits.get(permit):
+    def need(self, permit_id: str, nbytes: int) -> None:
+        if issued := self.writes.permits.get(permit_id):
             issued.need_bytes, issued.asked_at = nbytes, self._clock()
             if nbytes > self.space.capacity and not issued.fresh:
                 self._refetches.refuse(
                     issued.permit.group, NO_ROOM.format(nbytes, nbytes, self.space.capacity)
                 )
             self._forecast.learn(issued.permit, nbytes)
-            self.breaker.answered(permit, whole=True)
+            self.breaker.answered(permit_id, whole=True)
 
-    def visited(self, permit: str) -> None:
-        self.breaker.answered(permit, whole=False)
+    def visited(self, permit_id: str) -> None:
+        self.breaker.answered(permit_id, whole=False)
 
-    def written(self, permit: str) -> list[str]:
+    def written(self, permit_id: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes.
 
         Raises:
             SamplingError: too many objects of the source cannot be used.
         """
-        issued = self.writes.permits.pop(permit, None)
+        issued = self.writes.permits.pop(permit_id, None)
         if issued is None:
             return []  # of a permit that was taken back
-        shards = [self._sidecar(permit, number) for number in issued.permit.written]
+        shards = [self._sidecar(permit_id, number) for number in issued.permit.written]
         try:
             self.makeups.committing(issued.permit, shards)
-            rows = self._cache.commit(permit, shards)
+            rows = self._cache.commit(permit_id, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
-            self._cache.discard(permit, issued.permit.shards)
+            self._cache.discard(permit_id, issued.permit.shards)
             self._fail(issued.permit.group, str(error), disk=True)
             return []
         self.makeups.committed(issued.permit)
@@ -482,22 +489,22 @@ class Dispatcher:
         self._skipped.check(allowed, self._cache.totals(), complete=self.complete)
         return reasons
 
-    def _sidecar(self, permit: str, number: int) -> Sidecar:
-        path = self._cache.layout.incoming_path(permit, number, ".json")
+    def _sidecar(self, permit_id: str, number: int) -> Sidecar:
+        path = self._cache.layout.incoming_path(permit_id, number, ".json")
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
-    def store_refused(self, permit: str, waiting_for: str) -> None:
+    def store_refused(self, permit_id: str, waiting_for: str) -> None:
         """Note that the store refuses a group, as it would all others: it is filled again."""
-        if issued := self._pop(permit):
-            self.breaker.refused(permit, printable(waiting_for), self._clock())
+        if issued := self._pop(permit_id):
+            self.breaker.refused(permit_id, printable(waiting_for), self._clock())
             self.queue.returned(issued.permit.group)
 
-    def failed(self, permit: str, error: str, *, disk: bool) -> None:
+    def failed(self, permit_id: str, error: str, *, disk: bool) -> None:
         """Note a transient failure: the group is filled again later.
 
         ``disk``: it was the local disk that failed, so there must be less in the cache.
         """
-        if issued := self._pop(permit):
+        if issued := self._pop(permit_id):
             self._fail(issued.permit.group, error, disk=disk)
             if self.breaker.waiting_for and not disk:  # it was on trial
                 self.breaker.waiting_for = f"the store to answer ({self.last_error})"
@@ -517,14 +524,14 @@ class Dispatcher:
             has_new_version(relisted),
         )
 
-    def set_back(self, permit: str, place: int, error: str) -> None:
+    def set_back(self, permit_id: str, place: int, error: str) -> None:
         """Note that a visit is set aside: its object keeps failing while others answer."""
-        if issued := self.writes.permits.get(permit):
+        if issued := self.writes.permits.get(permit_id):
             self.makeups.set_back(issued.permit, place, error)
 
-    def makeup_failed(self, permit: str) -> None:
+    def makeup_failed(self, permit_id: str) -> None:
         """Note that all objects of a makeup group still fail: it is tried again later."""
-        if issued := self._pop(permit):
+        if issued := self._pop(permit_id):
             due = self.makeups.failed_again(issued.permit)
             self.queue.set_aside(issued.permit.group, due)
 
@@ -534,13 +541,13 @@ class Dispatcher:
         self.last_error = printable(error)
         self.queue.failed(group, self._clock(), disk=disk)
 
-    def abandoned(self, permit: str, death: SamplerDeath) -> None:
+    def abandoned(self, permit_id: str, death: SamplerDeath) -> None:
         """Note that the sampler of a group died: the group is filled again at once.
 
         Raises:
             SamplingError: it has cost too many samplers to be chance.
         """
-        if issued := self._pop(permit):
+        if issued := self._pop(permit_id):
             group = issued.permit.group
             if self.queue.abandoned(group, death.suspicion) >= MOST_SUSPICION:
                 if not issued.fresh:
@@ -557,9 +564,9 @@ class Dispatcher:
         for permit in list(self.writes.permits):
             self._pop(permit)
 
-    def _pop(self, permit: str) -> IssuedPermit | None:
-        issued = self.writes.permits.pop(permit, None)
+    def _pop(self, permit_id: str) -> IssuedPermit | None:
+        issued = self.writes.permits.pop(permit_id, None)
         if issued is not None:
-            self._cache.discard(permit, issued.permit.shards)
-            self.breaker.ended(permit, self._clock())
+            self._cache.discard(permit_id, issued.permit.shards)
+            self.breaker.ended(permit_id, self._clock())
         return issued

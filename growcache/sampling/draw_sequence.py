@@ -19,17 +19,18 @@ from growcache.errors import CacheError, ConfigError
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, GroupDraw
 from growcache.sampling.objects import Objects
 from growcache.sampling.orders import Ints
-from growcache.sampling.population import Population, owned_lanes
-from growcache.sampling.sizing import Sizing, objects_take_turns
-from growcache.sampling.strata import (
+from growcache.sampling.population import (
     ObjectStrata,
+    Population,
     block_draws,
     block_quotas,
+    owned_lanes,
     source_names,
     source_shares,
     stratum_names,
     stratum_shares,
 )
+from growcache.sampling.sizing import Sizing, objects_take_turns
 from growcache.store.catalog import Catalog
 
 
@@ -167,7 +168,7 @@ class DrawSequence:
         return draw
 
     def ahead(self, group: int, next_new: int) -> GroupDraw | None:
-        """Return what a group holds that is wished for before its turn.
+        """Return what a group holds that is refetched before its turn.
 
         None past the end of a fixed set. The listing must be at its end: what is listed
         decides what the groups in front of it hold.

@@ -101,7 +101,7 @@ class GroupDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class EarlierOrder:
     """An order that a round followed before, as far as it went."""
 
     order: PartOrder
@@ -109,11 +109,11 @@ class Passed:
     edition: DrawnEdition
 
 
-MakeOrder: TypeAlias = Callable[[DrawnEdition, int, Passed | None], PartOrder]
+MakeOrder: TypeAlias = Callable[[DrawnEdition, int, EarlierOrder | None], PartOrder]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class DrawRun:
     """Draws of one round by one order, from number ``first`` on."""
 
     first: int
@@ -121,7 +121,7 @@ class Stretch:
     round: int
     edition: DrawnEdition
     order: PartOrder
-    passed: tuple[Passed, ...] = ()
+    earlier: tuple[EarlierOrder, ...] = ()
 
     @property
     def end(self) -> int:
@@ -129,7 +129,7 @@ class Stretch:
 
     @property
     def is_plain(self) -> bool:
-        return not self.passed and self.edition.strata.owned is None
+        return not self.earlier and self.edition.strata.owned is None
 
 
 class StratumDraws:
@@ -139,31 +139,31 @@ class StratumDraws:
         self._stratum = stratum
         self._make_order = make_order
         # Ascending. Behind the last one, full rounds of its edition follow for ever.
-        self._stretches: list[Stretch] = []
-        self._later: Stretch | None = None  # of these rounds the one asked for last
+        self._runs: list[DrawRun] = []
+        self._later: DrawRun | None = None  # of these rounds the one asked for last
         self._memos: list[tuple[int, int]] = []  # draw, position behind it; ascending
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
-        self._stretches = [s for s in self._stretches if s.first < at]
+        self._runs = [s for s in self._runs if s.first < at]
         self._memos = [memo for memo in self._memos if memo[0] < at]
         self._later = None
-        if not self._stretches:
+        if not self._runs:
             if edition.strata.own[self._stratum]:
-                self._stretches = [self._whole_round(at, 0, edition)]
+                self._runs = [self._whole_round(at, 0, edition)]
             return
-        last = self._stretch(at - 1)  # its round goes on, also where it just ended
+        last = self._run(at - 1)  # its round goes on, also where it just ended
         self._later = None
         same_lanes = last.edition.lanes == edition.lanes
         if same_lanes and edition.strata.sizes[self._stratum] == last.order.size:
             return
-        if last is not self._stretches[-1]:
-            self._stretches.append(last)
-        passed = Passed(last.order, self._position(last, at - last.first), last.edition)
-        order = self._make_order(edition, last.round, passed)
+        if last is not self._runs[-1]:
+            self._runs.append(last)
+        earlier = EarlierOrder(last.order, self._position(last, at - last.first), last.edition)
+        order = self._make_order(edition, last.round, earlier)
         left = last.end - at + self._own(edition) - self._own(last.edition)
-        grown = Stretch(at, left, last.round, edition, order, (*last.passed, passed))
-        self._stretches.append(grown if same_lanes else self._counted(grown))
+        grown = DrawRun(at, left, last.round, edition, order, (*last.earlier, earlier))
+        self._runs.append(grown if same_lanes else self._counted(grown))
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the parts of the draws [start, stop), and the round of each.
@@ -173,28 +173,28 @@ class StratumDraws:
         """
         parts, rounds = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         while start < stop:
-            stretch = self._stretch(start)
-            count = min(stop, self._end(stretch)) - start
-            parts.append(self._take(stretch, start - stretch.first, count))
-            rounds.append(np.full(count, stretch.round, np.int64))
+            run = self._run(start)
+            count = min(stop, self._end(run)) - start
+            parts.append(self._take(run, start - run.first, count))
+            rounds.append(np.full(count, run.round, np.int64))
             start += count
         return np.concatenate(parts), np.concatenate(rounds)
 
     def round_of(self, draw: int) -> int:
-        return self._stretch(draw).round
+        return self._run(draw).round
 
     def round_end(self, draw: int) -> int:
         """Return the first draw behind the round of a draw, as far as that is known."""
-        return self._stretch(draw).end
+        return self._run(draw).end
 
     def _own(self, edition: DrawnEdition) -> int:
         return int(edition.strata.own[self._stratum])
 
-    def _stretch(self, draw: int) -> Stretch:
-        place = bisect_right(self._stretches, draw, key=lambda s: s.first)
+    def _run(self, draw: int) -> DrawRun:
+        place = bisect_right(self._runs, draw, key=lambda s: s.first)
         if not place:
             raise LookupError("the stratum has no part yet")
-        found = self._stretches[place - 1]
+        found = self._runs[place - 1]
         if draw < found.end:
             return found
         own = self._own(found.edition)
@@ -206,17 +206,17 @@ class StratumDraws:
             self._later = self._whole_round(first, round_, found.edition)
         return self._later
 
-    def _end(self, stretch: Stretch) -> int:
-        """Return where the next stretch begins; an edition may begin within this one."""
-        place = bisect_right(self._stretches, stretch.first, key=lambda s: s.first)
-        return min([stretch.end, *(s.first for s in self._stretches[place : place + 1])])
+    def _end(self, run: DrawRun) -> int:
+        """Return where the next run begins; an edition may begin within this one."""
+        place = bisect_right(self._runs, run.first, key=lambda s: s.first)
+        return min([run.end, *(s.first for s in self._runs[place : place + 1])])
 
-    def _whole_round(self, first: int, round_: int, edition: DrawnEdition) -> Stretch:
+    def _whole_round(self, first: int, round_: int, edition: DrawnEdition) -> DrawRun:
         order = self._make_order(edition, round_, None)
-        return Stretch(first, self._own(edition), round_, edition, order)
+        return DrawRun(first, self._own(edition), round_, edition, order)
 
-    def _counted(self, s: Stretch) -> Stretch:
-        """Return the stretch with the number of its draws, for which all parts are looked at.
+    def _counted(self, s: DrawRun) -> DrawRun:
+        """Return the run with the number of its draws, for which all parts are looked at.
 
         In their own order, because only the masks and the inverse orders of few parts are needed then.
         """
@@ -225,39 +225,39 @@ class StratumDraws:
         draws = sum(int(self._fresh(s, parts).sum()) for parts in chunks)
         return replace(s, draws=draws)
 
-    def _take(self, stretch: Stretch, skip: int, count: int) -> Ints:
-        if stretch.is_plain:
-            return stretch.order.forward(np.arange(skip, skip + count))
+    def _take(self, run: DrawRun, skip: int, count: int) -> Ints:
+        if run.is_plain:
+            return run.order.forward(np.arange(skip, skip + count))
         kept: list[Ints] = []
         stop = skip + count
-        for start, parts, offsets in self._walk(stretch, self._position(stretch, skip), count):
+        for start, parts, offsets in self._walk(run, self._position(run, skip), count):
             kept.append(parts[:count])
             if len(parts) >= count:
-                self._remember(stretch.first + stop, start + int(offsets[count - 1]) + 1)
+                self._remember(run.first + stop, start + int(offsets[count - 1]) + 1)
                 break
             count -= len(parts)
         return np.concatenate(kept)
 
-    def _position(self, stretch: Stretch, draws: int) -> int:
-        """Return the position in the order behind the first ``draws`` of the stretch."""
-        if stretch.is_plain:
+    def _position(self, run: DrawRun, draws: int) -> int:
+        """Return the position in the order behind the first ``draws`` of the run."""
+        if run.is_plain:
             return draws
-        draw, position = self._nearest(stretch, stretch.first + draws)
-        left = stretch.first + draws - draw
+        draw, position = self._nearest(run, run.first + draws)
+        left = run.first + draws - draw
         if not left:
             return position
-        for start, parts, offsets in self._walk(stretch, position, left):
+        for start, parts, offsets in self._walk(run, position, left):
             if len(parts) >= left:
                 return start + int(offsets[left - 1]) + 1
             left -= len(parts)
-        return stretch.order.size
+        return run.order.size
 
-    def _nearest(self, stretch: Stretch, draw: int) -> tuple[int, int]:
-        """Return the last remembered (draw, position) of a stretch up to a draw."""
+    def _nearest(self, run: DrawRun, draw: int) -> tuple[int, int]:
+        """Return the last remembered (draw, position) of a run up to a draw."""
         place = bisect_right(self._memos, draw, key=lambda memo: memo[0])
-        if place and self._memos[place - 1][0] > stretch.first:
+        if place and self._memos[place - 1][0] > run.first:
             return self._memos[place - 1]
-        return stretch.first, 0
+        return run.first, 0
 
     def _remember(self, draw: int, position: int) -> None:
         place = bisect_left(self._memos, draw, key=lambda memo: memo[0])
@@ -268,25 +268,25 @@ class StratumDraws:
             self._memos = [*self._memos[:-2:2], *self._memos[-2:]]
 
     def _walk(
-        self, stretch: Stretch, position: int, wanted: int
+        self, run: DrawRun, position: int, wanted: int
     ) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield from a position on: where a chunk starts, its parts, and their offsets in it."""
-        size = stretch.order.size
-        enough = 1.1 * wanted * size / max(1, stretch.draws)  # mostly, to give what is wanted
+        size = run.order.size
+        enough = 1.1 * wanted * size / max(1, run.draws)  # mostly, to give what is wanted
         step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
         while position < size:
             stop = min(size, position + step)
-            parts = stretch.order.forward(np.arange(position, stop))
-            offsets = np.flatnonzero(self._fresh(stretch, parts))
+            parts = run.order.forward(np.arange(position, stop))
+            offsets = np.flatnonzero(self._fresh(run, parts))
             yield position, parts[offsets], offsets
             position, step = stop, min(_CHUNK, step * 4)
 
-    def _fresh(self, stretch: Stretch, parts: Ints) -> Mask:
+    def _fresh(self, run: DrawRun, parts: Ints) -> Mask:
         """Return which parts of an order are this node's, and not drawn yet in the round."""
-        mask = stretch.edition.strata.mask(self._stratum, parts)
-        for one in stretch.passed:
+        mask = run.edition.strata.mask(self._stratum, parts)
+        for one in run.earlier:
             known = np.flatnonzero(mask & (parts < one.order.size))
-            if one.edition.lanes != stretch.edition.lanes:  # a lane that was not ours then
+            if one.edition.lanes != run.edition.lanes:  # a lane that was not ours then
                 known = known[one.edition.strata.mask(self._stratum, parts[known])]
             drawn = one.order.inverse(parts[known]) < one.positions
             mask[known] = ~drawn
@@ -299,11 +299,11 @@ class IndependentDraws:
     def __init__(self, stratum: int, *where: int | str) -> None:
         self._stratum = stratum
         self._key = np.uint64(derive_seed(*where, "independent") & 0xFFFFFFFFFFFFFFFF)
-        self._eras: list[tuple[int, DrawnEdition]] = []  # first draw, what it is drawn from
+        self._editions: list[tuple[int, DrawnEdition]] = []  # first draw, what it is drawn from
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
-        self._eras = [*(era for era in self._eras if era[0] < at), (at, edition)]
+        self._editions = [*(known for known in self._editions if known[0] < at), (at, edition)]
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the parts of the draws [start, stop), and the round of each.
@@ -311,7 +311,7 @@ class IndependentDraws:
         Raises:
             LookupError: the stratum has no part in this node's lanes.
         """
-        known = [edition for first, edition in self._eras if first <= start]
+        known = [edition for first, edition in self._editions if first <= start]
         if not known or not known[-1].strata.own[self._stratum]:
             raise LookupError("the stratum has no part for this node")
         strata, numbers = known[-1].strata, np.arange(start, stop)
@@ -369,7 +369,7 @@ class StratumBlocks:
 
 
 @dataclass(frozen=True)
-class _Era:
+class EditionDraws:
     """The groups that one edition is drawn for, from draw ``first`` on."""
 
     edition: DrawnEdition
@@ -408,18 +408,22 @@ class Draws:
         self._sizing = sizing
         self._turns = turns
         self._replacement = replacement
-        self._eras: list[_Era] = []
+        self._editions: list[EditionDraws] = []
         self._strata: list[StratumDraws | IndependentDraws] = []
         self._marks: list[tuple[int, int]] = []  # group, draws before it; ascending
 
     def add(self, edition: DrawnEdition) -> None:
         """Let groups from ``edition.first_group`` on draw from a larger edition."""
         group = edition.first_group
-        at = self._draws_before(group) if self._eras else 0
+        at = self._draws_before(group) if self._editions else 0
         # Of several editions at one group the last one counts.
-        self._eras = [era for era in self._eras if era.edition.first_group < group]
-        drawn = self._eras[-1].before(at) if self._eras else np.zeros(0, np.int64)
-        self._eras.append(self._era_of(edition, at, drawn))
+        self._editions = [
+            edition_draws
+            for edition_draws in self._editions
+            if edition_draws.edition.first_group < group
+        ]
+        drawn = self._editions[-1].before(at) if self._editions else np.zeros(0, np.int64)
+        self._editions.append(self._edition_draws(edition, at, drawn))
         for stratum in range(len(self._strata), len(edition.strata.own)):
             self._strata.append(self._stratum_draws(stratum, dealt=edition.quotas is not None))
         for stratum, draws in enumerate(self._strata):
@@ -427,14 +431,14 @@ class Draws:
         self._marks = [mark for mark in self._marks if mark[0] < group]
         self._marks.append((group, at))
 
-    def _era_of(self, edition: DrawnEdition, at: int, drawn: Ints) -> _Era:
+    def _edition_draws(self, edition: DrawnEdition, at: int, drawn: Ints) -> EditionDraws:
         if edition.quotas is None:
-            return _Era(edition, None, at, drawn, None)
+            return EditionDraws(edition, None, at, drawn, None)
         blocks = StratumBlocks(edition.quotas, self._seed, edition.number)
         natural = edition.strata.natural / edition.strata.natural.sum()
         given = blocks.counts / blocks.counts.sum()
         weights = np.divide(natural, given, out=np.zeros(len(given)), where=given > 0)
-        return _Era(edition, blocks, at, drawn, weights)
+        return EditionDraws(edition, blocks, at, drawn, weights)
 
     def _stratum_draws(self, stratum: int, *, dealt: bool) -> StratumDraws | IndependentDraws:
         where = (self._seed, "stratum", stratum) if dealt else (self._seed,)
@@ -449,23 +453,27 @@ class Draws:
         Raises:
             LookupError: no edition with a part of this node covers the group yet.
         """
-        era = self._era(number)
+        edition_draws = self._edition_of(number)
         start, stop = self._draws_before(number), self._draws_before(number + 1)
         if start == stop:
             return None
-        strata, before = era.strata_of(start, stop), era.before(start)
+        strata, before = edition_draws.strata_of(start, stop), edition_draws.before(start)
         parts, rounds = np.zeros(len(strata), np.int64), np.zeros(len(strata), np.int64)
         for stratum in np.unique(strata).tolist():
             mine = np.flatnonzero(strata == stratum)
             first = int(before[stratum])
             local, rounds[mine] = self._strata[stratum].draw(first, first + len(mine))
-            parts[mine] = era.edition.strata.place(stratum, local)
-        weights = None if era.weights is None else era.weights[strata].astype(np.float32)
+            parts[mine] = edition_draws.edition.strata.place(stratum, local)
+        weights = (
+            None
+            if edition_draws.weights is None
+            else edition_draws.weights[strata].astype(np.float32)
+        )
         is_one_round = weights is None and not self._replacement
         return GroupDraw(
             number,
-            era.edition.number,
-            self._round(era, before),
+            edition_draws.edition.number,
+            self._round(edition_draws, before),
             parts,
             None if is_one_round else rounds,
             weights,
@@ -473,14 +481,14 @@ class Draws:
 
     def round_of(self, number: int) -> int:
         """Return the earliest round that a stratum is in before group ``number``."""
-        era = self._era(number)
-        return self._round(era, era.before(self._draws_before(number)))
+        edition_draws = self._edition_of(number)
+        return self._round(edition_draws, edition_draws.before(self._draws_before(number)))
 
     def beginning(self, number: int) -> Ints:
         """Return the strata that another round of begins in a group."""
-        era = self._era(number)
-        before = era.before(self._draws_before(number))
-        after = era.before(self._draws_before(number + 1))
+        edition_draws = self._edition_of(number)
+        before = edition_draws.before(self._draws_before(number))
+        after = edition_draws.before(self._draws_before(number + 1))
         drawn = np.flatnonzero((before > 0) & (after > before))
         rounds = (
             [self._strata[s].round_of(int(draws[s]) - 1) for draws in (before, after)]
@@ -490,28 +498,30 @@ class Draws:
 
     def rounds(self, number: int) -> Floats:
         """Return how often each stratum was drawn before a group; float64 [strata]."""
-        era = self._era(number)
-        drawn = era.before(self._draws_before(number))
-        found: Floats = drawn / np.maximum(era.edition.strata.own, 1)
+        edition_draws = self._edition_of(number)
+        drawn = edition_draws.before(self._draws_before(number))
+        found: Floats = drawn / np.maximum(edition_draws.edition.strata.own, 1)
         return found
 
     def distinct(self, number: int) -> int:
         """Return how many different parts the groups before this one hold."""
-        if not self._eras:
+        if not self._editions:
             return 0
-        era = self._era(number)
-        before = era.before(self._draws_before(number))
-        return int(np.minimum(before, era.edition.strata.own).sum())
+        edition_draws = self._edition_of(number)
+        before = edition_draws.before(self._draws_before(number))
+        return int(np.minimum(before, edition_draws.edition.strata.own).sum())
 
-    def _round(self, era: _Era, before: Ints) -> int:
-        drawn: list[int] = era.drawn_strata.tolist()
+    def _round(self, edition_draws: EditionDraws, before: Ints) -> int:
+        drawn: list[int] = edition_draws.drawn_strata.tolist()
         return min(self._strata[stratum].round_of(int(before[stratum])) for stratum in drawn)
 
-    def _era(self, number: int) -> _Era:
-        place = bisect_right(self._eras, number, key=lambda era: era.edition.first_group)
+    def _edition_of(self, number: int) -> EditionDraws:
+        place = bisect_right(
+            self._editions, number, key=lambda edition_draws: edition_draws.edition.first_group
+        )
         if not place:
             raise LookupError(f"no edition covers group {number}")
-        return self._eras[place - 1]
+        return self._editions[place - 1]
 
     def _given(self, group: int) -> int:
         parts, most = self._sizing.parts_before(group), self._sizing.max_parts
@@ -519,7 +529,7 @@ class Draws:
 
     def _draws_before(self, number: int) -> int:
         """Return the draws before a group; without strata a group ends where its round ends."""
-        if self._replacement or self._eras[0].blocks is not None:
+        if self._replacement or self._editions[0].blocks is not None:
             return self._given(number)
         group, draw = self._marks[bisect_right(self._marks, number, key=lambda m: m[0]) - 1]
         while group < number:
@@ -546,13 +556,13 @@ class Draws:
         if self._marks[place : place + 1] != [(group, draw)]:
             self._marks.insert(place, (group, draw))
         if len(self._marks) > _MEMOS:  # nothing leaps over the beginning of an edition
-            kept = {era.edition.first_group for era in self._eras}
+            kept = {edition_draws.edition.first_group for edition_draws in self._editions}
             marks = enumerate(self._marks)
             self._marks = [mark for n, mark in marks if n % 2 == 0 or mark[0] in kept]
 
 
 def _permutations_of(stratum: int, *where: int | str) -> MakeOrder:
-    def make(edition: DrawnEdition, round_: int, passed: Passed | None) -> PartOrder:
+    def make(edition: DrawnEdition, round_: int, earlier: EarlierOrder | None) -> PartOrder:
         size = int(edition.strata.sizes[stratum])
         return Permutation(size, derive_seed(*where, "order", edition.number, round_))
 
@@ -562,8 +572,8 @@ def _permutations_of(stratum: int, *where: int | str) -> MakeOrder:
 def _turns_of(stratum: int, *where: int | str) -> MakeOrder:
     orders = TurnOrders(*where)
 
-    def make(edition: DrawnEdition, round_: int, passed: Passed | None) -> PartOrder:
-        before = None if passed is None else (passed.order, passed.positions)
+    def make(edition: DrawnEdition, round_: int, earlier: EarlierOrder | None) -> PartOrder:
+        before = None if earlier is None else (earlier.order, earlier.positions)
         return orders.make(edition.number, edition.strata.starts(stratum), round_, before)
 
     return make

@@ -125,7 +125,7 @@ class Makeups:
     def __init__(
         self,
         cache: Cache,
-        drawing: DrawSequence,
+        draws: DrawSequence,
         sizing: Sizing,
         unfinished: Iterable[int],
         timeout_seconds: float,
@@ -133,7 +133,7 @@ class Makeups:
     ) -> None:
         self._cache = cache
         self._most_makeups = most_makeups
-        self._drawing = drawing
+        self._draws = draws
         self._sizing = sizing
         self._setbacks = Setbacks(timeout_seconds)
         record = cache.meta.deferrals
@@ -152,7 +152,7 @@ class Makeups:
     def _resolved(self, places: Sequence[Place]) -> list[ObjectName]:
         if not places:
             return []
-        stops = self._drawing.population.stops(self._drawing.gathered(0, places))
+        stops = self._draws.population.stops(self._draws.gathered(0, places))
         return [object_name(stop) for stop in stops]
 
     def _follow(self) -> None:
@@ -212,7 +212,7 @@ class Makeups:
         """Return what the next group holds, if it is to be a makeup group."""
         record, now = self._cache.meta.deferrals, time.monotonic()
         if group in record.makeups:  # it is recorded, and the disk was full when it was issued
-            return self._drawing.again(group)
+            return self._draws.again(group)
         if not record.pending:
             return None
         most = self._sizing.group_parts(record.draw_number(group))
@@ -222,7 +222,7 @@ class Makeups:
             return None
         known = self._candidate
         if known is None or known[0] != places or known[1].group != group:
-            self._candidate = (places, self._drawing.gathered(group, places))
+            self._candidate = (places, self._draws.gathered(group, places))
         assert self._candidate is not None
         return self._candidate[1]
 
@@ -360,7 +360,7 @@ class HoleCounter:
 
 def retry_holes(
     cache: Cache,
-    drawing: DrawSequence,
+    draws: DrawSequence,
     makeups: Makeups,
     group_shards: int,
     is_retried: IsRetried = lambda hole, stop: True,
@@ -371,10 +371,10 @@ def retry_holes(
         holes.setdefault(hole.shard // group_shards, []).append(hole)
     count = 0
     for group in sorted(holes):
-        draw = drawing.again(group)
+        draw = draws.again(group)
         if draw is None or not makeups.may_defer:
             continue
-        stops = drawing.population.stops(draw)
+        stops = draws.population.stops(draw)
         wanted = _places_of_holes(
             holes[group], stops, cache.meta.deferrals.left_out(group), is_retried
         )

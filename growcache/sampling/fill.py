@@ -29,8 +29,8 @@ from growcache.errors import (
 from growcache.formats.base import Visit, read_partly
 from growcache.formats.memory import DecodeGate
 from growcache.sampling.messages import LabelValues, PartVisit, Permit, hole_reason
-from growcache.sampling.sampler_limits import (
-    ByteRateLimit,
+from growcache.sampling.rate_limiter import ByteRateLimit
+from growcache.sampling.sampler_memory import (
     GroupLimits,
     MemoryBudget,
     VisitResult,
@@ -162,7 +162,7 @@ class GroupFiller:
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
         """
-        allowance = MemoryBudget(
+        budget = MemoryBudget(
             len(permit.stops), limits, defers=permit.defers, yields=self._yields
         )
         stops = iter(enumerate(permit.stops))
@@ -177,10 +177,10 @@ class GroupFiller:
                     if place == len(permit.stops) - 1:
                         started.set()
                     if place in left_out:
-                        allowance.put(place, VisitResult(left_out=True))
+                        budget.put(place, VisitResult(left_out=True))
                         on_visit()
                         continue
-                    if not await allowance.begin(place, _stored_bytes(stop)):
+                    if not await budget.begin(place, _stored_bytes(stop)):
                         on_visit()
                         continue
                     await self._pace.wait()
@@ -192,7 +192,7 @@ class GroupFiller:
                                 raise
                             on_setback(place, str(error))
                             visited = VisitResult(left_out=True)
-                        allowance.put(place, visited)
+                        budget.put(place, visited)
                     on_visit()
             finally:
                 started.set()
@@ -208,7 +208,7 @@ class GroupFiller:
         finally:
             for task in tasks:  # one failed visit fails the group: the others are in vain
                 task.cancel()
-        return allowance.results()
+        return budget.results()
 
     async def _visited(
         self, permit: Permit, stop: PartVisit, schema: Schema | None, began: float

@@ -28,7 +28,7 @@ class _OpenGroup:
 class GroupQueue:
     """The groups that were issued and are not committed, and the number of the next one.
 
-    Beside them it keeps the order of the groups that readers wish for. These are open ones,
+    Beside them it keeps the order of the groups that readers wait for. These are open ones,
     committed ones that are filled *again*, and such as were never issued.
     """
 
@@ -38,7 +38,7 @@ class GroupQueue:
         self._tried_early: set[int] = set()  # of the untried, and still among them
         self._open: dict[int, _OpenGroup] = {}
         self._filling: dict[int, _OpenGroup] = {}
-        self._wished: dict[int, None] = {}
+        self._refetches: dict[int, None] = {}
         self._again: dict[int, _OpenGroup] = {}
         self._filled_again: set[int] = set()
 
@@ -75,13 +75,13 @@ class GroupQueue:
         ready = [group for group, entry in self._open.items() if entry.due <= now]
         return min(ready + (self._untried[:1] if self.behind else []), default=None)
 
-    def wish(self, groups: Iterable[int]) -> None:
-        self._wished = dict.fromkeys(groups)
-        self._again = {g: entry for g, entry in self._again.items() if g in self._wished}
+    def follow_refetches(self, groups: Iterable[int]) -> None:
+        self._refetches = dict.fromkeys(groups)
+        self._again = {g: entry for g, entry in self._again.items() if g in self._refetches}
 
-    def due_wish(self, now: float, *, issued: bool = False) -> int | None:
-        """Return the first group wished for that no sampler fills and whose time has come."""
-        for group in self._wished:
+    def due_refetch(self, now: float, *, issued: bool = False) -> int | None:
+        """Return the first group to refetch that no sampler fills and whose time has come."""
+        for group in self._refetches:
             entry = self._entry(group)
             due = group not in self._filling and (entry is None or entry.due <= now)
             if due and not (issued and group >= self.next_new):
@@ -90,8 +90,8 @@ class GroupQueue:
 
     @property
     def urgent(self) -> int:
-        """How many groups are wished for and did not fail yet; new ones come after them."""
-        entries = map(self._entry, self._wished)
+        """How many groups are to be refetched and did not fail yet; new ones come after them."""
+        entries = map(self._entry, self._refetches)
         return sum(1 for entry in entries if entry is None or not entry.tries)
 
     def _entry(self, group: int) -> _OpenGroup | None:
@@ -164,33 +164,33 @@ class GroupQueue:
         (self._again if again else self._open)[group] = entry
 
 
-MOST_AHEAD = 100_000  # groups that a wish may skip; they are all drawn afterwards
+MOST_AHEAD = 100_000  # groups that a refetch may skip; they are all drawn afterwards
 LISTING = "the listing to end: shards of a checkpoint were never drawn here"
 NO_SUCH = "shard {} does not exist here: the source, or its fixed set, ends before it"
 TOO_FAR = "shard {} is more than {:,} groups ahead of what was ever drawn here"
 NO_ROOM = (
-    "{:,} bytes of shards are wished for, with what else their lease holds {:,}, but "
+    "{:,} bytes of shards are to be refetched, with what else their lease holds {:,}, but "
     "cache.max_bytes leaves {:,} for shards; raise it"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Refetch:
-    """What one permit for a wish is about.
+    """What one refetch permit is about.
 
     Attributes:
         missing: its shards that were never committed, ascending.
-        wished: its shards that are wished for, ascending.
+        wanted: its shards that a reader waits for, ascending.
     """
 
     draw: GroupDraw
     missing: tuple[int, ...]
-    wished: tuple[int, ...]
+    wanted: tuple[int, ...]
     shards: int
 
     @property
     def write(self) -> tuple[int, ...]:
-        return tuple(sorted({*self.missing, *self.wished}))
+        return tuple(sorted({*self.missing, *self.wanted}))
 
     @property
     def again(self) -> bool:
@@ -209,21 +209,21 @@ def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tupl
     return {group: tuple(sorted(mine)) for group, mine in found.items()}
 
 
-class RefetchQueue:
-    """Follows the cache's wishes, in the book, and refuses what can never be granted."""
+class RefetchScheduler:
+    """Hands the refetches that readers wait for to the group queue, and refuses what can never be granted."""
 
     def __init__(
         self,
         cache: Cache,
         catalog: Catalog,
-        drawing: DrawSequence,
-        book: GroupQueue,
+        draws: DrawSequence,
+        group_queue: GroupQueue,
         group_shards: int,
     ) -> None:
         self._cache = cache
         self._catalog = catalog
-        self._drawing = drawing
-        self._book = book
+        self._draws = draws
+        self._group_queue = group_queue
         self._group_shards = group_shards
         self._seen: Mapping[int, str] = {}
         self._weighed: object = None
@@ -231,14 +231,14 @@ class RefetchQueue:
         self._draw: GroupDraw | None = None
 
     def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
-        """Take up what is wished for now."""
+        """Take up the refetches of now."""
         self._refuse_too_large(shard_bytes, capacity)
         if self._cache.remover.wishlist.pending == self._seen:
             return
         self._refuse_too_far()
         self._seen = dict(self._cache.remover.wishlist.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
-        self._book.wish(self._groups)
+        self._group_queue.follow_refetches(self._groups)
 
     def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         leases = refetching_leases(self._cache.leases)
@@ -260,7 +260,7 @@ class RefetchQueue:
                 self._cache.remover.wishlist.refuse(dict.fromkeys(lease.wishing, reason))
 
     def _refuse_too_far(self) -> None:
-        stop = (self._book.next_new + MOST_AHEAD) * self._group_shards
+        stop = (self._group_queue.next_new + MOST_AHEAD) * self._group_shards
         far = [
             number for number in self._cache.remover.wishlist.pending if not 0 <= number < stop
         ]
@@ -274,18 +274,18 @@ class RefetchQueue:
 
     @property
     def listing_awaited(self) -> bool:
-        """Whether a wish can only be granted once the listing has ended."""
+        """Whether a refetch can only be granted once the listing has ended."""
         return not self._catalog.complete and any(
-            group >= self._book.next_new for group in self._groups
+            group >= self._group_queue.next_new for group in self._groups
         )
 
     def next(self, now: float) -> Refetch | None:
-        """Return what is to be drawn for the wish whose turn it is.
+        """Return what is to be drawn for the refetch whose turn it is.
 
         None where none is due, or the listing has to end first.
         """
         listed = self._catalog.complete
-        while (group := self._book.due_wish(now, issued=not listed)) is not None:
+        while (group := self._group_queue.due_refetch(now, issued=not listed)) is not None:
             draw = self._drawn(group)
             if draw is not None:
                 first = group * self._group_shards
@@ -299,9 +299,9 @@ class RefetchQueue:
         if self._draw is None or self._draw.group != group:
             try:
                 self._draw = (
-                    self._drawing.ahead(group, self._book.next_new)
-                    if group >= self._book.next_new
-                    else self._drawing.again(group)
+                    self._draws.ahead(group, self._group_queue.next_new)
+                    if group >= self._group_queue.next_new
+                    else self._draws.again(group)
                 )
             except LookupError:  # no part for this node
                 self._draw = None
@@ -311,4 +311,4 @@ class RefetchQueue:
         self._cache.remover.wishlist.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
         self._seen = dict(self._cache.remover.wishlist.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
-        self._book.wish(self._groups)
+        self._group_queue.follow_refetches(self._groups)

@@ -23,7 +23,7 @@ from growcache.sampling.label_table import (
     read_table,
 )
 from growcache.sampling.messages import LabelValues
-from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sources import first_urls, make_each, name_source, source_of_url
 from growcache.store.retries import RetryPolicy
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact

@@ -23,7 +23,6 @@ from growcache.errors import (
 )
 from growcache.formats import is_user_format
 from growcache.formats.base import endless_entry
-from growcache.sampling.evictor import SpaceAllocator
 from growcache.sampling.messages import Message
 from growcache.sampling.sources import (
     SourceListings,
@@ -32,6 +31,7 @@ from growcache.sampling.sources import (
     open_listings,
     source_of_url,
 )
+from growcache.sampling.space_allocator import SpaceAllocator
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 
@@ -199,11 +199,11 @@ class ListingIngest:
         self._over = True
         self._wake()
 
-    def take(self, landlord: SpaceAllocator | None, *, awaited: bool = False) -> None:
+    def take(self, allocator: SpaceAllocator | None, *, awaited: bool = False) -> None:
         """Take what was listed into the catalog.
 
         Args:
-            landlord: who makes room; None before there is anything that could make room, and
+            allocator: who makes room; None before there is anything that could make room, and
                 while nobody knows yet what the cache is of.
             awaited: whether the service waits for the listing before it can make room.
 
@@ -212,7 +212,7 @@ class ListingIngest:
             CacheFullError: the disk has no room; the next call goes on.
         """
         while self._pages and self._is_due():
-            if not self._has_room_for(self._pages[0], landlord, awaited=awaited):
+            if not self._has_room_for(self._pages[0], allocator, awaited=awaited):
                 break
             page = self._pages.popleft()
             if self.watched:
@@ -225,7 +225,7 @@ class ListingIngest:
             self._catalog.append(page)  # it takes the page in even where the disk is full
             self._cache.space.catalog_bytes = self._catalog.allocated_bytes
         if not self.listed:
-            self._cache.space.listing_ahead = self._ahead(landlord)
+            self._cache.space.listing_ahead = self._reserved_for_listing(allocator)
         if not self._over or self._pages or self.listed:
             return
         self._refuse_empty()
@@ -260,19 +260,19 @@ class ListingIngest:
             self._next_page = now + PAGE_SECONDS
         return due
 
-    def _ahead(self, landlord: SpaceAllocator | None) -> int:
+    def _reserved_for_listing(self, allocator: SpaceAllocator | None) -> int:
         """Return what shards shall leave free, so that the listing finds room.
 
         Not where nothing is evicted: a cache that is full then draws no more, whatever is
         listed. And never what a group of shards needs to be written at all.
         """
-        if landlord is None or not landlord.evicts:
+        if allocator is None or not allocator.evicts:
             return 0
         most = max(self._cache.max_bytes // LISTING_SHARE, self._page_needs)
-        return min(most, landlord.spare)
+        return min(most, allocator.spare)
 
     def _has_room_for(
-        self, page: list[Entry], landlord: SpaceAllocator | None, *, awaited: bool
+        self, page: list[Entry], allocator: SpaceAllocator | None, *, awaited: bool
     ) -> bool:
         """Make room for a page of the listing: the catalog counts against the bound, too.
 
@@ -286,15 +286,15 @@ class ListingIngest:
             return True
         new = self._catalog.new_entries(page)
         needed = _catalog_bytes(new)
-        if new and landlord is not None:
-            landlord.make_room_for_listing(needed)
+        if new and allocator is not None:
+            allocator.make_room_for_listing(needed)
             self._cache.space.measure()  # evictions grow the log of the index
         if not new or self._cache.room() >= needed:
             return True
         taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed
         totals = self._cache.totals()
         empty = not totals.shards and not totals.retired_shards
-        if taken > self._cache.max_bytes or (landlord is None and (awaited or empty)):
+        if taken > self._cache.max_bytes or (allocator is None and (awaited or empty)):
             raise ConfigError(
                 f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
                 f"more and the index take {taken:,} bytes by themselves; raise it"

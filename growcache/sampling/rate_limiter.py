@@ -6,9 +6,40 @@ permits back while the store refuses everybody, except for one on trial now and 
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+
+class ByteRateLimit:
+    """Lets work start only while what was read stays under ``bytes_per_second``.
+
+    A debt model: reads are charged once their size is known, and the next one waits until
+    the debt is worked off. So no burst is saved up, and large objects need no special case.
+    """
+
+    def __init__(
+        self, bytes_per_second: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = bytes_per_second
+        self._clock = clock
+        self._free_at = 0.0
+
+    def charge(self, nbytes: int) -> None:
+        if self._rate:
+            self._free_at = max(self._free_at, self._clock()) + nbytes / self._rate
+
+    def seconds_left(self) -> float:
+        return max(0.0, self._free_at - self._clock())
+
+    async def wait(self) -> None:
+        """Return once the next read may start."""
+        while (seconds := self.seconds_left()) > 0:
+            await asyncio.sleep(seconds)
+
 
 LimiterState = Literal["running", "waiting", "full", "complete"]
 
@@ -43,11 +74,11 @@ class LimiterInputs:
         unused: why the other shards may not go, in words.
         evicts: whether anything is evicted, by the policy and in this run.
         shrinking: whether the bound was lowered below what is used.
-        wished: whether this is about a group that a reader wishes for; then only shards
+        for_refetch: whether this is about a group that a reader waits for; then only shards
             that are held cannot make room, and ``holders`` says who does, and
         holders: that, in words.
-        wishes: groups that readers wish for and that new ones come after, and
-        wishes_unlisted: whether some of them wait for the listing to end.
+        refetches: groups that readers wait for and that go before new ones, and
+        refetches_unlisted: whether some of them wait for the listing to end.
         set_aside: what keeps failing while others answer, in words; empty where anything else
             is under way.
     """
@@ -76,10 +107,10 @@ class LimiterInputs:
     unused: str = ""
     evicts: bool = True
     shrinking: bool = False
-    wished: bool = False
+    for_refetch: bool = False
     holders: str = ""
-    wishes: int = 0
-    wishes_unlisted: bool = False
+    refetches: int = 0
+    refetches_unlisted: bool = False
     set_aside: str = ""
 
 
@@ -100,10 +131,10 @@ LISTING_FIRST = "the listing to end: room is kept for the rest of it"
 def decide(outlook: LimiterInputs) -> Verdict:
     if outlook.refused:
         return _wait(outlook.refused)
-    if outlook.wished:
-        return _for_budgets(outlook) or _for_wished_room(outlook) or GRANTED
-    if outlook.wishes:
-        return _for_wishes(outlook)
+    if outlook.for_refetch:
+        return _for_budgets(outlook) or _for_refetch_room(outlook) or GRANTED
+    if outlook.refetches:
+        return _for_refetches(outlook)
     if outlook.complete:
         return Verdict(False, "complete", final=True)
     return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
@@ -113,14 +144,14 @@ def _wait(event: str) -> Verdict:
     return Verdict(False, "waiting", event)
 
 
-def _for_wishes(o: LimiterInputs) -> Verdict:
-    if o.wishes_unlisted:
+def _for_refetches(o: LimiterInputs) -> Verdict:
+    if o.refetches_unlisted:
         return _wait("the listing to end: shards of a checkpoint were never drawn here")
-    groups = "1 group" if o.wishes == 1 else f"{o.wishes} groups"
-    return _wait(f"wishes first: {groups} that a checkpoint needs")
+    groups = "1 group" if o.refetches == 1 else f"{o.refetches} groups"
+    return _wait(f"refetches first: {groups} that a checkpoint needs")
 
 
-def _for_wished_room(o: LimiterInputs) -> Verdict | None:
+def _for_refetch_room(o: LimiterInputs) -> Verdict | None:
     if o.group_bytes <= o.room_bytes + o.evictable_bytes + o.clearing_bytes:
         return None
     return _wait(f"room for shards of a checkpoint: {o.holders}")
@@ -195,21 +226,21 @@ class CircuitBreaker:
         """Return whether no permit may be given now."""
         return bool(self.waiting_for) and (self._trial is not None or now < self._due)
 
-    def granted(self, permit: str) -> None:
+    def granted(self, permit_id: str) -> None:
         if self.waiting_for:
-            self._trial = permit
+            self._trial = permit_id
 
-    def refused(self, permit: str, waiting_for: str, now: float) -> None:
+    def refused(self, permit_id: str, waiting_for: str, now: float) -> None:
         """Note that a group was refused."""
         if not self.waiting_for:
             self._halts += 1
-        if not self.waiting_for or permit == self._trial:
+        if not self.waiting_for or permit_id == self._trial:
             self._later(now)
         self.waiting_for = waiting_for
 
-    def ended(self, permit: str, now: float) -> None:
+    def ended(self, permit_id: str, now: float) -> None:
         """Note that a permit came back without an answer of the store."""
-        if permit == self._trial:
+        if permit_id == self._trial:
             self._later(now)
 
     def _later(self, now: float) -> None:
@@ -217,9 +248,9 @@ class CircuitBreaker:
         self._trial, self._due = None, now + delay
         self._refusals += 1
 
-    def answered(self, permit: str, *, whole: bool) -> None:
+    def answered(self, permit_id: str, *, whole: bool) -> None:
         """Note that something was read for a permit, or all of it."""
-        if self.waiting_for and (permit != self._trial or (self._halts > 1 and not whole)):
+        if self.waiting_for and (permit_id != self._trial or (self._halts > 1 and not whole)):
             return
         self.waiting_for, self._trial = "", None
         if whole:

@@ -109,12 +109,12 @@ class SchemaProbe:
         sources: Sources,
         filler: GroupFiller,
         seed: int,
-        wish: Schema | None,
+        declared: Schema | None,
     ) -> None:
         self._sources = sources
         self._filler = filler
         self._seed = seed
-        self._wish = wish
+        self._declared = declared
 
     async def probe(self, objects: Sequence[PartVisit]) -> Message:
         """Return what the first of these objects show, or why none of them can be read.
@@ -174,7 +174,7 @@ class SchemaProbe:
     def _message(self, probed: Sequence[ProbedObject]) -> Message:
         looked = [(one, seen) for one in probed for seen in one.samples]
         try:
-            schema = self._wish or settled_schema([seen.schema for _, seen in looked])
+            schema = self._declared or settled_schema([seen.schema for _, seen in looked])
         except FormatError as error:
             examples = _examples([(one.stop.entry.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
@@ -204,7 +204,7 @@ class SchemaProbe:
         holes: list[str] = []
         for batch in probe_order(parts, wanted):
             stops = [replace(one, part=part, parts=parts) for part in batch]
-            visits = [self._filler.visit(_permit(stop), stop, self._wish) for stop in stops]
+            visits = [self._filler.visit(_permit(stop), stop, self._declared) for stop in stops]
             for visited in await asyncio.gather(*visits):
                 samples += visited.samples
                 holes += [visited.hole] if visited.hole is not None else []
@@ -225,7 +225,7 @@ class SchemaProbe:
         looks = [(part, take) for take in (LOOKS, None) for part in range(min(parts, LOOKS))]
         for part, take in looks:
             stop = replace(one, part=part, parts=parts)
-            visited = await self._filler.visit(_permit(stop, take), stop, self._wish)
+            visited = await self._filler.visit(_permit(stop, take), stop, self._declared)
             if visited.hole is not None and not visited.samples:
                 raise FormatError(visited.hole)
             samples += visited.samples
@@ -244,7 +244,7 @@ class SchemaProbe:
         samples: list[Sample] = []
         for batch in probe_order(len(found), wanted) if found else ():
             some = [found[i] for i in batch]
-            samples += self._filler.prepared(_permit(stop), stop, some, self._wish).samples
+            samples += self._filler.prepared(_permit(stop), stop, some, self._declared).samples
             if len(samples) >= wanted:
                 break
         if samples:

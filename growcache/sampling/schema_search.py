@@ -20,6 +20,12 @@ from growcache.formats.base import Measure
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import LABELS, Message
 from growcache.sampling.objects import Objects
+from growcache.sampling.sampler_pool import (
+    MOST_SUSPICION,
+    SamplerDeath,
+    SamplerSlot,
+    crash_suspects,
+)
 from growcache.sampling.sizing import (
     MeasuredSource,
     Sizing,
@@ -29,12 +35,6 @@ from growcache.sampling.sizing import (
     with_configured_sizes,
 )
 from growcache.sampling.sources import name_source
-from growcache.sampling.worker_pool import (
-    MOST_SUSPICION,
-    SamplerDeath,
-    WorkerSlot,
-    crash_suspects,
-)
 from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key
@@ -73,7 +73,7 @@ class SchemaSearch:
         self._catalog = catalog
         self._objects = objects
         self._searches = [_SourceSearch(source) for source in range(len(config.sources))]
-        self._prober: WorkerSlot | None = None
+        self._prober: SamplerSlot | None = None
         self._not_before = 0.0
         self._silent = False  # whether the store did not answer the last time
         self.waiting_for = "samplers to start"
@@ -99,7 +99,7 @@ class SchemaSearch:
         editions = self._cache.meta.editions
         return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
-    def probe(self, ready: Sequence[WorkerSlot], *, listed: bool) -> None:
+    def probe(self, ready: Sequence[SamplerSlot], *, listed: bool) -> None:
         """Let a sampler look at the first objects that can be read, if none does so now.
 
         Which ones they are depends on the listing alone, not on how far it is by now: what
@@ -142,7 +142,7 @@ class SchemaSearch:
             "raise its share, or make the groups smaller"
         )
 
-    def lost(self, slot: WorkerSlot, death: SamplerDeath) -> None:
+    def lost(self, slot: SamplerSlot, death: SamplerDeath) -> None:
         """Note that a sampler died; what it was asked is asked again.
 
         Raises:
@@ -162,7 +162,7 @@ class SchemaSearch:
             )
 
     def answered(
-        self, slot: WorkerSlot, message: Message, introduction: Message, *, listed: bool
+        self, slot: SamplerSlot, message: Message, introduction: Message, *, listed: bool
     ) -> FoundIdentity | None:
         """Return what was measured; None where the search goes on.
 

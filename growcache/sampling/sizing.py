@@ -338,7 +338,7 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
 def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
     """Return a stored sizing with what the configuration asks for explicitly.
 
-    So that a changed wish shows as a difference between fingerprints, while ``auto`` means
+    So that a changed setting shows as a difference between fingerprints, while ``auto`` means
     whatever was measured.
     """
     sampling = config.sampling

@@ -45,10 +45,10 @@ from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
 from growcache.sampling.messages import Message, awaited_event
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
+from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
-from growcache.sampling.service_status import StatusBuilder
 from growcache.sampling.sources import first_urls, make_each
-from growcache.sampling.worker_pool import SamplerDeath, WorkerPool, WorkerSlot
+from growcache.sampling.status_builder import StatusBuilder
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
 from growcache.usercode import printable
@@ -171,7 +171,7 @@ class Supervisor:
         self._introduction: Message | None = None
         self._search = SchemaSearch(config, cache, self._catalog, self._objects)
         self._silences = {who: StoreSilence() for who in (LISTING, TABLES, SAMPLERS)}
-        self._intake = ListingIngest(
+        self._listing = ListingIngest(
             config,
             cache,
             self._catalog,
@@ -201,7 +201,7 @@ class Supervisor:
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup = _setup_message(self._config)
-        self._pool = WorkerPool(
+        self._pool = SamplerPool(
             sampling.workers, setup, self._receive, self._died, self._fail, self._on_stderr
         )
         if self._file is not None:
@@ -216,7 +216,7 @@ class Supervisor:
                 self._guard(self._turn)
                 self._guard(self._after_turn)
         finally:
-            self._intake.stop()
+            self._listing.stop()
             if self._following is not None:
                 self._following.stop()
             await self._pool.stop()
@@ -258,8 +258,8 @@ class Supervisor:
 
     def _start_listing(self) -> None:
         if self._refresh:
-            self._intake.watched = frozenset(hole.key for hole in self._cache.holes())
-        self._intake.start(self._introduction, refresh=self._refresh)
+            self._listing.watched = frozenset(hole.key for hole in self._cache.holes())
+        self._listing.start(self._introduction, refresh=self._refresh)
 
     def _start_labels(self) -> None:
         if self._unlabelled:
@@ -353,11 +353,11 @@ class Supervisor:
 
     # ------------------------------------------------------------ the samplers
 
-    def _receive(self, slot: WorkerSlot, message: Message) -> None:
+    def _receive(self, slot: SamplerSlot, message: Message) -> None:
         self._guard(lambda: self._react(slot, message))
         self._wake()
 
-    def _react(self, slot: WorkerSlot, message: Message) -> None:
+    def _react(self, slot: SamplerSlot, message: Message) -> None:
         match message["type"]:
             case "progress":
                 self._progressed(slot, message)
@@ -377,16 +377,16 @@ class Supervisor:
             case _ if self._dispatcher is not None:
                 self._last_errors.extend(self._dispatcher.receive(slot, message))
 
-    def _progressed(self, slot: WorkerSlot, message: Message) -> None:
+    def _progressed(self, slot: SamplerSlot, message: Message) -> None:
         if message["nbytes"] or message["retries"] or message["paced"]:
             slot.note_progress()
-        for permit, done in message["parts"].items():
-            work = slot.permits.get(permit)
+        for permit_id, done in message["parts"].items():
+            work = slot.permits.get(permit_id)
             if work is not None and work.done != done:
                 slot.note_progress()
                 work.done = done
                 if self._dispatcher is not None:
-                    self._dispatcher.visited(permit)
+                    self._dispatcher.visited(permit_id)
         self._status.failures += message["retries"]
         self._status.egress_bytes += message["nbytes"]
         silence = self._silences[SAMPLERS]
@@ -422,11 +422,11 @@ class Supervisor:
     def _adopt_options(self, options: list[dict[str, Any]]) -> None:
         self._pool.adopt(_setup_message(self._config))
         self._pool.broadcast({"type": "storage", "options": to_json_value(options)})
-        self._intake.adopt(options)
+        self._listing.adopt(options)
         if self._reading is not None:
             self._reading.sources = self._config.sources
 
-    def _sampler_ready(self, slot: WorkerSlot, message: Message) -> None:
+    def _sampler_ready(self, slot: SamplerSlot, message: Message) -> None:
         slot.ready = True
         options = [source.storage_options for source in self._config.sources]
         slot.send(
@@ -438,26 +438,28 @@ class Supervisor:
         if self._identity is not None:
             slot.send(_identity_message(self._identity))
 
-    def _probed(self, slot: WorkerSlot, message: Message) -> None:
+    def _probed(self, slot: SamplerSlot, message: Message) -> None:
         assert self._introduction is not None
         self._last_errors.extend(message.get("errors", [])[-3:])
         found = self._search.answered(
-            slot, message, self._introduction, listed=self._intake.listed
+            slot, message, self._introduction, listed=self._listing.listed
         )
         if found is not None and self._dispatcher is None:
             self._found = found
 
-    def _died(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
+    def _died(self, slot: SamplerSlot, permit_ids: list[str], death: SamplerDeath) -> None:
         if death.stalled is None:  # else that was said when it was killed
             self._last_errors.append(f"sampler {slot.id} ended {death}")
-        self._guard(lambda: self._sampler_died(slot, permits, death))
+        self._guard(lambda: self._sampler_died(slot, permit_ids, death))
         self._wake()
 
-    def _sampler_died(self, slot: WorkerSlot, permits: list[str], death: SamplerDeath) -> None:
+    def _sampler_died(
+        self, slot: SamplerSlot, permit_ids: list[str], death: SamplerDeath
+    ) -> None:
         self._search.lost(slot, death)
-        for permit in permits:
+        for permit_id in permit_ids:
             if self._dispatcher is not None:
-                self._dispatcher.abandoned(permit, death)
+                self._dispatcher.abandoned(permit_id, death)
         if slot.failed_starts >= MOST_FAILED_STARTS:
             raise SamplingError(
                 f"sampler processes end at their start, {slot.failed_starts} times in a row, the "
@@ -472,7 +474,7 @@ class Supervisor:
         if self._unlabelled:
             self._search.waiting_for = "the labels"
             return
-        listed = self._intake.listed
+        listed = self._listing.listed
         found = self._found or self._search.known(self._introduction, listed=listed)
         if found is not None:
             self._establish(found)
@@ -482,7 +484,7 @@ class Supervisor:
 
     def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
-        if self._search.lacks_objects(listed=self._intake.listed):
+        if self._search.lacks_objects(listed=self._listing.listed):
             return  # shards were taken over that were drawn from more of it
         dispatcher = Dispatcher(
             self._config,
@@ -509,13 +511,13 @@ class Supervisor:
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.require_in_place()
             self._cache.poll_leases(now)
-        self._intake.take(
+        self._listing.take(
             self._dispatcher.space if self._dispatcher else None,
-            awaited=self._search.lacks_objects(listed=self._intake.listed),
+            awaited=self._search.lacks_objects(listed=self._listing.listed),
         )
         if not self._unlabelled:
             self._objects.look(len(self._catalog))
-            if self._intake.listed:
+            if self._listing.listed:
                 self._objects.finish()
         if self._following is not None:
             self._last_errors.extend(self._following.look(now))
@@ -534,9 +536,9 @@ class Supervisor:
         if self._retry_holes:
             count += dispatcher.retry_holes()
             self._retry_holes = False
-        if self._intake.relisted and self._intake.listed:
-            count += dispatcher.retry_rewritten(self._intake.relisted)
-            self._intake.relisted = []
+        if self._listing.relisted and self._listing.listed:
+            count += dispatcher.retry_rewritten(self._listing.relisted)
+            self._listing.relisted = []
         if count:
             _log.warning("%d %s tried again", count, "hole is" if count == 1 else "holes are")
 
@@ -636,14 +638,14 @@ class Supervisor:
         endless = self._introduction is not None and not self._introduction["listed"]
         if self._dispatcher is not None:
             population = self._dispatcher.draws.population
-            listed = self._intake.listed and not endless
+            listed = self._listing.listed and not endless
             self._guard(lambda: self._status.measure_population(population, listed=listed))
         startup_event = self._silent_store(now) or self._search.waiting_for
         return self._status.status(
             self._dispatcher,
             self._pool,
             last_errors=[printable(error) for error in self._last_errors],
-            listed=self._intake.listed,
+            listed=self._listing.listed,
             endless=endless,
             startup_event=printable(startup_event),
             silent_store=printable(self._silences[SAMPLERS].waiting_for(now)),

@@ -129,7 +129,7 @@ def test_help_is_there_at_once() -> None:
 def test_a_sampler_starts_without_the_command_line() -> None:
     program = (
         "import sys; sys.argv[1:] = ['sampler']; import growcache.__main__ as m\n"
-        "import growcache.sampling.worker as w; w.main = lambda: None\n"
+        "import growcache.sampling.sampler as w; w.main = lambda: None\n"
         "try: m.main()\nexcept SystemExit: pass\n"
         "print(*({'typer', 'rich', 'torch', 'tensorflow', 'boto3'} & set(sys.modules)))"
     )

@@ -17,14 +17,16 @@ from growcache.formats.rows import SampleGrid
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
-from growcache.sampling.population import LANES, Population, owned_lanes
-from growcache.sampling.sizing import Sizing
-from growcache.sampling.strata import (
+from growcache.sampling.population import (
+    LANES,
+    Population,
     block_draws,
     block_quotas,
+    owned_lanes,
     source_shares,
     stratum_shares,
 )
+from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.fairness.chance import agree, balanced, planted

@@ -14,11 +14,11 @@ from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.evictor import IN_TURN_SECONDS
 from growcache.sampling.fill import encode_group
 from growcache.sampling.messages import PartVisit, Permit
-from growcache.sampling.sampler_limits import VisitResult
+from growcache.sampling.sampler_memory import VisitResult
 from growcache.sampling.sizing import ALIKE, RAMP_END, shards_per_group
+from growcache.sampling.space_allocator import IN_TURN_SECONDS
 from growcache.schema import Schema
 from growcache.store.contract import Entry
 from tests.sampling.services import run, service, wait_until, write_config

@@ -16,8 +16,8 @@ from growcache.config_text import load_config
 from growcache.errors import ConfigError, FormatError
 from growcache.formats import open_source
 from growcache.formats.base import Measure, PartlyReadError, SamplesWithOrigins, Visit
-from growcache.sampling.strata import stratum_names
-from growcache.sampling.worker_pool import crash_suspects
+from growcache.sampling.population import stratum_names
+from growcache.sampling.sampler_pool import crash_suspects
 from growcache.schema import Array
 from tests.formats.held import Held
 

@@ -17,12 +17,16 @@ from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
-from growcache.sampling.engines.local import SamplerProcess
-from growcache.sampling.evictor import SpaceAllocator
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
+from growcache.sampling.sampler_pool import (
+    AssignedPermit,
+    SamplerDeath,
+    SamplerProcess,
+    SamplerSlot,
+)
 from growcache.sampling.schema_search import MOST_FAILED, PROBED, SchemaSearch
-from growcache.sampling.worker_pool import AssignedPermit, SamplerDeath, WorkerSlot
+from growcache.sampling.space_allocator import SpaceAllocator
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.filled import Filled
@@ -66,7 +70,7 @@ KILLED, CRASHED = SamplerDeath(-9), SamplerDeath(11)
 
 
 def test_a_probe_that_dies_with_its_sampler_is_made_again(search: SchemaSearch) -> None:
-    first, second = WorkerSlot(0), WorkerSlot(1)
+    first, second = SamplerSlot(0), SamplerSlot(1)
     search.probe([first, second], listed=True)
     assert (first.probing, second.probing) == (True, False)
     search.probe([second], listed=True)  # one at a time
@@ -80,10 +84,10 @@ def test_a_probe_that_dies_with_its_sampler_is_made_again(search: SchemaSearch) 
 
 
 def test_an_object_whose_look_kills_is_named_in_the_end(search: SchemaSearch) -> None:
-    asked = WorkerSlot(0)
+    asked = SamplerSlot(0)
     for _ in range(2):
         search.probe([asked], listed=True)
-        search.lost(WorkerSlot(1), CRASHED)  # not the one who looked
+        search.lost(SamplerSlot(1), CRASHED)  # not the one who looked
         search.lost(asked, CRASHED)
     search.probe([asked], listed=True)
     with pytest.raises(SamplingError, match=r"looked at k000.*exit code 11"):
@@ -120,7 +124,7 @@ def test_what_is_looked_at_does_not_hang_on_how_far_the_listing_is(
 
 @pytest.mark.parametrize("passed_over", [0, 1])
 def test_a_search_without_end_is_given_up(search: SchemaSearch, passed_over: int) -> None:
-    slot = WorkerSlot(0)
+    slot = SamplerSlot(0)
     errors = ["k000: expected an .npy file"] * MOST_FAILED
     message = {"type": "probed", "errors": errors, "passed_over": passed_over, "set_aside": 0}
     search.probe([slot], listed=False)
@@ -134,7 +138,7 @@ def test_a_search_without_end_is_given_up(search: SchemaSearch, passed_over: int
 def test_a_listing_that_ends_after_the_last_look_ends_the_search(
     search: SchemaSearch,
 ) -> None:
-    slot = WorkerSlot(0)
+    slot = SamplerSlot(0)
     for _ in range(3):
         search.probe([slot], listed=False)
         message = {
@@ -150,7 +154,7 @@ def test_a_listing_that_ends_after_the_last_look_ends_the_search(
         search.probe([slot], listed=True)
 
 
-class Looking(WorkerSlot):
+class Looking(SamplerSlot):
     """A sampler's place that notes how many objects it is asked to look at."""
 
     def __init__(self) -> None:
@@ -172,7 +176,7 @@ class Unkilled(SamplerProcess):
 
 
 def test_only_a_call_that_does_not_end_is_given_up() -> None:
-    slot = WorkerSlot(
+    slot = SamplerSlot(
         0, process=(process := Unkilled()), ready=True, permits={"p": AssignedPermit(1)}
     )
     slot.progress_at = time.monotonic() - 20
@@ -197,7 +201,7 @@ def test_only_a_call_that_does_not_end_is_given_up() -> None:
 
 
 def test_only_the_one_who_was_asked_is_believed(search: SchemaSearch) -> None:
-    first, second = WorkerSlot(0), WorkerSlot(1)
+    first, second = SamplerSlot(0), SamplerSlot(1)
     search.probe([first], listed=True)
     nonsense = {"type": "probed", "schema": "not looked at"}
     assert search.answered(second, nonsense, READY, listed=True) is None
@@ -205,7 +209,7 @@ def test_only_the_one_who_was_asked_is_believed(search: SchemaSearch) -> None:
 
 
 def test_a_store_that_does_not_answer_is_no_unreadable_object(search: SchemaSearch) -> None:
-    slot = WorkerSlot(0)
+    slot = SamplerSlot(0)
     search.probe([slot], listed=True)
     found = search.answered(slot, {"transient": "503 SlowDown"}, READY, listed=True)
     assert found is None
@@ -375,15 +379,15 @@ def test_whoever_holds_shards_is_named(tmp_path: Path) -> None:
     with Filled(tmp_path / "cache") as filled:
         filled.add(0, 1)
         bounds = CacheConfig.model_validate({"path": filled.root, "max_bytes": "1GB"})
-        landlord = SpaceAllocator(bounds, filled.cache, evicts=True)
+        allocator = SpaceAllocator(bounds, filled.cache, evicts=True)
         first = Lease.create(filled.root, "train", [0])
         filled.retire(0)
         filled.poll()
         assert re.search(
-            r"shards: a snapshot is held for \d+ s by job train ", landlord.awaited()
+            r"shards: a snapshot is held for \d+ s by job train ", allocator.awaited()
         )
         second = Lease.create(filled.root, "eval", [1])
         filled.poll()
-        assert "2 snapshots are held, the oldest for " in landlord.awaited()
+        assert "2 snapshots are held, the oldest for " in allocator.awaited()
         first.close()
         second.close()

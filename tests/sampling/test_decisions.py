@@ -1,4 +1,4 @@
-"""Permits, the book of groups and the pace: every reason to wait is said, and ends."""
+"""Permits, the queue of groups and the pace: every reason to wait is said, and ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from growcache.sampling.group_queue import (
     LONGEST_DISK_SECONDS,
     GroupQueue,
 )
-from growcache.sampling.rate_limiter import LimiterInputs, decide
-from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.rate_limiter import ByteRateLimit, LimiterInputs, decide
 
 READY = LimiterInputs(group_bytes=10, room_bytes=100)
 
@@ -74,68 +73,68 @@ def test_complete_needs_no_reason() -> None:
 
 @given(st.lists(st.sampled_from(["take", "done", "fail", "die"]), max_size=60))
 def test_no_group_is_lost_or_filled_twice_at_once(steps: list[str]) -> None:
-    book = GroupQueue(3, [0, 2])
+    queue = GroupQueue(3, [0, 2])
     filling: list[int] = []
     done: set[int] = {1}
     now = 0.0
     for step in steps:
         now += LONGEST_DELAY_SECONDS
         if step == "take":
-            due = book.due(now)
-            group = book.next_new if due is None else due
+            due = queue.due(now)
+            group = queue.next_new if due is None else due
             assert group not in filling
             assert group not in done
-            book.start(group)
+            queue.start(group)
             filling.append(group)
         elif filling:
             group = filling.pop(0)
             if step == "done":
-                book.done(group)
+                queue.done(group)
                 done.add(group)
             elif step == "fail":
-                book.failed(group, now)
+                queue.failed(group, now)
             else:
-                book.abandoned(group)
+                queue.abandoned(group)
     now += LONGEST_DELAY_SECONDS
     for group in filling:
-        book.done(group)
+        queue.done(group)
         done.add(group)
-    while (group_due := book.due(now)) is not None:
-        book.start(group_due)
-        book.done(group_due)
+    while (group_due := queue.due(now)) is not None:
+        queue.start(group_due)
+        queue.done(group_due)
         done.add(group_due)
-    assert book.settled
-    assert done == set(range(book.next_new))
+    assert queue.settled
+    assert done == set(range(queue.next_new))
 
 
 def test_failures_come_back_later_and_later() -> None:
-    book = GroupQueue(0, [])
-    book.start(0)
-    book.failed(0, now=100.0)
-    assert (book.due(100.0), book.failing) == (None, 1)
-    assert book.due(101.0) == 0
-    assert book.start(0) == 1
-    book.failed(0, now=101.0)
-    assert book.due(101.9) is None
-    assert book.due(102.1) == 0
+    queue = GroupQueue(0, [])
+    queue.start(0)
+    queue.failed(0, now=100.0)
+    assert (queue.due(100.0), queue.failing) == (None, 1)
+    assert queue.due(101.0) == 0
+    assert queue.start(0) == 1
+    queue.failed(0, now=101.0)
+    assert queue.due(101.9) is None
+    assert queue.due(102.1) == 0
 
 
 def test_a_full_disk_is_tried_again_soon_however_often_it_was_full() -> None:
-    book = GroupQueue(0, [])
+    queue = GroupQueue(0, [])
     for now in range(0, 100, 10):
-        book.start(0)
-        book.failed(0, now=now, disk=True)
-        assert book.due(now + 0.1) is None
-        assert book.due(now + LONGEST_DISK_SECONDS) == 0
+        queue.start(0)
+        queue.failed(0, now=now, disk=True)
+        assert queue.due(now + 0.1) is None
+        assert queue.due(now + LONGEST_DISK_SECONDS) == 0
 
 
 def test_a_died_sampler_costs_no_delay() -> None:
-    book = GroupQueue(0, [])
-    book.start(0)
-    assert book.abandoned(0) == 1
-    assert (book.due(0.0), book.failing) == (0, 0)
-    book.start(0)
-    assert book.abandoned(0, suspicion=4) == 5
+    queue = GroupQueue(0, [])
+    queue.start(0)
+    assert queue.abandoned(0) == 1
+    assert (queue.due(0.0), queue.failing) == (0, 0)
+    queue.start(0)
+    assert queue.abandoned(0, suspicion=4) == 5
 
 
 def test_pace_works_debts_off() -> None:

@@ -53,7 +53,7 @@ def test_permutation_mixes_and_depends_on_its_key() -> None:
 
 
 @pytest.mark.mutant(
-    1, "growcache.sampling.draws:StratumDraws.grow", "(*last.passed, passed)", "()"
+    1, "growcache.sampling.draws:StratumDraws.grow", "(*last.earlier, earlier)", "()"
 )
 @given(
     st.integers(0, 5),

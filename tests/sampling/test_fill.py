@@ -14,7 +14,7 @@ from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.formats.base import ObjectFormat, PartlyReadError
 from growcache.sampling.fill import GroupFiller, SampleTransform, load_transform
 from growcache.sampling.messages import PartVisit, Permit
-from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Schema
 from growcache.store.contract import Entry, Store

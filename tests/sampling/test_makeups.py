@@ -14,7 +14,7 @@ from growcache.cache.deferrals import Deferrals
 from growcache.sampling.failed_visits import Makeups
 from growcache.sampling.fill import none_came
 from growcache.sampling.messages import PartVisit, Permit
-from growcache.sampling.sampler_limits import VisitResult
+from growcache.sampling.sampler_memory import VisitResult
 from growcache.store.contract import Entry
 from tests.sampling.test_made_up import SIZING, Play
 

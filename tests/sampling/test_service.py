@@ -165,7 +165,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(
     assert [f for f in check(cache) if f.severity == "error"] == []
 
 
-@pytest.mark.mutant(28, "growcache.sampling.worker:_listen", "os._exit(0)", "")
+@pytest.mark.mutant(28, "growcache.sampling.sampler:_listen", "os._exit(0)", "")
 def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, url: str) -> None:
     """Also one that has nothing to say: its answers go to a file here, which never breaks."""
     config = load_config(write_config(tmp_path / "c.yaml", url))
@@ -219,12 +219,12 @@ def test_a_signal_stops_everything_and_leaves_nothing(
 
 @pytest.mark.mutant(
     27,
-    "growcache.sampling.engines.local:SamplerProcess.start",
+    "growcache.sampling.sampler_pool:SamplerProcess.start",
     "start_new_session=True",
     "start_new_session=False",
 )
 @pytest.mark.mutant(
-    27, "growcache.sampling.worker:main", "signal.signal(signal.SIGINT, signal.SIG_IGN)", ""
+    27, "growcache.sampling.sampler:main", "signal.signal(signal.SIGINT, signal.SIG_IGN)", ""
 )
 def test_samplers_have_a_session_of_their_own_and_ignore_ctrl_c(
     tmp_path: Path, url: str
@@ -276,7 +276,7 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
 
 
 @pytest.mark.mutant(
-    10, "growcache.sampling.worker:Sampler._write", "await self._grants[permit.id].wait()", ""
+    10, "growcache.sampling.sampler:Sampler._write", "await self._grants[permit.id].wait()", ""
 )
 def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "held.yaml", url, cache={"max_bytes": 1_000_000})

@@ -40,9 +40,9 @@ from growcache.sampling.fingerprint import identify
 from growcache.sampling.listing_ingest import LISTING_SHARE
 from growcache.sampling.messages import Permit
 from growcache.sampling.objects import Objects
-from growcache.sampling.sampler_limits import VisitResult
+from growcache.sampling.sampler_memory import VisitResult
+from growcache.sampling.sampler_pool import SamplerDeath
 from growcache.sampling.sizing import Sizing
-from growcache.sampling.worker_pool import SamplerDeath
 from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry

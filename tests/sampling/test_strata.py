@@ -24,14 +24,15 @@ from growcache.sampling.draws import (
     StratumBlocks,
 )
 from growcache.sampling.objects import Objects
-from growcache.sampling.population import Population, owned_lanes
-from growcache.sampling.sizing import Sizing
-from growcache.sampling.strata import (
+from growcache.sampling.population import (
     BLOCK_DRAWS,
     ObjectStrata,
+    Population,
     block_quotas,
+    owned_lanes,
     stratum_shares,
 )
+from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.sampling.drawn import edition

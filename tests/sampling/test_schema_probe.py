@@ -17,7 +17,7 @@ from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.sampling.fill import GroupFiller, load_transform
 from growcache.sampling.messages import Message, PartVisit
-from growcache.sampling.sampler_limits import ByteRateLimit
+from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.schema_probe import (
     PROBE_BYTES,
     PROBE_OBJECTS,

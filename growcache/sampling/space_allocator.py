@@ -1,4 +1,4 @@
-"""Room in the cache: which group gets it, which shards are evicted for it, and which readers hold it back."""
+"""Space in the cache: which group gets it, which shards are evicted for it, and which readers hold it back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.lease_views import foreign_leases_message
 from growcache.config import CacheConfig
 from growcache.errors import CacheFullError, ConfigError
-from growcache.sampling.group_queue import RefetchQueue
+from growcache.sampling.group_queue import RefetchScheduler
 from growcache.sampling.messages import Permit
 from growcache.sampling.rate_limiter import LISTING_FIRST
 from growcache.sampling.sizing import RAMP_END
@@ -48,8 +48,16 @@ class Rate:
 class SpaceAllocator:
     """Gives out room below the bound, and evicts for it what the policy lets go."""
 
-    def __init__(self, bounds: CacheConfig, cache: Cache, *, evicts: bool) -> None:
+    def __init__(
+        self,
+        bounds: CacheConfig,
+        cache: Cache,
+        *,
+        evicts: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bounds = bounds
+        self._clock = clock
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
         # Whether room has run out, so that new shards take the place of old ones.
@@ -71,11 +79,11 @@ class SpaceAllocator:
         return max(0, self.capacity - self._largest)
 
     @property
-    def evicts_for_wishes(self) -> bool:
-        """Whether shards that readers wish for may take the place of others."""
+    def evicts_for_refetches(self) -> bool:
+        """Whether shards that readers wait for may take the place of others."""
         return self._bounds.eviction != "none"
 
-    def reserve(self, permit: str, nbytes: int, *, wished: bool = False) -> bool:
+    def reserve(self, permit_id: str, nbytes: int, *, for_refetch: bool = False) -> bool:
         """Promise bytes to a permit, evicting for them if need be; False: not yet.
 
         Raises:
@@ -88,10 +96,10 @@ class SpaceAllocator:
                 "lower sampling.shard_samples"
             )
         self._largest = max(self._largest, nbytes)
-        if self._cache.reserve(permit, nbytes):
+        if self._cache.reserve(permit_id, nbytes):
             return True
-        self.make_room(nbytes, wished=wished)
-        return self._cache.reserve(permit, nbytes)
+        self.make_room(nbytes, for_refetch=for_refetch)
+        return self._cache.reserve(permit_id, nbytes)
 
     def shrink(self) -> None:
         """Let go what does not fit below the bound, if it was lowered."""
@@ -112,18 +120,18 @@ class SpaceAllocator:
         if evict:
             cache.evict(evict)
 
-    def make_room(self, nbytes: int, *, wished: bool = False) -> None:
+    def make_room(self, nbytes: int, *, for_refetch: bool = False) -> None:
         """Evict until ``nbytes`` are free, or retire shards ahead that readers still hold.
 
-        ``wished``: for shards that a reader wishes for. Then others go however little they
+        ``for_refetch``: for shards that a reader waits for. Then others go however little they
             were used: else the reader and a full cache that no job reads would wait for
             one another.
         """
         short = nbytes - self._cache.room_for_shards()
-        if short <= 0 or not (self.evicts_for_wishes if wished else self.evicts):
+        if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
             return
         self.at_bound = True
-        self._clear(short, 0 if wished else self._bounds.min_uses)
+        self._clear(short, 0 if for_refetch else self._bounds.min_uses)
 
     def make_room_for_listing(self, nbytes: int) -> None:
         """Evict until ``nbytes`` are free for the catalog.
@@ -163,7 +171,7 @@ class SpaceAllocator:
             cache.retire(ahead)
 
     def _candidates(self) -> list[eviction.Candidate]:
-        """Return the live shards but for those that a reader wishes for: they never go."""
+        """Return the live shards but for those that a reader waits for: they never go."""
         wanted, candidates = self._cache.remover.wishlist.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
 
@@ -193,7 +201,7 @@ class SpaceAllocator:
         Readers let go of a shard an epoch or so after it was retired. Were that waited for
         whenever room runs out, samplers would rest as long as they work.
         """
-        now, cache, bounds = time.monotonic(), self._cache, self._bounds
+        now, cache, bounds = self._clock(), self._cache, self._bounds
         self._filling.note(now, self._filled)
         if not (self.at_bound and self.evicts):
             return
@@ -220,10 +228,10 @@ class SpaceAllocator:
         longest = now - min(self._held_since.values(), default=now)
         return self._filling.per_second * longest
 
-    def movable(self, *, wished: bool = False) -> tuple[int, int]:
+    def movable(self, *, for_refetch: bool = False) -> tuple[int, int]:
         """Return bytes of shards that may go (now, once their readers let go)."""
         free = held = 0
-        min_uses = 0 if wished else self._bounds.min_uses
+        min_uses = 0 if for_refetch else self._bounds.min_uses
         for candidate in self._candidates():
             if candidate.min_job_uses >= min_uses:
                 if candidate.leased:
@@ -232,8 +240,8 @@ class SpaceAllocator:
                     free += candidate.allocated
         return free, held
 
-    def awaited_for_wishes(self) -> str:
-        """Return the event that would make room for what readers wish for, in words."""
+    def awaited_for_refetch(self) -> str:
+        """Return the event that would make room for what readers wait for, in words."""
         return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
@@ -340,7 +348,7 @@ class WriteQueue:
         self,
         cache: Cache,
         space: SpaceAllocator,
-        refetches: RefetchQueue,
+        refetches: RefetchScheduler,
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
@@ -370,7 +378,7 @@ class WriteQueue:
         for issued in sorted(waiting, key=lambda f: (not self.is_refetch(f), f.asked_at)):
             self.blocked = self._obstacle(issued)
             if self.blocked:
-                evicts = self._space.evicts_for_wishes
+                evicts = self._space.evicts_for_refetches
                 if not (issued.fresh or self.short_of_disk or evicts):
                     self._refetches.refuse(issued.permit.group, FULL_FOR_GOOD)
                 break  # first come, first served: else a large group would wait for ever
@@ -396,15 +404,19 @@ class WriteQueue:
     def _obstacle(self, issued: IssuedPermit) -> str:
         """Reserve the bytes; return the event without which that cannot be done."""
         assert issued.need_bytes is not None
-        permit, nbytes, wished = issued.permit.id, issued.need_bytes, self.is_refetch(issued)
+        permit, nbytes, for_refetch = (
+            issued.permit.id,
+            issued.need_bytes,
+            self.is_refetch(issued),
+        )
         try:
-            reserved = self._space.reserve(permit, nbytes, wished=wished)
+            reserved = self._space.reserve(permit, nbytes, for_refetch=for_refetch)
         except CacheFullError as error:  # it could not even note which shards it evicts
             self.short_of_disk = True
             return f"free space on the disk: {error}"
         if not reserved:
-            if wished:
-                return f"room for shards of a checkpoint: {self._space.awaited_for_wishes()}"
+            if for_refetch:
+                return f"room for shards of a checkpoint: {self._space.awaited_for_refetch()}"
             return LISTING_FIRST if nbytes <= self._cache.room() else self._space.awaited()
         if self._cache.disk_holds_promises():
             return ""

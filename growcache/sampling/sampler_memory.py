@@ -1,4 +1,4 @@
-"""What a sampler may use: bytes per second of the store, and bytes of memory for a group.
+"""How many bytes a group may have in a sampler's memory.
 
 Visits end in any order, yet what a group keeps must be a function of the group alone. So visits are admitted in
 their order, and from the first that does not fit on all are deferred, small ones too: a group that took the small
@@ -8,39 +8,11 @@ ones would leave the large ones to others, and the cache would have fewer large 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from growcache.schema import Sample, sample_bytes
 from growcache.store.contract import Entry
-
-
-class ByteRateLimit:
-    """Lets work start only while what was read stays under ``bytes_per_second``.
-
-    A debt model: reads are charged once their size is known, and the next one waits until
-    the debt is worked off. So no burst is saved up, and large objects need no special case.
-    """
-
-    def __init__(
-        self, bytes_per_second: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._rate = bytes_per_second
-        self._clock = clock
-        self._free_at = 0.0
-
-    def charge(self, nbytes: int) -> None:
-        if self._rate:
-            self._free_at = max(self._free_at, self._clock()) + nbytes / self._rate
-
-    def seconds_left(self) -> float:
-        return max(0.0, self._free_at - self._clock())
-
-    async def wait(self) -> None:
-        """Return once the next read may start."""
-        while (seconds := self.seconds_left()) > 0:
-            await asyncio.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,18 +211,18 @@ def test_rule_24_who_keeps_the_room_for_wishes_is_named(cache: Path, url: str) -
 
 def test_wishes_come_first_and_only_the_room_for_them_counts() -> None:
     ready = LimiterInputs(group_bytes=10, room_bytes=100)
-    verdict = decide(LimiterInputs(wishes=2, complete=True))
+    verdict = decide(LimiterInputs(refetches=2, complete=True))
     assert not verdict.granted
     assert not verdict.final
-    assert "wishes first: 2 groups" in (verdict.waiting_for or "")
+    assert "refetches first: 2 groups" in (verdict.waiting_for or "")
     assert "listing" in (
-        decide(LimiterInputs(wishes=1, wishes_unlisted=True)).waiting_for or ""
+        decide(LimiterInputs(refetches=1, refetches_unlisted=True)).waiting_for or ""
     )
-    assert decide(LimiterInputs(wished=True, complete=True, evicts=False)).granted
+    assert decide(LimiterInputs(for_refetch=True, complete=True, evicts=False)).granted
     assert decide(ready).granted
-    full = LimiterInputs(wished=True, group_bytes=10, evictable_bytes=4, holders="job a")
+    full = LimiterInputs(for_refetch=True, group_bytes=10, evictable_bytes=4, holders="job a")
     assert "job a" in (decide(full).waiting_for or "")
-    spent = decide(LimiterInputs(wished=True, egress_bytes=9, max_egress_bytes=9))
+    spent = decide(LimiterInputs(for_refetch=True, egress_bytes=9, max_egress_bytes=9))
     assert "max_egress" in (spent.waiting_for or "")
 
 
@@ -243,66 +243,66 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_the_book_fills_what_is_wished_for_first_and_loses_no_group(
+def test_the_queue_fills_what_is_wished_for_first_and_loses_no_group(
     steps: list[tuple[str, int]],
 ) -> None:
     """Against a model: what is committed, what is filled, what is wished for."""
-    book, committed, filling, now = GroupQueue(3, [0, 2]), {1}, [], 0.0
+    queue, committed, filling, now = GroupQueue(3, [0, 2]), {1}, [], 0.0
     issued = 3
     wished: list[int] = []
     for step, number in steps:
         now += LONGEST_DELAY_SECONDS
         if step == "wish":
             wished = [n for n in (number, number + 3) if n not in wished or n == number]
-            book.wish(wished)
+            queue.follow_refetches(wished)
         elif step == "take":
-            wish = book.due_wish(now)
+            wish = queue.due_refetch(now)
             expected = [g for g in wished if g not in filling]
             assert wish == (expected[0] if expected else None)
-            group = wish if wish is not None else book.due(now)
-            group = book.next_new if group is None else group
+            group = wish if wish is not None else queue.due(now)
+            group = queue.next_new if group is None else group
             assert group not in filling
             assert group not in committed or group == wish
-            book.start(group, again=group in committed)
+            queue.start(group, again=group in committed)
             issued = max(issued, group + 1)
             filling.append(group)
         elif filling:
             group = filling.pop(0)
             if step == "done":
-                book.done(group)
+                queue.done(group)
                 committed.add(group)
                 wished = [g for g in wished if g != group]
-                book.wish(wished)
+                queue.follow_refetches(wished)
             elif step == "fail":
-                book.failed(group, now)
+                queue.failed(group, now)
             else:
-                book.abandoned(group)
-        assert book.next_new == issued
-        assert book.settled == (set(range(issued)) <= committed)
-    book.wish([])
+                queue.abandoned(group)
+        assert queue.next_new == issued
+        assert queue.settled == (set(range(issued)) <= committed)
+    queue.follow_refetches([])
     now += LONGEST_DELAY_SECONDS
     for group in filling:
-        book.done(group)
+        queue.done(group)
         committed.add(group)
-    while (due := book.due(now)) is not None:
+    while (due := queue.due(now)) is not None:
         assert due not in committed
-        book.start(due)
-        book.done(due)
+        queue.start(due)
+        queue.done(due)
         committed.add(due)
-    assert book.settled
+    assert queue.settled
     assert committed == set(range(issued))
 
 
 def test_a_wish_that_fails_lets_new_groups_go_on() -> None:
-    book = GroupQueue(5, [])
-    book.wish([1, 2])
-    assert book.urgent == 2
-    book.start(1, again=True)
-    assert (book.urgent, book.due_wish(0.0)) == (2, 2)
-    book.failed(1, now=100.0)
-    assert (book.urgent, book.due_wish(100.0), book.failing) == (1, 2, 0)
-    assert book.due_wish(101.0) == 1
-    assert book.start(1, again=True) == 1
+    queue = GroupQueue(5, [])
+    queue.follow_refetches([1, 2])
+    assert queue.urgent == 2
+    queue.start(1, again=True)
+    assert (queue.urgent, queue.due_refetch(0.0)) == (2, 2)
+    queue.failed(1, now=100.0)
+    assert (queue.urgent, queue.due_refetch(100.0), queue.failing) == (1, 2, 0)
+    assert queue.due_refetch(101.0) == 1
+    assert queue.start(1, again=True) == 1
 
 
 def test_old_groups_are_the_same_whenever_they_are_asked_for() -> None:

@@ -23,11 +23,11 @@ from growcache.cache.status import (
 )
 from growcache.config import Config
 from growcache.sampling.dispatch import Dispatcher
-from growcache.sampling.evictor import Rate
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.sampler_pool import SamplerPool
 from growcache.sampling.sizing import RAMP_END
-from growcache.sampling.worker_pool import WorkerPool
+from growcache.sampling.space_allocator import Rate
 from growcache.secrecy import url_without_secrets
 from growcache.store.catalog import Catalog
 
@@ -86,7 +86,7 @@ class StatusBuilder:
     def status(
         self,
         dispatcher: Dispatcher | None,
-        pool: WorkerPool,
+        pool: SamplerPool,
         *,
         last_errors: list[str],
         listed: bool,
@@ -217,7 +217,7 @@ class StatusBuilder:
             return max(0.0, 1.0 - missing / parts)
         return min(1.0, drawn / parts)
 
-    def _workers(self, dispatcher: Dispatcher | None, pool: WorkerPool) -> list[WorkerStatus]:
+    def _workers(self, dispatcher: Dispatcher | None, pool: SamplerPool) -> list[WorkerStatus]:
         issued = dispatcher.writes.permits if dispatcher is not None else {}
         states = []
         for state in (slot.status() for slot in pool.slots):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import growcache.sampling.evictor
 from growcache.cache.cache import Cache
 from growcache.cache.eviction import RETIRED_SHARE
 from growcache.cache.index.reader import read_index
@@ -18,7 +17,7 @@ from growcache.cache.lease_views import LeaseCounters
 from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
 from growcache.config import CacheConfig
-from growcache.sampling.evictor import SpaceAllocator
+from growcache.sampling.space_allocator import SpaceAllocator
 from tests.cache.making import MAX_BYTES, add, opened
 from tests.disks import filled_up, small_disk
 
@@ -27,20 +26,18 @@ FIFTH = int(MAX_BYTES * RETIRED_SHARE)
 
 
 class Clock:
-    """The time as the landlord sees it."""
+    """The time as the allocator sees it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(growcache.sampling.evictor, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -59,64 +56,69 @@ def lease(cache: Cache) -> Iterator[Lease]:
         yield held
 
 
-def landlord_of(cache: Cache) -> SpaceAllocator:
+def allocator_of(cache: Cache, clock: Clock | None = None) -> SpaceAllocator:
     bounds = {"path": cache.layout.root, "max_bytes": MAX_BYTES, "min_uses": 0}
-    return SpaceAllocator(CacheConfig.model_validate(bounds), cache, evicts=True)
+    return SpaceAllocator(
+        CacheConfig.model_validate(bounds), cache, evicts=True, clock=clock or Clock()
+    )
 
 
-def passes(landlord: SpaceAllocator, clock: Clock, seconds: float, nbytes: int) -> None:
+def passes(allocator: SpaceAllocator, clock: Clock, seconds: float, nbytes: int) -> None:
     """Let time go by, in which shards come."""
-    landlord.keep_ahead()
+    allocator.keep_ahead()
     clock.now += seconds
-    landlord.filled(nbytes)
+    allocator.filled(nbytes)
 
 
 @pytest.mark.mutant(
     21,
-    "growcache.sampling.evictor:SpaceAllocator.keep_ahead",
+    "growcache.sampling.space_allocator:SpaceAllocator.keep_ahead",
     "self.at_bound and self.evicts",
     "self.evicts",
 )
 def test_a_cache_that_may_yet_hold_everything_loses_nothing(
     cache: Cache, lease: Lease, clock: Clock
 ) -> None:
-    landlord = landlord_of(cache)
-    passes(landlord, clock, 1.0, MAX_BYTES)
-    landlord.keep_ahead()
+    allocator = allocator_of(cache, clock)
+    passes(allocator, clock, 1.0, MAX_BYTES)
+    allocator.keep_ahead()
     assert cache.totals().retired_shards == 0
 
 
 @pytest.mark.mutant(
-    21, "growcache.sampling.evictor:SpaceAllocator.keep_ahead", "coming >= wanted", "True"
+    21,
+    "growcache.sampling.space_allocator:SpaceAllocator.keep_ahead",
+    "coming >= wanted",
+    "True",
 )
 def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
     cache: Cache, lease: Lease, clock: Clock
 ) -> None:
-    landlord = landlord_of(cache)
-    landlord.make_room(cache.room() + 1)  # room has run out
+    allocator = allocator_of(cache, clock)
+    allocator.make_room(cache.room() + 1)  # room has run out
     first = cache.totals().retired_shards
     assert 1 <= first < SHARDS / 2
     lease.drop(range(first))  # the reader lets go of those, and their places are filled
     cache.poll_leases(0.0)
     assert cache.totals().retired_shards == 0
     assert cache.reserve("others", cache.room())
-    passes(landlord, clock, 1.0, 4096)
-    landlord.keep_ahead()
+    passes(allocator, clock, 1.0, 4096)
+    allocator.keep_ahead()
     assert cache.totals().retired_shards == 1, "a slow store needs little, but one at least"
-    passes(landlord, clock, 1.0, MAX_BYTES)
-    landlord.keep_ahead()
+    passes(allocator, clock, 1.0, MAX_BYTES)
+    allocator.keep_ahead()
     retired = cache.totals().retired_bytes
     assert cache.totals().retired_shards > 1
     assert retired <= FIFTH
-    landlord.keep_ahead()
+    allocator.keep_ahead()
     assert cache.totals().retired_bytes == retired
 
 
 def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) -> None:
-    landlord = landlord_of(cache)
-    landlord.make_room(cache.room() + 1)
-    passes(landlord, clock, 1.0, MAX_BYTES)
-    landlord.keep_ahead()
+    allocator = allocator_of(cache, clock)
+    allocator.make_room(cache.room() + 1)
+    passes(allocator, clock, 1.0, MAX_BYTES)
+    allocator.keep_ahead()
     assert cache.totals().retired_shards == 0
 
 
@@ -135,7 +137,7 @@ def kill(lease: Lease) -> None:
 
 @pytest.mark.mutant(
     21,
-    "growcache.sampling.evictor:SpaceAllocator._that_clear",
+    "growcache.sampling.space_allocator:SpaceAllocator._that_clear",
     "[candidate for candidate in candidates if candidate.number not in kept]",
     "list(candidates)",
 )
@@ -149,7 +151,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
         cache.poll_leases(0.0)
         assert cache.remover.readers.kept == set(range(few))
         assert cache.clearing_bytes == 0
-        landlord_of(cache).make_room(cache.room() + 1)
+        allocator_of(cache).make_room(cache.room() + 1)
         numbers = {candidate.number for candidate in cache.candidates()}
         gone = set(range(SHARDS)) - numbers - {0}
         assert gone
@@ -165,7 +167,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 )
 def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache) -> None:
     """Retiring what the dead lease still keeps frees nothing: it would empty the cache."""
-    root, landlord = cache.layout.root, landlord_of(cache)
+    root, allocator = cache.layout.root, allocator_of(cache)
     kill(resumable(cache, "train", range(SHARDS)))
     cache.poll_leases(0.0)
     kept = cache.remover.readers.kept
@@ -174,7 +176,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
         live = [candidate.number for candidate in cache.candidates()]
         with Lease.create(root, "train", live) as lease:
             cache.poll_leases(0.0)
-            landlord.make_room(cache.room() + 1)
+            allocator.make_room(cache.room() + 1)
             for number in live:
                 lease.mark_read(number, mapped=False)
         cache.poll_leases(0.0)
@@ -189,7 +191,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
 )
 def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> None:
     """The latest one first; what nobody keeps any more goes when its room is wanted."""
-    landlord = landlord_of(cache)
+    allocator = allocator_of(cache)
     kill(resumable(cache, "old", range(SHARDS)))
     cache.poll_leases(0.0)
     kill(resumable(cache, "new", range(SHARDS // 2, SHARDS)))
@@ -203,7 +205,7 @@ def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> No
     ] == 600.0
     assert kept == {number for one in cache.remover.readers.kept_for() for number in one.shards}
     for _ in range(SHARDS):
-        landlord.make_room(cache.room() + 1)
+        allocator.make_room(cache.room() + 1)
     assert {candidate.number for candidate in cache.candidates()} == kept
     assert cache.remover.readers.kept == kept
     cache.poll_leases(700.0)
@@ -234,12 +236,12 @@ def test_nobody_waits_for_a_dead_reader_to_use_what_it_does_not_keep(cache: Cach
 
 def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache) -> None:
     """Each time it had read all but what was just retired, so that this is kept for it."""
-    landlord, wanted = landlord_of(cache), cache.room() + 1
+    allocator, wanted = allocator_of(cache), cache.room() + 1
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
         lease = resumable(cache, "train", live)
         cache.poll_leases(0.0)
-        landlord.make_room(wanted)
+        allocator.make_room(wanted)
         for candidate in cache.candidates():
             lease.mark_read(candidate.number, mapped=False)
         kill(lease)
@@ -250,12 +252,12 @@ def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache
 
 
 def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
-    root, landlord = cache.layout.root, landlord_of(cache)
+    root, allocator = cache.layout.root, allocator_of(cache)
     kill(resumable(cache, "train", range(SHARDS)))
     with Lease.create(root, "train", range(SHARDS)):
         cache.poll_leases(0.0)
-        landlord.make_room(cache.room() + 1)
-        assert "whose reader died and may come back" in landlord.awaited()
+        allocator.make_room(cache.room() + 1)
+        assert "whose reader died and may come back" in allocator.awaited()
 
 
 def test_a_full_disk_is_named_before_the_readers_whom_it_stops(tmp_path: Path) -> None:
@@ -265,11 +267,11 @@ def test_a_full_disk_is_named_before_the_readers_whom_it_stops(tmp_path: Path) -
             add(cache, number, 30)
         with Lease.create(cache.layout.root, "train", range(SHARDS)):
             cache.poll_leases(0.0)
-            landlord = landlord_of(cache)
-            landlord.make_room(cache.room() + 1)
+            allocator = allocator_of(cache)
+            allocator.make_room(cache.room() + 1)
             with filled_up(disk):
-                assert landlord.awaited().startswith("free space on the disk")
-            assert landlord.awaited().startswith("readers to let go of shards")
+                assert allocator.awaited().startswith("free space on the disk")
+            assert allocator.awaited().startswith("readers to let go of shards")
 
 
 def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache: Cache) -> None:
@@ -277,11 +279,11 @@ def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache:
     with Lease.create(cache.layout.root, "train", [], wishes=digests):
         cache.poll_leases(0.0)
         cache.max_bytes = MAX_BYTES // 2
-        landlord = landlord_of(cache)
-        landlord.shrink()
+        allocator = allocator_of(cache)
+        allocator.shrink()
         assert cache.totals().retired_shards == 0
-        assert "a snapshot is held" in landlord.awaited_to_shrink()
-        assert "a snapshot is held" in landlord.awaited() == landlord.unused()
+        assert "a snapshot is held" in allocator.awaited_to_shrink()
+        assert "a snapshot is held" in allocator.awaited() == allocator.unused()
 
 
 def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
@@ -298,12 +300,12 @@ def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) 
     """What nobody holds any more goes when its room is needed, and not before."""
     kill(resumable(cache, "train", range(SHARDS // 2)))
     cache.poll_leases(0.0)
-    landlord = landlord_of(cache)
-    landlord.make_room(cache.room() + 1)
+    allocator = allocator_of(cache, clock)
+    allocator.make_room(cache.room() + 1)
     assert cache.reserve("others", cache.room())
     live = cache.totals().shards
-    passes(landlord, clock, 1.0, MAX_BYTES)
-    landlord.keep_ahead()
+    passes(allocator, clock, 1.0, MAX_BYTES)
+    allocator.keep_ahead()
     assert cache.totals().shards == live
 
 
@@ -334,7 +336,7 @@ def test_what_cannot_be_read_and_is_held_protects_all_that_was_there(cache: Cach
         cache.poll_leases(0.0)
         add(cache, SHARDS, 1)
         assert cache.evict(range(SHARDS + 1)) == (SHARDS,), "it came later"
-        said = landlord_of(cache).awaited()
+        said = allocator_of(cache).awaited()
         assert "later.lease" in said
         assert f"pid {os.getpid()}" in said
     cache.poll_leases(1.0)

@@ -54,7 +54,8 @@ from growcache.sampling.messages import (
     pack,
     unpack,
 )
-from growcache.sampling.sampler_limits import ByteRateLimit, GroupLimits
+from growcache.sampling.rate_limiter import ByteRateLimit
+from growcache.sampling.sampler_memory import GroupLimits
 from growcache.sampling.schema_probe import SchemaProbe
 from growcache.sampling.sources import open_sources
 from growcache.schema import Schema
@@ -185,8 +186,8 @@ class Sampler:
             self._pace,
             weighted=sampling.strata is not None,
         )
-        wish = None if sampling.schema == "auto" else _declared_schema(sampling)
-        self._prober = SchemaProbe(self._sources, self._filler, sampling.seed, wish)
+        declared = None if sampling.schema == "auto" else _declared_schema(sampling)
+        self._prober = SchemaProbe(self._sources, self._filler, sampling.seed, declared)
         self._schema: Schema | None = None
         self._fingerprint = ""
         self._limits: GroupLimits | None = None
@@ -317,8 +318,8 @@ class Sampler:
         what = {"disk": disk, "set_aside": set_aside, "refused": refused}
         self._line.send({"type": "failed", "id": permit.id, "error": error, **what})
 
-    def _set_aside(self, permit: str, place: int, error: str) -> None:
-        self._line.send({"type": "setback", "id": permit, "place": place, "error": error})
+    def _set_aside(self, permit_id: str, place: int, error: str) -> None:
+        self._line.send({"type": "setback", "id": permit_id, "place": place, "error": error})
 
     async def _probe(self, stops: list[PartVisit]) -> None:
         found = await self._prober.probe(stops)
@@ -340,8 +341,8 @@ class Sampler:
         with self._reporting:  # what was read is told once
             self._line.send({**self._tally.taken(), "paced": paced})
 
-    def _visited(self, permit: str) -> None:
-        self._tally.parts[permit] += 1
+    def _visited(self, permit_id: str) -> None:
+        self._tally.parts[permit_id] += 1
 
     def _read(self, nbytes: int) -> None:
         self._tally.nbytes += nbytes

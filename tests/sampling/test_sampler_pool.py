@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.worker_pool import (
+from growcache.sampling.sampler_pool import (
     MOST_PERMITS,
     PERMITS_EACH,
     AssignedPermit,
-    WorkerSlot,
+    SamplerSlot,
 )
 
 
 def taken(visits: int, concurrency: int) -> int:
     """Return how many groups of so many visits a sampler takes."""
-    slot = WorkerSlot(0, ready=True)
+    slot = SamplerSlot(0, ready=True)
     while slot.has_room(concurrency):
         slot.permits[str(len(slot.permits))] = AssignedPermit(visits)
     return len(slot.permits)
@@ -40,12 +40,14 @@ def test_while_one_is_written_the_others_are_enough_or_the_most(
 
 
 def test_one_more_for_wishes_where_all_others_wait_for_room() -> None:
-    slot = WorkerSlot(0, ready=True, permits={"a": AssignedPermit(99), "b": AssignedPermit(99)})
-    assert not slot.has_room_for_wishes(16)
+    slot = SamplerSlot(
+        0, ready=True, permits={"a": AssignedPermit(99), "b": AssignedPermit(99)}
+    )
+    assert not slot.has_room_for_refetch(16)
     slot.paused |= {"a"}
-    assert not slot.has_room_for_wishes(16)
+    assert not slot.has_room_for_refetch(16)
     slot.paused |= {"b"}
-    assert slot.has_room_for_wishes(16)
+    assert slot.has_room_for_refetch(16)
     assert not slot.has_room(16)
     slot.ready = False
-    assert not slot.has_room_for_wishes(16)
+    assert not slot.has_room_for_refetch(16)

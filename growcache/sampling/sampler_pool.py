@@ -1,9 +1,16 @@
-"""The samplers of a service: start, watch, restart with back-off, stop."""
+"""The sampler processes of a service: start, watch, restart with back-off, stop.
+
+They start as ``python -m growcache sampler``, never by fork or multiprocessing, so that the user's script is not
+imported again and needs no ``__main__`` guard. Each has its own session, so that a terminal's Ctrl-C reaches only
+the supervisor.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +19,167 @@ from growcache.cache.status import WorkerStatus
 from growcache.config import Config
 from growcache.errors import SamplingError
 from growcache.formats import is_user_format
-from growcache.sampling.engines.local import SamplerProcess
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import Message, pack, unpack
+from growcache.usercode import child_environment
+
+LINE_BYTES = 1 << 24
+STDERR_BYTES = 1 << 16
+ENVIRONMENT = {
+    # One thread for the client's own runtime: more of them only fight with the event loop,
+    # and cost a third more CPU per byte.
+    "TOKIO_WORKER_THREADS": "1",
+    # Samplers are the parallelism; idle BLAS threads spin for 50 ms at every start.
+    "OPENBLAS_NUM_THREADS": "1",
+    # Objects come and go all the time. glibc would give their memory back to the kernel and
+    # have it cleared anew for the next ones, which costs as much as reading the socket.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+STDERR_SECONDS = 0.5  # after a child's end, until the pipe of its errors is read
+STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
+
+
+class SamplerProcess:
+    """One child: messages in, messages out, and the ladder by which it is stopped."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        on_message: Callable[[Message], None],
+        stderr: StderrPipe | None,
+    ) -> None:
+        self._process = process
+        self._stderr = stderr
+        self._reading = asyncio.ensure_future(self._read(on_message))
+
+    @classmethod
+    async def start(
+        cls,
+        on_message: Callable[[Message], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> SamplerProcess:
+        """Start a child; ``on_message`` is told each of its messages."""
+        stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "growcache",
+                "sampler",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=None if stderr is None else stderr.write_end,
+                limit=LINE_BYTES,
+                start_new_session=True,
+                env={**ENVIRONMENT, **child_environment()},
+            )
+        except BaseException:
+            if stderr is not None:
+                stderr.close()
+            raise
+        finally:
+            if stderr is not None:
+                os.close(stderr.write_end)
+        return cls(process, on_message, stderr)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send a message; to a dead child it is lost, and `ended` tells of the death."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(pack(message))
+
+    async def ended(self) -> int:
+        """Return the exit code once the child is gone and all it said was heard."""
+        await self._reading
+        code = await self._process.wait()
+        await self._finish_stderr()
+        return code
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Close the pipe, then ask, then kill; return when the child is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for seconds, escalate in zip(
+            STOP_SECONDS, (self._process.terminate, self._process.kill, None), strict=True
+        ):
+            try:
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), seconds)
+            except TimeoutError:
+                if escalate is not None:
+                    escalate()
+            else:
+                break
+        await self._reading
+        await self._finish_stderr()
+
+    async def _finish_stderr(self) -> None:
+        if self._stderr is not None:
+            await self._stderr.finish()
+
+    async def _read(self, on_message: Callable[[Message], None]) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
+                on_message(unpack(line))
+
+
+class StderrPipe:
+    """What a child writes to its error stream, passed on in whole lines.
+
+    It is no pipe of asyncio's process, which would count as alive until the pipe is closed: a child of the user's
+    code inherits the error stream, and may outlive the sampler.
+    """
+
+    def __init__(
+        self, write_end: int, reader: asyncio.StreamReader, transport: asyncio.ReadTransport
+    ) -> None:
+        self.write_end = write_end
+        self._reader = reader
+        self._transport = transport
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, on_stderr: Callable[[bytes], None]) -> StderrPipe:
+        """Make the pipe; the caller closes ``write_end`` once a child has it."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        read_end, write_end = os.pipe()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+        )
+        pipe = cls(write_end, reader, transport)
+        pipe._task = asyncio.ensure_future(pipe._pass_on(on_stderr))
+        return pipe
+
+    async def finish(self) -> None:
+        """Pass on what is left, and close the pipe, although a grandchild may still hold it."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=STDERR_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.close()
+
+    async def _pass_on(self, on_stderr: Callable[[bytes], None]) -> None:
+        rest = b""
+        while chunk := await self._reader.read(STDERR_BYTES):
+            lines, end, rest = (rest + chunk).rpartition(b"\n")
+            if len(rest) > STDERR_BYTES:  # a line without end, such as a progress bar
+                lines, end, rest = lines + end + rest, b"\n", b""
+            if end:
+                on_stderr(lines + end)
+        if rest:
+            on_stderr(rest + b"\n")
 
 
 def crash_suspects(config: Config) -> str:
@@ -66,7 +232,7 @@ class AssignedPermit:
 
 
 @dataclass(slots=True)
-class WorkerSlot:
+class SamplerSlot:
     """One place for a sampler; a restarted one keeps its place."""
 
     id: int
@@ -96,8 +262,8 @@ class WorkerSlot:
         )
         return self.ready and len(visits) < most
 
-    def has_room_for_wishes(self, concurrency: int) -> bool:
-        """Whether it can take one more permit for what a reader wishes for.
+    def has_room_for_refetch(self, concurrency: int) -> bool:
+        """Whether it can take one more permit for what a reader waits for.
 
         One more than usual where all the others wait for room: that may only come when this
         reader goes on.
@@ -105,10 +271,10 @@ class WorkerSlot:
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency) or (self.ready and waits)
 
-    def forget(self, permit: str) -> bool:
+    def forget(self, permit_id: str) -> bool:
         """Forget a permit; False if it had none of this name."""
-        self.paused.discard(permit)
-        return self.permits.pop(permit, None) is not None
+        self.paused.discard(permit_id)
+        return self.permits.pop(permit_id, None) is not None
 
     def send(self, message: Message) -> None:
         if self.process is not None:
@@ -155,19 +321,19 @@ class WorkerSlot:
         )
 
 
-class WorkerPool:
+class SamplerPool:
     """All slots. Each slot's life is one task: start, wait for the end, back off, again."""
 
     def __init__(
         self,
         count: int,
         setup: Message,
-        on_message: Callable[[WorkerSlot, Message], None],
-        on_death: Callable[[WorkerSlot, list[str], SamplerDeath], None],
+        on_message: Callable[[SamplerSlot, Message], None],
+        on_death: Callable[[SamplerSlot, list[str], SamplerDeath], None],
         on_failure: Callable[[Exception], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.slots = [WorkerSlot(number) for number in range(count)]
+        self.slots = [SamplerSlot(number) for number in range(count)]
         self._setup = setup
         self._on_message = on_message
         self._on_death = on_death
@@ -220,7 +386,7 @@ class WorkerPool:
         elif isinstance(error, Exception):
             self._on_failure(error)
 
-    async def _keep_running(self, slot: WorkerSlot) -> None:
+    async def _keep_running(self, slot: SamplerSlot) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not self._stopping:
             born = time.monotonic()
@@ -240,7 +406,7 @@ class WorkerPool:
             await asyncio.sleep(backoff)
             slot.restarts += 1
 
-    def _note_end(self, slot: WorkerSlot, code: int) -> None:
+    def _note_end(self, slot: SamplerSlot, code: int) -> None:
         permits = list(slot.permits)
         slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
         death = SamplerDeath(code, slot.stalled)

@@ -73,16 +73,18 @@ def test_trials_never_end_and_never_come_late(ends: list[str]) -> None:
 
 
 def test_a_refused_group_costs_no_try() -> None:
-    book = GroupQueue(0, ())
+    queue = GroupQueue(0, ())
     for _ in range(20):
-        book.start(0)
-        book.returned(0)
-        assert book.due(0.0) == 0
-    assert book.failing == 0
+        queue.start(0)
+        queue.returned(0)
+        assert queue.due(0.0) == 0
+    assert queue.failing == 0
 
 
 def test_nothing_else_is_waited_for_while_the_store_refuses() -> None:
-    verdict = decide(LimiterInputs(refused=WORDS, complete=True, wished=True, room_bytes=100))
+    verdict = decide(
+        LimiterInputs(refused=WORDS, complete=True, for_refetch=True, room_bytes=100)
+    )
     assert not verdict.granted
     assert not verdict.final
     assert verdict.waiting_for == WORDS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.sampling.sampler_limits import (
+from growcache.sampling.sampler_memory import (
     GroupLimits,
     MemoryBudget,
     VisitResult,
@@ -46,10 +46,10 @@ def test_what_fits_is_kept_and_what_does_not_is_a_hole() -> None:
 @given(st.lists(st.lists(st.integers(0, 70), max_size=3), max_size=8), st.randoms())
 def test_any_order_keeps_the_same(sizes: list[list[int]], rng: random.Random) -> None:
     def run(order: list[int]) -> list[tuple[list[int], str | None]]:
-        allowance = MemoryBudget(len(sizes), LIMITS)
+        budget = MemoryBudget(len(sizes), LIMITS)
         for place in order:
-            allowance.put(place, visited(*sizes[place]))
-        return [(kept(result), result.hole) for result in allowance.results()]
+            budget.put(place, visited(*sizes[place]))
+        return [(kept(result), result.hole) for result in budget.results()]
 
     shuffled = list(range(len(sizes)))
     rng.shuffle(shuffled)
@@ -59,10 +59,10 @@ def test_any_order_keeps_the_same(sizes: list[list[int]], rng: random.Random) ->
 
 
 def test_samples_of_one_size_are_never_refused() -> None:
-    allowance = MemoryBudget(2, None)
-    allowance.put(1, visited(1000))
-    allowance.put(0, visited(1000))
-    assert [kept(result) for result in allowance.results()] == [[1000], [1000]]
+    budget = MemoryBudget(2, None)
+    budget.put(1, visited(1000))
+    budget.put(0, visited(1000))
+    assert [kept(result) for result in budget.results()] == [[1000], [1000]]
 
 
 Run = list[tuple[list[int], bool, bool]]  # sizes, left out, a hole
@@ -71,11 +71,11 @@ Run = list[tuple[list[int], bool, bool]]  # sizes, left out, a hole
 def run(
     sizes: list[list[int]], order: list[int], *, defers: bool, without: frozenset[int]
 ) -> Run:
-    allowance = MemoryBudget(len(sizes), CUT, defers=defers)
+    budget = MemoryBudget(len(sizes), CUT, defers=defers)
     for place in order:
         out = place in without
-        allowance.put(place, VisitResult(left_out=True) if out else visited(*sizes[place]))
-    return [(kept(r), r.left_out, r.hole is not None) for r in allowance.results()]
+        budget.put(place, VisitResult(left_out=True) if out else visited(*sizes[place]))
+    return [(kept(r), r.left_out, r.hole is not None) for r in budget.results()]
 
 
 many = st.lists(st.lists(st.integers(0, 70) | st.just(150), max_size=3), max_size=8)
@@ -111,18 +111,18 @@ def test_a_single_visit_may_take_more_than_its_group() -> None:
 def test_visits_wait_for_one_that_may_fill_the_group() -> None:
     async def follow() -> None:
         yields = YieldEstimate()
-        allowance = MemoryBudget(4, CUT, defers=True, yields=yields)
-        assert await allowance.begin(0, 1000.0)  # nothing is known of what bytes bring
-        assert await allowance.begin(1, 1000.0)
-        allowance.put(0, visited(60))
-        waiting = asyncio.create_task(allowance.begin(2, 500.0))
+        budget = MemoryBudget(4, CUT, defers=True, yields=yields)
+        assert await budget.begin(0, 1000.0)  # nothing is known of what bytes bring
+        assert await budget.begin(1, 1000.0)
+        budget.put(0, visited(60))
+        waiting = asyncio.create_task(budget.begin(2, 500.0))
         await asyncio.sleep(0)
         assert not waiting.done()  # 60 are there, and 90 may come
-        allowance.put(1, visited(10))
+        budget.put(1, visited(10))
         assert await asyncio.wait_for(waiting, 1)
-        allowance.put(2, visited(50))
-        assert not await allowance.begin(3, 1.0)  # the group is full
-        assert [r.left_out for r in allowance.results()] == [False, False, True, True]
+        budget.put(2, visited(50))
+        assert not await budget.begin(3, 1.0)  # the group is full
+        assert [r.left_out for r in budget.results()] == [False, False, True, True]
         assert yields.expected(2500.0) == 120.0
 
     asyncio.run(follow())
@@ -130,9 +130,9 @@ def test_visits_wait_for_one_that_may_fill_the_group() -> None:
 
 def test_of_samples_of_one_size_no_visit_waits() -> None:
     async def follow() -> None:
-        allowance = MemoryBudget(2, None)
-        assert await allowance.begin(0, 1e12)
-        assert await allowance.begin(1, 1e12)
+        budget = MemoryBudget(2, None)
+        assert await budget.begin(0, 1e12)
+        assert await budget.begin(1, 1e12)
 
     asyncio.run(follow())
 

@@ -14,8 +14,8 @@ from growcache.cache.files import allocated_tree
 from growcache.cache.leases import Lease
 from growcache.config import Config
 from growcache.errors import ConfigError
-from growcache.sampling.evictor import SpaceAllocator
 from growcache.sampling.listing_ingest import ListingIngest
+from growcache.sampling.space_allocator import SpaceAllocator
 from growcache.store.catalog import Catalog
 from tests.cache.making import MAX_BYTES, add, need, opened
 
@@ -59,32 +59,32 @@ class Service:
             {"source": {"url": f"{source}/*", "format": "bytes"}, "cache": values}
         )
         self.cache = cache
-        self.landlord = SpaceAllocator(self.config.cache, cache, evicts=True)
+        self.allocator = SpaceAllocator(self.config.cache, cache, evicts=True)
         self.catalog = Catalog.open(cache.layout.catalog)
         self.free = 0  # at most, for shards, while it was listed
 
     async def lists(
-        self, *, refresh: bool = False, awaited: bool = False, landlord: bool = True
+        self, *, refresh: bool = False, awaited: bool = False, allocator: bool = True
     ) -> bool:
         """List until the end, or until the listing waits; return whether it was the end."""
         woken = asyncio.Event()
         failed: list[BaseException] = []
-        self.intake = ListingIngest(
+        self.ingest = ListingIngest(
             self.config, self.cache, self.catalog, woken.set, failed.append, failed.append
         )
-        self.intake.start(None, refresh=refresh)
+        self.ingest.start(None, refresh=refresh)
         try:
-            while not self.intake.listed:
+            while not self.ingest.listed:
                 await asyncio.wait_for(woken.wait(), SECONDS)
                 woken.clear()
-                self.intake.take(self.landlord if landlord else None, awaited=awaited)
-                if self.intake._pages:
+                self.ingest.take(self.allocator if allocator else None, awaited=awaited)
+                if self.ingest._pages:
                     return False
                 assert self.cache.room() >= 0
-                if not self.intake.listed:
+                if not self.ingest.listed:
                     self.free = max(self.free, self.cache.room_for_shards())
         finally:
-            self.intake.stop()
+            self.ingest.stop()
             self.catalog.close()
         assert not failed
         return True
@@ -131,7 +131,7 @@ def test_to_list_the_same_again_takes_no_room(source: Path, tmp_path: Path) -> N
         for number in range(4):  # before that it is listed slowly
             add(cache, number)
         service = Service(source, cache)
-        service.landlord.evicts = False  # so that nothing is left free for the listing
+        service.allocator.evicts = False  # so that nothing is left free for the listing
         assert asyncio.run(service.lists())
         fill(cache)
         before = cache.totals().shards
@@ -145,6 +145,6 @@ def test_a_page_that_comes_before_the_samplers_waits_for_them(
     source: Path, cache: Cache
 ) -> None:
     """Unless they wait for it: then nobody would ever make room."""
-    assert not asyncio.run(Service(source, cache).lists(landlord=False))
+    assert not asyncio.run(Service(source, cache).lists(allocator=False))
     with pytest.raises(ConfigError, match="the listing of"):
-        asyncio.run(Service(source, cache).lists(landlord=False, awaited=True))
+        asyncio.run(Service(source, cache).lists(allocator=False, awaited=True))
