@@ -235,7 +235,7 @@ _SourceSetting: TypeAlias = Annotated[
 
 
 class LabelGroup(_ConfigModel):
-    """What tells groups apart: a column of the labels."""
+    """A column of the labels whose values are the groups."""
 
     label: str
 

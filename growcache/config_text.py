@@ -219,8 +219,8 @@ def _list_index(word: str, among: list[Any], dotted: str) -> int:
     if word.isascii() and word.isdigit() and int(word) < len(among):
         return int(word)
     raise ConfigError(
-        f"{dotted}: expected a number from 0 to {len(among) - 1}, for this is a list in the "
-        f"config, found {word}"
+        f"{dotted}: expected a number from 0 to {len(among) - 1}, because the config has a "
+        f"list there, found {word}"
     )
 
 
@@ -249,7 +249,7 @@ def _dotted_place(loc: tuple[int | str, ...]) -> str:
 
 
 def _without_source_number(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return a place as it is in a section of which there is one: sources may be several."""
+    """Return a place without the number of its source, which a list of sources adds."""
     several = len(loc) > 1 and loc[0] == "source" and str(loc[1]).isdigit()
     return loc[:1] + loc[2:] if several else loc
 
@@ -261,7 +261,7 @@ def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
         return f"unknown key {dotted}{_nearest_key_hint([str(part) for part in where])}"
     if kind == "missing":
         return f"{dotted} is missing"
-    if isinstance(items[0]["input"], Mapping):  # what is wrong in it tells more than itself
+    if isinstance(items[0]["input"], Mapping):  # the errors inside of it say more
         deepest = max(len(item["loc"]) for item in items)
         items = [item for item in items if len(item["loc"]) == deepest]
     said = [item["msg"].removeprefix("Value error, ") for item in items]

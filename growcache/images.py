@@ -132,7 +132,7 @@ class Decode:
                 f"the image{where} cannot be decoded: {type(error).__name__}: {error}; a "
                 "sampling.transform that opens images keeps such ones out of the cache"
             ) from error
-        array = np.array(pixels)  # a copy, for Pillow's own memory may only be read
+        array = np.array(pixels)  # a copy, because Pillow's own memory is read-only
         return array.reshape(*array.shape[:2], -1)
 
     def _pixels(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:

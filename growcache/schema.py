@@ -118,7 +118,7 @@ class Field:
 
     @property
     def needs_shape(self) -> bool:
-        """Whether the bytes of a value do not tell its shape."""
+        """Whether the shape of a value does not follow from its bytes."""
         ragged = len(self.ragged_dims)
         return ragged > 1 or (ragged == 1 and not self.unit_bytes)
 

@@ -26,7 +26,7 @@ def derive_seed(*where: int | str) -> int:
 
 
 def generator_at(*where: int | str) -> np.random.Generator:
-    """Return a fresh NumPy generator for the place ``where`` (see `derive`)."""
+    """Return a fresh NumPy generator for the place ``where`` (see `derive_seed`)."""
     return np.random.Generator(np.random.PCG64(derive_seed(*where)))
 
 

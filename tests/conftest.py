@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-tables", action="store_true", help="write the tables of docs/")
 
 
-# Few tests, each of which takes long: who begins with the many short ones waits for these at last.
+# Few tests that take long: they start first, because a worker that started them last would end last.
 LONG = ("tests/accidents", "tests/test_examples", "tests/end_to_end", "tests/golden")
 
 
@@ -75,7 +75,7 @@ def no_thread_stays() -> Iterator[None]:
     yield
     if loading_threads() - before:
         gc.collect()  # an error's traceback may hold its loader
-    deadline = time.monotonic() + 20  # who is collected by its own thread ends a little later
+    deadline = time.monotonic() + 20  # a loader that its own thread collects ends a little later
     while loading_threads() - before and time.monotonic() < deadline:
         time.sleep(0.01)
     if loading_threads() - before:

@@ -23,7 +23,7 @@ PERMIT = "test"
 
 
 def numbered(name: int) -> Sample:
-    """A sample that says who it is."""
+    """A sample that holds its own number."""
     return {"id": np.array(name), "x": np.full(4, name, "<f4")}
 
 
@@ -64,7 +64,7 @@ class Filled:
         self._closed = False
 
     def add(self, *numbers: int, samples: int = 10) -> None:
-        """Commit shards of so many samples."""
+        """Commit a shard of `samples` samples under each number."""
         for number in numbers:
             self.add_samples(number, self.samples(number, samples))
 
@@ -138,7 +138,7 @@ class Filled:
 def open_leases(root: Path) -> list[LeaseView]:
     """Return leases that were open at one and the same moment, between two looks.
 
-    One look takes a while: it may show a lease as open that ended, beside one that came then.
+    One look takes a while, so it may show a lease that has ended together with one that is newer.
     """
     before = {lease.name for lease in read_leases(root) if lease.open}
     return [lease for lease in read_leases(root) if lease.open and lease.name in before]

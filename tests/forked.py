@@ -15,8 +15,8 @@ from typing import NoReturn
 def fork() -> int:
     """Fork; the child never collects garbage.
 
-    What other tests left behind would end there, beside threads that are gone: TensorFlow
-    aborts a child that collects an iterator of its datasets.
+    Garbage of other tests would be collected in a child without their threads: TensorFlow aborts
+    a child that collects an iterator of its datasets.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -46,6 +46,6 @@ def ended(child: int, seconds: float = 10.0) -> bool:
         if pid:
             return status == 0
         time.sleep(0.002)
-    os.kill(child, signal.SIGABRT)  # pytest's faulthandler tells of it
+    os.kill(child, signal.SIGABRT)  # pytest's faulthandler then prints its stacks
     os.waitpid(child, 0)
     return False

@@ -69,7 +69,7 @@ def untouched(cache: str) -> None:
 
 
 def forked(cache: str) -> None:
-    """Fork where CUDA is in use: the child is told, the parent goes on."""
+    """Fork where CUDA is in use: the child gets an error, the parent goes on."""
     with loader(cache) as made:
         for batch in made:
             assert right(batch)

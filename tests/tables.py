@@ -1,7 +1,7 @@
 """Tables in the documentation that tests write, and hold to afterwards.
 
 A test records what it observed; with ``pytest --write-tables`` the table is written into the
-page, otherwise the row that stands there must be the one that was observed. A table lies
+page, otherwise the row that stands there must be the one that was observed. A table is
 between two comments::
 
     <!-- table: bad usage -->

@@ -166,7 +166,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_source_files_that_a_page_names_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":
-        return  # it tells of files that have gone
+        return  # it names files that have gone
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text(encoding="utf-8")):
         places = [ROOT / name, ROOT / "growcache" / name]
         assert any(place.exists() for place in places), f"{page.name} names {name}"

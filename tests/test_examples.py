@@ -194,7 +194,7 @@ def archives(folder: Path) -> str:
 
 
 def moods(folder: Path) -> str:
-    """Lines that are glad or sad, as their words tell."""
+    """Lines whose words are glad or sad."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i in range(3):
@@ -501,7 +501,7 @@ def test_imagefolder_pytorch_without_a_folder_to_validate_on(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.torch
 def test_labels_table(tmp_path: Path) -> None:
-    """Slow waves and fast ones, of which there are few; only the table says which are which."""
+    """Many slow waves and a few fast ones; only the table says which are fast."""
     pytest.importorskip("torch")
     lines, times = ["path,state"], np.arange(600)[:, None]
     rng = np.random.default_rng(0)

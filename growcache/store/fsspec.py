@@ -148,9 +148,9 @@ class FsspecBackend:
         last = None if after is None else self._root + after
         for info in walk_folders(self._fs, top, location.depth, last):
             if location.scheme in WEB_SCHEMES and "?" in info["name"]:
-                continue  # what sorts the page by another column, as Apache's have it
+                continue  # a link that sorts the page by another column, as Apache's pages have
             if location.scheme in WEB_SCHEMES and not location.matches(self._key(info)):
-                continue  # each of its files has to be asked for its size
+                continue  # because each of its files costs a request for its size
             yield info
 
     def _with_sizes(self, page: list[Mapping[str, Any]]) -> Page:
@@ -202,8 +202,8 @@ def _name_redirected_server(error: Exception, explained: StoreError, root: str) 
     server = "{}://{}:{}".format(*server_address(str(asked)))
     made = type(explained)(
         f"{explained}; {server} refused, to which {root} redirects: headers, cookies and "
-        "passwords go to the server of source.url only, so name the other one there if it shall "
-        "have them"
+        "passwords go to the server of source.url only, so name the other one there if it should "
+        "get them"
     )
     made.exit_code = explained.exit_code
     return made
@@ -301,8 +301,8 @@ _MTIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated",
 def entry_of_info(key: str, info: Mapping[str, Any]) -> Entry:
     etag = info.get("ETag") or info.get("etag")
     if info["size"] is None:
-        raise StoreError(f"{key}: the store does not tell its size, so it cannot be divided")
-    # Of web servers the ETag is enough; where there is none, the time is what there is.
+        raise StoreError(f"{key}: the store does not report its size, so it cannot be divided")
+    # A web server's ETag is enough; without one, the time is the version.
     modified = _mtime_of_info(info)
     if modified is None and not etag:
         modified = http_seconds(info.get("Last-Modified"))
@@ -331,7 +331,7 @@ async def get_plain(fs: Any, path: str, entry: Entry, start: int, stop: int) -> 
 
 
 async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """One conditional request; `_cat_file` would ask for the size first, and not for a version."""
+    """One conditional request; `_cat_file` requests the size first and names no version."""
     wanted = {"IfMatch": entry.etag} if entry.etag else {}
     if ranged := _is_partial(entry, start, stop):
         wanted["Range"] = f"bytes={start}-{stop - 1}"
@@ -346,12 +346,12 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
 
 
 async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """As `get_plain`; `_cat_file` would not look at which range it was given."""
+    """As `get_plain`, but checks the range of the answer, which `_cat_file` does not."""
     ranged = _is_partial(entry, start, stop)
     headers = {"Range": f"bytes={start}-{stop - 1}"} if ranged else {}
     status, response_headers, _, data = await fs._request("GET", fs.url(path), headers=headers)
     _require_partial(entry, ranged, status)
-    # Its ETag is not the one of the listing, which another request is compared with.
+    # Its ETag differs from the listing's, so a second request compares the version.
     response = response_of(entry, (start, stop), status, response_headers)
     check_range(entry, (start, stop), response)
     check_has_version(entry, response)
@@ -366,7 +366,7 @@ async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> b
 
 
 async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """One conditional download; `_cat_file` would ask for no version, and believe any range."""
+    """One conditional download; `_cat_file` names no version and accepts any range."""
     from azure.core import MatchConditions
 
     condition = {"etag": entry.etag, "match_condition": MatchConditions.IfNotModified}
@@ -383,9 +383,9 @@ async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) ->
                 **fs._timeout_kwargs,
             )
             return bytes(await download.readall())
-        except (IndexError, ValueError):  # the client itself takes the header apart
+        except (IndexError, ValueError):  # raised where the client parses the header
             raise BrokenReadError(
-                f"{entry.key}: the store sent a part of the object without telling which"
+                f"{entry.key}: the store sent a part of the object without saying which"
             ) from None
 
 
@@ -457,7 +457,7 @@ def range_getter(location: Location) -> RangeGetter:
 def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
     """Yield each page as it arrives; `find` would return all pages at the end."""
     more = {"StartAfter": after} if after else {}
-    fs.connect()  # apart, because an option that it refuses is no error of the listing
+    fs.connect()  # separately, because a refused option is no error of the listing
     while True:
         answer = _s3_page(fs, bucket, Prefix=prefix, **more)
         last = not answer.get("IsTruncated")
@@ -467,7 +467,7 @@ def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[P
         token = answer.get("NextContinuationToken")
         if not token or token == more.get("ContinuationToken"):
             raise StoreError(
-                f"s3://{bucket}: the listing does not tell where its next page begins, so it "
+                f"s3://{bucket}: the listing does not say where its next page begins, so it "
                 "cannot be listed to its end"
             )
         more = {"ContinuationToken": token}
@@ -476,7 +476,7 @@ def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[P
 def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
     try:
         answer: Mapping[str, Any] = fs.call_s3("list_objects_v2", Bucket=bucket, **asked)
-    except (KeyError, TypeError, ValueError) as error:  # as the library takes it apart
+    except (KeyError, TypeError, ValueError) as error:  # raised where the library parses the answer
         raise StoreError(
             f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})"
         ) from None
@@ -487,7 +487,7 @@ def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
     return answer
 
 
-# Every S3 answers with at least one of them, for an empty listing too.
+# Every S3 server sends at least one of them, even for an empty listing.
 _S3_LISTING_FIELDS = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
 
 

@@ -90,7 +90,7 @@ def parse_content_range(
     if found is None:
         raise BrokenReadError(
             f"{entry.key}: expected bytes {_range_text(wanted)}, the store sent a part of the object "
-            "without telling which"
+            "without saying which"
         )
     total = None if found[3] == "*" else int(found[3])
     return (int(found[1]), int(found[2]) + 1), total
@@ -222,7 +222,7 @@ def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> boo
 
 
 def bare_etag(etag: str) -> str:
-    """Return an ETag without quotes and mark of weakness, which stores write as they like.
+    """Return an ETag without quotes and weakness mark, which stores write in several ways.
 
     >>> bare_etag('W/"a"'), bare_etag('"a"'), bare_etag("a")
     ('a', 'a', 'a')
@@ -254,7 +254,7 @@ def _warn_no_ranges(root: str) -> None:
 
 
 class RangeSupport:
-    """Whether a web server knows ranges, as far as its answers tell."""
+    """Whether a web server serves ranges, as its answers show."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -264,8 +264,8 @@ class RangeSupport:
         """Learn from the response to a request for a range; refuse a whole object if ranges came before."""
         if is_whole and self.has_ranges:
             raise BrokenReadError(
-                f"{self._root}: expected a part of an object, the server sent all of it, which "
-                "it does not do otherwise"
+                f"{self._root}: expected a part of an object, the server sent all of it, although "
+                "it serves ranges"
             )
         if is_whole:
             _warn_no_ranges(self._root)

@@ -61,7 +61,7 @@ class RetryPolicy:
         timeout_seconds: how long to retry; of no meaning with ``retries_forever``.
         on_retry: called with every failure that is retried.
         retries_forever: whether a failure is retried without end. Without it, a store's refusal
-            is not retried at all, because nothing will come of it soon.
+            is not retried, because it will not end soon.
         refusal_pauses: seconds before each further request for an object that was refused.
     """
 
@@ -192,7 +192,7 @@ class ExpiringKeys:
 
 
 RENEW_SECONDS = 1.0  # at least between two clients
-UNDOUBTED_SECONDS = 60.0  # at least, for which a refusal that was an object's is not doubted
+UNDOUBTED_SECONDS = 60.0  # at least, for which an object's own refusal is not probed again
 
 
 class RenewableBackend:
@@ -287,7 +287,7 @@ class RenewableBackend:
 
 
 MOST_PROBED_OBJECTS = 3  # other objects that are requested
-FRESH_REFUSAL_SECONDS = 1.0  # for which a refusal of everything needs no new proof
+FRESH_REFUSAL_SECONDS = 1.0  # for which a refusal of everything needs no new probe
 
 
 def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:

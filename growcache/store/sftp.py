@@ -375,7 +375,7 @@ class _Connection:
                     self.answer(file.stat()),
                 )
                 for (at, end), data in zip(spans, found, strict=True):
-                    if at + len(data) < end:  # servers may send less than they were asked for
+                    if at + len(data) < end:  # servers may send less than was requested
                         data += await self._rest(file, at + len(data), end)
                         stat = await self.answer(file.stat())
                     parts.append(data)
@@ -510,14 +510,14 @@ class _ConnectionPool:
             raise FileNotFoundError(errno.ENOENT, str(error)) from None
         except asyncssh.SFTPPermissionDenied as error:
             raise PermissionError(errno.EACCES, str(error)) from None
-        except (asyncssh.SFTPFailure, StoreError):  # answers, as good as others
+        except (asyncssh.SFTPFailure, StoreError):  # answers, which show that the connection works
             raise
         except asyncio.CancelledError:
             if self._is_closed:
                 raise RuntimeError(_CLOSED) from None
             raise
         except BaseException:
-            for one in self._connections:  # the same may have befallen all of them
+            for one in self._connections:  # the others may be broken, too
                 one.ssh.close()
             self._connections = []
             raise
@@ -545,7 +545,7 @@ class _ConnectionPool:
         try:
             self._connections.append(await self._server.connect())
         except BaseException:
-            if self._connections:  # else the server is away, and grants as many as before later
+            if self._connections:  # without any, the server is away, and will later grant as many as before
                 self._refused_at = time.monotonic()
             raise
         finally:
@@ -633,5 +633,5 @@ def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
 def _entry_of_info(info: Mapping[str, Any]) -> Entry:
     key, mtime = info["name"], info["mtime"]
     if info["size"] is None:
-        raise StoreError(f"{key}: the server does not tell its size, so it cannot be divided")
+        raise StoreError(f"{key}: the server does not report its size, so it cannot be divided")
     return Entry(key, int(info["size"]), None, None if mtime is None else float(mtime))

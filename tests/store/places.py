@@ -1,4 +1,4 @@
-"""Somewhere to put objects, for each client and kind of store."""
+"""Places for objects, for each client and kind of store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers.web import web
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere objects can be put by other means than the store under test."""
+    """A place where objects are put by other means than the store under test."""
 
     base: str
     put: Callable[[str, bytes], None]
@@ -55,8 +55,8 @@ PLACES = [
     *S3_PLACES, "moto+auto", *CLOUDS, "files", "files+fsspec", "memory", "web", "web+fsspec",
     "sftp",
 ]  # fmt: skip
-# Those whose servers or clients `make test-slow` installs; and moto where there is Ceph, which counts,
-# but for the client that most people have.
+# Those whose servers or clients `make test-slow` installs; and moto where Ceph covers the same,
+# except for the client that most people have.
 SLOW = ["gcs+fsspec", "azure+auto", "azure+fsspec"]
 if not missing():
     SLOW += ["moto+obstore", "moto+fsspec"]

@@ -129,7 +129,7 @@ def test_a_damaged_block_ends_the_catalog(path: Path) -> None:
 def test_a_full_disk_costs_no_key(
     path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, number: int
 ) -> None:
-    """Neither where it shows at once, nor where the disk still takes a piece of the frame."""
+    """The first write fails, or one that has taken a part of the frame."""
     write, left = os.pwrite, [taken]
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
@@ -181,7 +181,7 @@ def test_a_full_disk_shows_at_the_sync_too(
 def test_what_a_failed_sync_lost_is_not_believed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second fsync says nothing of what the first one lost; neither does reading it."""
+    """Neither a second fsync nor a read shows what the first one lost."""
 
     def failing(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -349,7 +349,7 @@ def test_keys_are_told_apart_whatever_their_hashes(
 
 
 def test_seen_keys_take_little_memory() -> None:
-    """Less than thirty bytes each while they are listed, which a dict would take several times."""
+    """Less than thirty bytes each during a listing; a dict would take several times as much."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 1 << 63, 1 << 17, dtype=np.int64).tolist()
     seen = KeySet(int)

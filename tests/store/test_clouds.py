@@ -14,7 +14,7 @@ from tests.servers.azure import ACCOUNT, KEY, Azure, AzureContainer
 from tests.servers.imagined_gcs import ImaginedGcs, imagined_gcs
 from tests.store.places import listed, only, read_once
 
-AZURE = pytest.mark.slow  # by what `make test-slow` installs
+AZURE = pytest.mark.slow  # `make test-slow` installs what they need
 
 
 def opened(url: str, options: dict[str, Any]) -> RemoteStore:
@@ -99,7 +99,7 @@ def test_the_ways_to_name_an_account(
         etags.add(entry.etag)
         assert (entry.key, entry.size) == ("d/x", 5)
         assert read_once(opened(url, options), entry) == b"12345"
-    assert len(etags) == 1  # listed or asked for: one name of one version
+    assert len(etags) == 1  # the listing and HEAD name a version alike
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     assert only(opened(f"az://{container.name}/d/*", endpoint)).size == 5

@@ -1,4 +1,4 @@
-"""Where S3 settings come from, and that they mean to obstore what they mean to boto3."""
+"""Where S3 settings come from, and that obstore understands them as boto3 does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-sec
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, and none of this machine's credentials."""
+    """An empty home folder, without this machine's credentials."""
     import os
 
     for name in os.environ:

@@ -1,4 +1,4 @@
-"""Whether a failure is one key's or the store's: what the last successful reads say."""
+"""Whether a failure is one key's or the store's: as the last successful reads show."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KEYS = {"moto": 10_000, "ceph": 100_000}
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.ceph)])
 def filled(request: pytest.FixtureRequest) -> Bucket:
     server: S3Server = request.getfixturevalue(f"{request.param}_server")
-    bucket = Bucket.make(server)  # left to the server's end: to delete takes as long
+    bucket = Bucket.make(server)  # deleting them would take as long; the server's end does it
     put(bucket, names(KEYS[request.param]), b"1")
     return bucket
 

@@ -1,4 +1,4 @@
-"""Keys that are odd but legal: listed as they are, and read as what was put under them."""
+"""Keys that are odd but legal: listed as they are, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers.web import web
 from tests.store.places import MARKED, Place, listed, opened, read
 
 PLAIN = ["a/1", "a/2"]
-# Legal as names of files, too, and so on every store.
+# Also legal as names of files, and therefore in every store.
 FILES = [
     "sp ace/é ü.npy",
     "sp ace/ lead",
@@ -39,7 +39,7 @@ FILES = [
     "€",
     "semi;colon:@!$",
 ]
-# What only object stores have.
+# Only object stores have these.
 OBJECTS = ["a//b", "a/../c", "./d", "a/./e", "..", "tab\there", "x", "x/y", "x/y/z"]
 
 
@@ -47,7 +47,7 @@ def _of(*kinds: str) -> list[ParameterSet]:
     return [one for one in MARKED if str(one.values[0]).startswith(kinds)]
 
 
-# What a web server lists are addresses: it has a test of its own.
+# A web server lists addresses, so it has a test of its own.
 EVERYWHERE = pytest.mark.parametrize(
     "place", _of("moto", "ceph", "files", "memory"), indirect=True
 )

@@ -1,4 +1,4 @@
-"""What a person is told when a store says no: one line, and what to do."""
+"""The message for a refusal: one line that says what to do."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_nobody_there(client: str) -> None:
 
 @pytest.mark.parametrize("url", ["{}/x.npy", "{}/*.npy"])
 def test_nobody_there_on_the_web(url: str) -> None:
-    """fsspec calls it "not found", which would end a run that had only to wait."""
+    """fsspec calls it "not found", which would end a run that only has to wait."""
     address = url.format(f"http://127.0.0.1:{free_port()}")
     store = opened(address, "fsspec", {}, timeout_seconds=0.5)
     with pytest.raises(Transient, match=r"connection refused by 127\.0\.0\.1.*given up after"):

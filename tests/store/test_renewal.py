@@ -1,4 +1,4 @@
-"""Whose a refusal is, by what the store says of other objects; and clients that are made anew."""
+"""Whether a refusal is the object's or the store's, and clients that are made anew."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = [f"{number}" for number in range(8)]
 
 
 class Fake:
-    """A backend whose keys fail as they are told to."""
+    """A backend in which some keys fail with given errors."""
 
     identity = "fake"
     sorted = False
@@ -98,7 +98,7 @@ def test_what_others_are_given_of_is_the_objects(error: StoreError) -> None:
 
 
 def test_that_the_last_objects_read_are_gone_says_nothing_of_the_store() -> None:
-    """As where old objects are deleted every night: others that are listed are asked for."""
+    """Old objects are deleted every night: other objects of the listing are requested."""
     backend = Fake({})
     store = store_of(backend)
     for key in ("0", "1"):
@@ -117,7 +117,7 @@ def test_an_object_that_is_refused_is_doubted_once_not_at_each_part() -> None:
         with pytest.raises(AccessError):
             asyncio.run(store.read(entry("3")))
     assert backend.asked.count("3") == 3 + 1 + 1
-    assert told == [error, error], "each pause is told, or the sampler would seem to be stuck"
+    assert told == [error, error], "each pause is reported, or the sampler would seem to be stuck"
     backend.failures.clear()
     assert asyncio.run(store.read(entry("3"))) == bytes(4)
 
@@ -165,7 +165,7 @@ def test_many_refusals_are_one_question() -> None:
         )
 
     assert {type(one) for one in asyncio.run(all_of_them())} == {CredentialsError}
-    assert len(backend.asked) < 6 * len(KEYS)  # eight each, if each asked by itself
+    assert len(backend.asked) < 6 * len(KEYS)  # eight for each key, if each key made its own probe
 
 
 def test_what_cannot_be_made_anew_lacks_credentials() -> None:
@@ -205,7 +205,7 @@ def test_a_ruling_needs_no_store(error: StoreError) -> None:
 
 
 def test_an_answer_without_a_word_may_be_about_credentials() -> None:
-    """As to HEAD, with which named objects are listed: S3 says 400 where a token has expired."""
+    """S3 answers 400 to HEAD, which lists named objects, where a token has expired."""
 
     class Wordless(Fake):
         def head(self, key: str) -> Entry:
@@ -220,7 +220,7 @@ def test_an_answer_without_a_word_may_be_about_credentials() -> None:
 
 @pytest.mark.parametrize("lapses", [1, 2, 3])
 def test_a_lapse_that_ends_in_between_is_none_of_the_objects(lapses: int) -> None:
-    """The object is refused, others are given, or not, and then it is given."""
+    """The object is refused a few times while others may be given, and then it is given."""
 
     class Lapsing(Fake):
         async def get(self, one: Entry, start: int, stop: int) -> Buffer:

@@ -133,7 +133,7 @@ def test_pages_come_by_the_dozen(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("kind", names(100))
 def test_a_short_listing_starts_at_few_places(kind: str) -> None:
-    """To start somewhere costs some servers as much as to list everything."""
+    """Some servers list everything to begin anywhere."""
     starts: list[str | None] = []
 
     class Counted(Sorted):
@@ -143,7 +143,7 @@ def test_a_short_listing_starts_at_few_places(kind: str) -> None:
 
     backend = Counted(names(600)[kind], page=100)
     assert sorted(listed(backend)) == backend.keys
-    assert len(starts) <= 16  # of six pages; with sixteen requests at once, up to 36
+    assert len(starts) <= 16  # of six pages; sixteen requests at once would make up to 36
 
 
 CHARACTERS = st.sampled_from("ab01-._/~é中")
@@ -196,7 +196,7 @@ def test_a_small_source_costs_one_request() -> None:
     [("s3://b/many/*/b_*.npy", 130), ("s3://b/many/07/*", 80), ("s3://b/many/*", 50)],
 )
 def test_what_cannot_match_is_leapt_over(url: str, few: int) -> None:
-    """Of 48,000 keys in 10 folders, 960 pages, a glob means few."""
+    """A glob matches few of 48,000 keys in 10 folders (960 pages)."""
     kinds = [f"{kind}_{n:03}.npy" for kind in "abcdef" for n in range(200)]
     kinds += [f"g_{n:05}.npy" for n in range(3600)]
     backend = Sorted([f"many/{n:02}/{name}" for n in range(10) for name in kinds], page=50)
@@ -221,7 +221,7 @@ def test_the_first_objects_are_from_everywhere() -> None:
     keys = names(40_000)["folders"]
     found = listed(Sorted(keys, page=1000))
     folders = [key.split("/")[1] for key in found]
-    # Not all folders are known by then: the ranges that the first rounds found are.
+    # By then not all folders are known, but the ranges that the first rounds found are.
     assert len({*folders[:8]}) == 8
     assert len({*folders[:64]}) > 16
     assert len({*folders[:1000]}) > 50
@@ -240,7 +240,7 @@ def test_each_beginning_is_spread(count: int) -> None:
 
 
 class FromTheStart(Sorted):
-    """It ignores from where it is asked to list."""
+    """It ignores the key after which it should list."""
 
     def place(self, after: str | None, prefix: str) -> int:
         return bisect_left(self.keys, prefix)
@@ -271,7 +271,7 @@ def test_a_store_that_does_not_list_in_order_is_listed_page_by_page(
 
 
 class Endless(Sorted):
-    """It loses its place, and tells the same page for ever."""
+    """It loses its place and repeats one page for ever."""
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         while True:

@@ -1,4 +1,4 @@
-"""What is really sent to S3: addresses, signatures, tokens, and who pays."""
+"""Requests as S3 receives them: addresses, signatures, tokens, and the payer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KEYS = {"key": "k", "secret": "s", "client_kwargs": {"region_name": REGION}}
 
 @dataclass
 class Recorder:
-    """A server (and proxy) that answers everything alike and keeps what it was asked."""
+    """A server (and proxy) that answers everything alike and keeps its requests."""
 
     endpoint: str = ""
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     def paths(self) -> set[str]:
-        """The addresses, without queries and without what stands before a path."""
+        """The paths of the requests, without queries."""
         return {path.partition("?")[0] for path, _ in self.asked}
 
 

@@ -1,4 +1,4 @@
-"""Files of an OpenSSH server: links, connections that break, and who is let in."""
+"""Files of an OpenSSH server: links, connections that break, and logins."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_store_that_is_closed_ends_all_that_waits_for_a_connection(
         ssh_server.url(f"{tmp_path}/x", link.port), ssh_server.options, timeout_seconds=120
     )
     entry = Entry(f"{tmp_path}/x", 1, None, 1.0)
-    link.pause_seconds = 3  # so no connection is open before the test's end
+    link.pause_seconds = 3  # so that no connection opens before the test ends
     ends: list[BaseException] = []
 
     def list_it() -> None:

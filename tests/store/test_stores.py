@@ -1,4 +1,4 @@
-"""One contract, every client: the same questions to each store, asked past growcache itself."""
+"""One contract, every client: the same checks for each store, with objects that other programs wrote."""
 
 from __future__ import annotations
 

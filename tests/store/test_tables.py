@@ -1,4 +1,4 @@
-"""Tables of labels: what their cells are, which row a key has, and what cannot be a table."""
+"""Tables of labels: the types of cells, the row of a key, and files that are no tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(data: str | bytes, *columns: str, kind: str = "csv", key: str = "path"
 
 
 def column(*cells: str) -> list[Any]:
-    """What cells of a CSV become, in their order."""
+    """The values of a CSV's cells, in order."""
     lines = "".join(f'{n},"{cell}"\n' for n, cell in enumerate(cells))
     found = table(f"k,x\n{lines}", "x", key="k")
     return [found.cell("x", int(row)) for row in found.find(list(map(str, range(len(cells)))))]

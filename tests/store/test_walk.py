@@ -1,4 +1,4 @@
-"""Listing what only fsspec lists: in order, whole, and not silently short of a folder."""
+"""Listings by fsspec: in order, complete, and never silently short of a folder."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def opened(url: str, client: str) -> RemoteStore:
 def test_a_server_without_ranges(
     folder: Path, client: str, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It sends all of the file: what was asked for is cut out of it."""
+    """It sends all of the file, and the range is cut out of it."""
     with web(folder, ranges=False) as address:
         url = f"{address}/{pattern}"
         entry = only(opened(url, client))

@@ -16,7 +16,7 @@ from tests.store.places import MARKED, Place, only, opened, read_once
 DATA = b"".join(b"%07d " % number for number in range(2000))
 NAME = "a/x.npy"
 HTTP = ("moto", "ceph", "gcs", "azure", "web")
-# What is tampered with is the same whoever answered, so each client once is enough for `make test`.
+# The proxy tampers with every server's answers alike, so `make test` runs each client once.
 AGAIN = ("ceph+obstore",)  # the client of moto+auto
 BEHIND = [
     pytest.param(*marked.values, marks=[*marked.marks, *[pytest.mark.slow] * (name in AGAIN)])
