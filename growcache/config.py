@@ -6,14 +6,12 @@ from YAML, the environment and ``--set``.
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -28,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from growcache.schema import Schema
 from growcache.secrecy import remember_secrets
 
 
@@ -323,35 +322,13 @@ def _declared_schema(value: Any) -> Any:
         return value
     if not isinstance(value, Mapping) or not value:
         raise ValueError("expected auto, or names with [dtype, dimension, …]")
-    return {str(name): _declared_field(str(name), wish) for name, wish in value.items()}
-
-
-def _declared_field(name: str, wish: Any) -> tuple[str | int | None, ...]:
-    dtype, *dims = wish if isinstance(wish, list | tuple) and wish else [wish]
-    if dtype in ("bytes", "str"):
-        if dims:
-            raise ValueError(f"{name}: {dtype} has no dimensions")
-        return (dtype,)
-    try:
-        found = np.dtype(dtype) if isinstance(dtype, str) else None
-    except (TypeError, ValueError, SyntaxError):
-        found = None
-    if found is None or found.kind not in "biufc":
-        close = difflib.get_close_matches(str(dtype), _DTYPE_NAMES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ", as float32, int16 or uint8"
-        raise ValueError(f"{name}: expected bytes, str or a dtype{hint}")
-    if not all(dim is None or (type(dim) is int and dim >= 0) for dim in dims):
-        raise ValueError(f"{name}: dimensions are integers, or null where samples differ")
-    return (found.newbyteorder("<").str, *dims)
+    declared = Schema.declared({str(name): field for name, field in value.items()})
+    return {name: (declared[name].dtype, *declared[name].shape) for name in map(str, value)}
 
 
 _SchemaSetting: TypeAlias = Annotated[
     Literal["auto"] | DeclaredSchema, BeforeValidator(_declared_schema)
 ]
-_DTYPE_NAMES = (
-    "bytes", "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-    "uint64", "float16", "float32", "float64", "complex64", "complex128",
-)  # fmt: skip
 
 
 with warnings.catch_warnings():

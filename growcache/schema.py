@@ -6,11 +6,12 @@ from sample to sample. Bytes and strings are always ragged.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ _STORED_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
 DTYPE_KINDS = "biufc"  # bool, signed, unsigned, float, complex
 BYTES = "bytes"
 STR = "str"
+_DTYPE_NAMES = (
+    "bytes", "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
 
 # What loaders add to a ragged field's name to name the arrays that say where values are.
 RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
@@ -372,22 +377,26 @@ def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Fi
     return Field(name, dtype, sizes)
 
 
-def _declared_field(name: object, what: str | Sequence[Any]) -> Field:
+def _declared_field(name: object, declared: object) -> Field:
     if not isinstance(name, str) or not name:
         raise FormatError(f"the names of a schema's fields must be strings, found {name!r}")
-    kind, *sizes = (what,) if isinstance(what, str) else tuple(what)
-    if kind in (BYTES, STR) and not sizes:
-        return Field(name, kind, ())
-    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
-        raise FormatError(
-            f"field {name!r}: expected a dtype and sizes, null where they differ, such as "
-            f"[float32, null, 64], found {what!r}"
-        )
+    is_list = isinstance(declared, list | tuple) and declared
+    dtype, *sizes = cast("Sequence[Any]", declared if is_list else [declared])
+    if dtype in (BYTES, STR):
+        if sizes:
+            raise FormatError(f"{name}: {dtype} has no dimensions")
+        return Field(name, dtype, ())
     try:
-        dtype = np.dtype(kind)
+        found = np.dtype(dtype) if isinstance(dtype, str) else None
     except (TypeError, ValueError, SyntaxError):
-        raise FormatError(f"field {name!r}: there is no dtype {kind!r}") from None
-    return Field(name, _stored_dtype(name, dtype), tuple(sizes))
+        found = None
+    if found is None or found.kind not in DTYPE_KINDS:
+        close = difflib.get_close_matches(str(dtype), _DTYPE_NAMES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ", as float32, int16 or uint8"
+        raise FormatError(f"{name}: expected bytes, str or a dtype{hint}")
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise FormatError(f"{name}: dimensions are integers, or null where samples differ")
+    return Field(name, _stored_dtype(name, found), tuple(sizes))
 
 
 def _covering_shape(shapes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:

@@ -256,7 +256,9 @@ def _parameters(
     try:
         declared = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
-        raise ConfigError(f"{key}: {name} has no signature that shows its parameters; wrap it in a function") from None
+        raise ConfigError(
+            f"{key}: {name} has no signature that shows its parameters; wrap it in a function"
+        ) from None
     takes_any = any(p.kind is p.VAR_KEYWORD for p in declared.values())
     for option in options:
         if option in known or not (takes_any or option in declared):

@@ -116,17 +116,17 @@ def test_a_schema_comes_back_from_json() -> None:
     ("what", "expected"),
     [
         ({}, "at least one field"),
-        ({"x": ["float33", 3]}, "no dtype 'float33'"),
-        ({"x": ["float32", -1]}, "expected a dtype and sizes"),
-        ({"x": ["float32", 1.5]}, "expected a dtype and sizes"),
-        ({"x": ["float32", True]}, "expected a dtype and sizes"),
-        ({"x": ["bytes", 3]}, "has dtype |S0"),
-        ({"x": "object"}, "has dtype object"),
+        ({"x": ["float33", 3]}, "x: expected bytes, str or a dtype; did you mean float32"),
+        ({"x": ["float32", -1]}, "x: dimensions are integers"),
+        ({"x": ["float32", 1.5]}, "x: dimensions are integers"),
+        ({"x": ["float32", True]}, "x: dimensions are integers"),
+        ({"x": ["bytes", 3]}, "x: bytes has no dimensions"),
+        ({"x": "object"}, "x: expected bytes, str or a dtype"),
         ({1: "int8"}, "must be strings, found 1"),
     ],
 )
 def test_what_cannot_be_declared(what: Any, expected: str) -> None:
-    with pytest.raises(FormatError, match=expected.replace("|", r"\|")):
+    with pytest.raises(FormatError, match=expected):
         Schema.declared(what)
 
 

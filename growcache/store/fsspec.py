@@ -476,7 +476,11 @@ def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[P
 def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
     try:
         answer: Mapping[str, Any] = fs.call_s3("list_objects_v2", Bucket=bucket, **asked)
-    except (KeyError, TypeError, ValueError) as error:  # raised where the library parses the answer
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # raised where the library parses the answer
         raise StoreError(
             f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})"
         ) from None

@@ -510,7 +510,10 @@ class _ConnectionPool:
             raise FileNotFoundError(errno.ENOENT, str(error)) from None
         except asyncssh.SFTPPermissionDenied as error:
             raise PermissionError(errno.EACCES, str(error)) from None
-        except (asyncssh.SFTPFailure, StoreError):  # answers, which show that the connection works
+        except (
+            asyncssh.SFTPFailure,
+            StoreError,
+        ):  # answers, which show that the connection works
             raise
         except asyncio.CancelledError:
             if self._is_closed:
@@ -545,7 +548,9 @@ class _ConnectionPool:
         try:
             self._connections.append(await self._server.connect())
         except BaseException:
-            if self._connections:  # without any, the server is away, and will later grant as many as before
+            if (
+                self._connections
+            ):  # without any, the server is away, and will later grant as many as before
                 self._refused_at = time.monotonic()
             raise
         finally:

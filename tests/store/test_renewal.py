@@ -117,7 +117,9 @@ def test_an_object_that_is_refused_is_doubted_once_not_at_each_part() -> None:
         with pytest.raises(AccessError):
             asyncio.run(store.read(entry("3")))
     assert backend.asked.count("3") == 3 + 1 + 1
-    assert told == [error, error], "each pause is reported, or the sampler would seem to be stuck"
+    assert told == [error, error], (
+        "each pause is reported, or the sampler would seem to be stuck"
+    )
     backend.failures.clear()
     assert asyncio.run(store.read(entry("3"))) == bytes(4)
 
@@ -165,7 +167,9 @@ def test_many_refusals_are_one_question() -> None:
         )
 
     assert {type(one) for one in asyncio.run(all_of_them())} == {CredentialsError}
-    assert len(backend.asked) < 6 * len(KEYS)  # eight for each key, if each key made its own probe
+    assert len(backend.asked) < 6 * len(
+        KEYS
+    )  # eight for each key, if each key made its own probe
 
 
 def test_what_cannot_be_made_anew_lacks_credentials() -> None:
