@@ -108,12 +108,15 @@ def _executor(
         sys.argv,
         options.timeout_seconds,
     )
-    readable = functools.partial(shared.allocate, readers=count)
+    executor = ProcessExecutor(count, setup, shared, stopped)
+    readable = functools.partial(shared.allocate, to=executor.wires)
     # What they fill is delivered; where that is to another process, it maps it, too.
-    writable = functools.partial(shared.allocate, readers=count + (arena is not None))
+    writable = functools.partial(
+        shared.allocate, to=lambda: [*executor.wires(), *shared.receivers]
+    )
     if framework.carrier is not None:
         writable = functools.partial(_allocate_locked, writable, framework.carrier)
-    return ProcessExecutor(count, setup, shared, stopped), readable, writable
+    return executor, readable, writable
 
 
 def _allocate_locked(

@@ -286,7 +286,7 @@ def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     _forward_logs(wire, order.level)
     system.note_service_end(order.options.root, order.failed)
-    arena = SharedSender()
+    arena = SharedSender(wire)
     demand = Demand(order.start.next_epoch, order.blocks_ahead)
     demand.by_block = True
     listen(wire, functools.partial(_receive_commands, wire, arena, demand, order))

@@ -3,7 +3,7 @@
 Its buffers are memfds: anonymous, so nothing is left behind, and not bounded by the size of
 ``/dev/shm``. The sender makes them, the receiver maps them, and neither keeps a descriptor. A buffer
 is filled again only when nothing in the receiving process refers to it. A buffer that is used once
-(because the user collects batches) is tracked on neither side: it is freed with its views.
+(because the user collects batches) is freed with its views.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from growcache.cache.formats.mapped import map_shared
 from growcache.loading.buffers import PAGE, BufferBytes, fork_mark, forked_since
-from growcache.loading.child_process import MAX_DESCRIPTORS, Message, MessageSocket, StopCommand
+from growcache.loading.child_process import Message, MessageSocket, StopCommand
 from growcache.schema import Array
 
 
@@ -38,7 +39,7 @@ class BufferRange(NamedTuple):
 
 
 class NewBuffer(NamedTuple):
-    """A buffer whose descriptor comes with the message."""
+    """A buffer, whose descriptor comes with the message."""
 
     number: int
     nbytes: int
@@ -63,7 +64,7 @@ class SharedReceiver:
     def __init__(self, lock: Callable[[BufferBytes], None] | None = None) -> None:
         self._lock = lock
         self._bases: dict[int, BufferBytes] = {}
-        self._once: set[int] = set()
+        self._once: set[int] = set()  # buffers that do not go back
         self._lent: dict[int, object] = {}  # and the moment
 
     def receive(self, wire: MessageSocket) -> Any:
@@ -74,40 +75,31 @@ class SharedReceiver:
         while not (frame := wire.receive()).body:
             if isinstance(frame.head, StopCommand):
                 raise EOFError
-            self._map(frame)
+            self._map(frame.head, frame.descriptors[0])
         places, gone = frame.head
         buffers = [self._bytes(place) for place in places]
-        self._note({place.buffer for place in places})
+        now = fork_mark()
+        for number in {place.buffer for place in places} - self._once:
+            self._lent.setdefault(number, now)
         item = pickle.loads(frame.body, buffers=buffers)
         for number in gone:
             del self._bases[number]
+            self._once.discard(number)
             self._lent.pop(number, None)
         return item
 
-    def _map(self, frame: Message) -> None:
+    def _map(self, new: NewBuffer, descriptor: int) -> None:
         try:
-            for new, descriptor in zip(frame.head, frame.descriptors, strict=True):
-                base = self._bases[new.number] = map_shared(descriptor, new.nbytes)
-                if not new.kept:
-                    self._once.add(new.number)
-                elif self._lock is not None:
-                    self._lock(base)
-                del base
+            base = self._bases[new.number] = map_shared(descriptor, new.nbytes)
         finally:
-            for descriptor in frame.descriptors:
-                os.close(descriptor)
+            os.close(descriptor)
+        if not new.kept:
+            self._once.add(new.number)
+        elif self._lock is not None:
+            self._lock(base)
 
     def _bytes(self, place: BufferRange) -> BufferBytes:
         return self._bases[place.buffer][place.start : place.start + place.nbytes]
-
-    def _note(self, used: set[int]) -> None:
-        """Record what was lent; a buffer that is used once lives with its views."""
-        once, now = self._once & used, fork_mark()
-        self._once -= once
-        for number in used - once:
-            self._lent.setdefault(number, now)
-        for number in once:
-            del self._bases[number]
 
     def take_back(self) -> tuple[list[int], list[int]]:
         """Return the buffers that are referenced no more: (free, spoiled) numbers, each once.
@@ -133,20 +125,7 @@ class _SentBuffer:
     nbytes: int
     recycled: bool  # filled again
     base: weakref.ref[BufferBytes]
-    descriptor: int | None  # until all readers have mapped it
-    readers: int  # processes that will map it
-    told: set[MessageSocket] = field(default_factory=set)  # receivers that report its end
-    known: set[MessageSocket] = field(default_factory=set)  # receivers that have mapped it
-
-    def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def settle(self) -> None:
-        """Close the descriptor if all have mapped it."""
-        if len(self.known) >= self.readers:
-            self.close()
+    receivers: set[MessageSocket]  # that have mapped it
 
 
 class _SentBuffers:
@@ -166,7 +145,6 @@ class _SentBuffers:
         weakref.finalize(base, self._end, made).atexit = False
 
     def _end(self, made: _SentBuffer) -> None:
-        made.close()
         if self._pid != os.getpid():  # a forked child fills nothing, and may wait for ever
             return
         with self._turn:
@@ -191,9 +169,13 @@ class _SentBuffers:
 
 
 class SharedSender:
-    """The side that fills; used by one thread, except `returned`."""
+    """The side that fills; used by one thread, except `returned`.
 
-    def __init__(self) -> None:
+    Each buffer is sent to those that may need it when it is made, so no descriptor is kept.
+    """
+
+    def __init__(self, receiver: MessageSocket | None = None) -> None:
+        self.receivers = [] if receiver is None else [receiver]
         self._numbers = itertools.count()
         self._register = _SentBuffers()
         self._kept: dict[int, list[BufferBytes]] = {}  # of which pool which buffer is
@@ -202,55 +184,55 @@ class SharedSender:
         self._spoiled: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def allocate(
-        self, nbytes: int, kept: list[BufferBytes] | None, *, readers: int = 1
+        self,
+        nbytes: int,
+        kept: list[BufferBytes] | None,
+        *,
+        to: Callable[[], Sequence[MessageSocket]] | None = None,
     ) -> BufferBytes:
-        """Return a new buffer: an `Allocate`, for `readers` processes that will map it."""
+        """Return a new buffer, an `Allocate`; ``to`` returns other receivers than the usual."""
         size = -(-nbytes // PAGE) * PAGE
+        new = NewBuffer(next(self._numbers), size, kept is not None)
+        receivers = set(self.receivers if to is None else to())
         descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
-            # Who has mapped it would be killed where it touches what was cut off.
+            # A process that maps it would be killed where it touches what was cut off.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             base = map_shared(descriptor, size)
-        except BaseException:
+            for wire in receivers:
+                with suppress(OSError):  # it is gone, which the next message finds out
+                    wire.send(Message(new, b"", [descriptor]))
+        finally:
             os.close(descriptor)
-            raise
-        number, where = next(self._numbers), weakref.ref(base)
         if kept is not None:
-            self._kept[number] = kept
-        made = _SentBuffer(
-            number, _address_of(base), size, kept is not None, where, descriptor, readers
-        )
+            self._kept[new.number] = kept
+        address, where = _address_of(base), weakref.ref(base)
+        made = _SentBuffer(new.number, address, size, new.kept, where, receivers)
         self._register.add(made, base)
         return base
 
     def reaches(self, wire: MessageSocket, array: Array) -> bool:
-        """Return whether an array is in memory that the other side has mapped, or can map."""
+        """Return whether an array is in memory that the other side has mapped."""
         made, _ = self._register.find(_memory_of(array))
-        return made is not None and (wire in made.known or made.descriptor is not None)
+        return made is not None and wire in made.receivers
 
     def send(self, wire: MessageSocket, item: Any, *, lend: bool = True) -> None:
-        """Send an item; arrays in this memory stay where they are."""
+        """Send an item; arrays in memory that the other side has mapped stay where they are."""
         places: list[BufferRange] = []
-        used: dict[int, _SentBuffer] = {}
 
         def apart(buffer: pickle.PickleBuffer) -> bool:
             made, place = self._register.find(buffer.raw())
-            if made is None or place is None:
+            if made is None or place is None or wire not in made.receivers:
                 return True  # in the message itself
-            if wire not in made.known and made.descriptor is None:
-                return True  # too late to map it
             places.append(place)
-            used[made.number] = made
+            base = made.base()
+            if lend and made.recycled and base is not None:
+                self._lent[made.number] = base
             return False
 
         self._drop_spoiled()
         body = pickle.dumps(item, protocol=5, buffer_callback=apart)
-        self._introduce(wire, [m for m in used.values() if wire not in m.known], lend=lend)
-        for made in used.values():
-            base = made.base()
-            if lend and made.recycled and base is not None:
-                self._lent[made.number] = base
         self._note_gone()
         wire.send(Message((places, self._gone.pop(wire, [])), body))
 
@@ -258,52 +240,22 @@ class SharedSender:
         while self._register.gone:
             made = self._register.gone.pop()
             self._kept.pop(made.number, None)
-            for wire in made.told:
+            for wire in made.receivers:
                 self._gone.setdefault(wire, []).append(made.number)
 
     def forget(self, wire: MessageSocket) -> None:
-        """Drop a receiver, which another one may replace.
-
-        The other one can map no buffer whose descriptor is closed, so recycled buffers are made
-        anew.
-        """
+        """Drop a receiver, which another one may replace: for that one buffers are made anew."""
         self._note_gone()
         self._gone.pop(wire, None)
         for made in self._register.all():
-            if wire in made.known and made.recycled and made.descriptor is None:
+            if wire in made.receivers and made.recycled:
                 self._let_die(made.number, made.base())
-            made.known.discard(wire)
-            made.told.discard(wire)
+            made.receivers.discard(wire)
 
     def _let_die(self, number: int, base: BufferBytes | None) -> None:
         """Recycle a buffer no more; it lives with its views."""
         kept = self._kept[number]
         kept[:] = [other for other in kept if other is not base]
-
-    def filled(self, wires: Sequence[MessageSocket], array: Array) -> None:
-        """Record that these are done with an array and will not map it later.
-
-        A buffer that is used once keeps no descriptor, because its user may collect any number.
-        """
-        made, _ = self._register.find(_memory_of(array))
-        if made is None or made.recycled:
-            return
-        made.readers -= sum(wire not in made.known for wire in wires)
-        made.settle()
-
-    def _introduce(
-        self, wire: MessageSocket, new: Sequence[_SentBuffer], *, lend: bool
-    ) -> None:
-        for i in range(0, len(new), MAX_DESCRIPTORS):
-            some = new[i : i + MAX_DESCRIPTORS]
-            # What is lent once is never heard of again.
-            buffers = [NewBuffer(m.number, m.nbytes, m.recycled or not lend) for m in some]
-            wire.send(Message(buffers, b"", [_open_descriptor(m) for m in some]))
-            for made, buffer in zip(some, buffers, strict=True):
-                made.known.add(wire)
-                if buffer.kept:
-                    made.told.add(wire)
-                made.settle()
 
     def returned(self, free: Sequence[int], spoiled: Sequence[int]) -> None:
         for number in free:
@@ -316,11 +268,6 @@ class SharedSender:
             number = self._spoiled.get()
             self._let_die(number, self._lent[number])
             del self._lent[number]  # in this order: out of its pool before it looks free
-
-
-def _open_descriptor(made: _SentBuffer) -> int:
-    assert made.descriptor is not None
-    return made.descriptor
 
 
 def _memory_of(array: Array) -> memoryview:

@@ -138,11 +138,10 @@ class ProcessExecutor:
                 out[name][chunk.start : chunk.stop] = value
 
         self._run(len(rows), work, take, late)
-        wires = [worker.child.wire for worker in self._workers]
-        for values in (out or {}).values():
-            if isinstance(values, np.ndarray):
-                self._arena.filled(wires, values)
         return found
+
+    def wires(self) -> list[MessageSocket]:
+        return [worker.child.wire for worker in self._workers]
 
     def _run(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
@@ -32,7 +31,7 @@ class Ends:
     def __init__(self, keep: int = 12) -> None:
         ours, theirs = socket_pair()
         self.out, self.into = MessageSocket(ours), MessageSocket(theirs)
-        self.arena, self.borrowed = SharedSender(), SharedReceiver()
+        self.arena, self.borrowed = SharedSender(self.out), SharedReceiver()
         self.pool = BufferPool(SIZE, keep, self.arena.allocate)
         self.sent = 0
 
@@ -100,6 +99,7 @@ def test_who_takes_anothers_place_is_reached_by_what_goes_round() -> None:
     pool = BufferPool(SIZE, 12, arena.allocate)
     for _ in range(3):
         ours, theirs = map(MessageSocket, socket_pair())
+        arena.receivers = [ours]
         memory = pool.take()
         assert arena.reaches(ours, memory)
         arena.send(ours, memory, lend=False)
@@ -182,7 +182,8 @@ def test_a_hoarder_costs_neither_side_a_note(ends: Ends) -> None:
     before = descriptors()
     hoard = [ends.pass_on() for _ in range(30)]
     assert [int(one[0]) for one in hoard] == list(range(1, 31))
-    assert len(ends.borrowed._bases) == len(ends.arena._lent) == 2
+    assert len(ends.arena._lent) == 2
+    assert len(ends.borrowed._bases) <= 3  # the end of one is told with the next message
     assert descriptors() == before
     hoard.clear()
     assert len({place(ends.pass_on()) for _ in range(10)}) == 1
@@ -278,35 +279,19 @@ def test_what_a_forked_child_sees_is_not_filled_again(ends: Ends) -> None:
         os.close(descriptor)
 
 
-def test_who_takes_the_place_of_one_that_died_is_no_other_reader() -> None:
-    arena, before = SharedSender(), descriptors()
-    first, second, third = (socket_pair() for _ in range(3))
-    out = [MessageSocket(ours) for ours, _ in (first, second, third)]
-    memory = arena.allocate(SIZE, [], readers=2)
-    arena.send(out[0], memory, lend=False)
-    arena.forget(out[0])
-    arena.send(out[2], memory, lend=False)
-    assert arena.reaches(out[1], memory)
-    arena.send(out[1], memory, lend=False)
-    for wire in out:
-        wire.close()
-    for _, theirs in (first, second, third):
-        theirs.close()
-    assert descriptors() == before
-    del memory
-    arena.forget(out[1])
-    assert set(arena._gone) == {out[2]}
-
-
-def test_what_is_used_once_keeps_no_descriptor_when_it_is_filled(ends: Ends) -> None:
-    allocate = functools.partial(ends.arena.allocate, readers=2)
-    once, again = allocate(SIZE, None), allocate(SIZE, [])
+def test_what_a_receiver_has_not_mapped_comes_in_the_message() -> None:
     before = descriptors()
-    for array in (once, again, np.empty(SIZE, np.uint8)):
-        ends.arena.filled([ends.out, ends.into], array)
-    assert descriptors() == before - 1
-    assert not ends.arena.reaches(ends.out, once)
-    assert ends.arena.reaches(ends.out, again)
+    ends = [tuple(map(MessageSocket, socket_pair())) for _ in range(2)]
+    (first, _), (late, into) = ends
+    arena = SharedSender(first)
+    memory = arena.allocate(SIZE, [])
+    memory[:] = 7
+    assert not arena.reaches(late, memory)
+    arena.send(late, memory, lend=False)
+    assert (SharedReceiver().receive(into) == 7).all()
+    for wire in (wire for pair in ends for wire in pair):
+        wire.close()
+    assert descriptors() == before
 
 
 def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
