@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from growcache.cache.formats.ragged import SHAPE_SUFFIX
 from growcache.cache.formats.tfrecord import record_layout
 from growcache.schema import Field, Schema
+from growcache.tensorflow.pipeline import Dataset
 from growcache.tensorflow.tensors import (
     BatchForm,
     Tensor,
@@ -19,9 +20,6 @@ from growcache.tensorflow.tensors import (
     tensor_spec,
     typed_tensor,
 )
-
-Dataset: TypeAlias = Any
-
 
 # Below, to hand a record from thread to thread takes as long as to read it.
 SMALL_RECORD_BYTES = 16 * 1024
