@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.epoch_switch import BATCH, KINDS, LIVE, wait_filled, writer
 from benchmarks.measure import parser, report, verdict
 from growcache.cache.index.reader import read_index
-from growcache.loading.gather import batches_per_block
+from growcache.loading.blocks import batches_per_block
 from growcache.torch import EpochLoader
 
 EARLY = 3  # epochs of a first loader, with which all modules are imported

@@ -30,8 +30,8 @@ from growcache.schema import Sample  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch import join_parts as torch_join  # noqa: E402
 from growcache.torch import take_rows as torch_take  # noqa: E402
-from growcache.torch.copies import copy_in_this_thread_alone  # noqa: E402
-from growcache.torch.copies import take_slices as torch_take_slices  # noqa: E402
+from growcache.torch.loader import copy_in_this_thread_alone  # noqa: E402
+from growcache.torch.loader import take_slices as torch_take_slices  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
 
@@ -158,7 +158,7 @@ def test_rows_of_any_size_are_copied(take: Take, nbytes: int) -> None:
 def test_only_the_calling_thread_leaves_the_pool() -> None:
     program = (
         "import threading, torch\n"
-        "from growcache.torch.copies import copy_in_this_thread_alone as alone\n"
+        "from growcache.torch.loader import copy_in_this_thread_alone as alone\n"
         "torch.set_num_threads(3)\n"
         "seen = []\n"
         "def run(): alone(); seen.append(torch.get_num_threads())\n"

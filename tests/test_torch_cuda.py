@@ -22,10 +22,10 @@ from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import PAGE, RECYCLE_BYTES  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
 from growcache.torch import EpochLoader, transfer  # noqa: E402
-from growcache.torch.copies import call_loaded  # noqa: E402
 from growcache.torch.transfer import (  # noqa: E402
     CudaCopies,
     DeviceTransfer,
+    call_loaded,
 )
 
 pytestmark = pytest.mark.torch

@@ -16,10 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 from growcache.errors import ConfigError  # noqa: E402
-from growcache.loading.plan import (  # noqa: E402
-    Ranks,
-    rank_share,
-)
+from growcache.loading.options import Ranks, rank_share  # noqa: E402
 from growcache.torch import EpochDataLoader, EpochLoader  # noqa: E402
 from tests.filled import Filled  # noqa: E402
 from tests.loading.conftest import full_of  # noqa: E402
@@ -211,10 +208,10 @@ def test_it_pickles_as_its_arguments(loader: Any) -> None:
 @pytest.mark.parametrize("keeps_last", [True, False])
 def test_what_a_rank_delivers_is_counted(samples: int, world: int, keeps_last: bool) -> None:
     for rank in range(world):
-        dealt = rank_share(samples, 4, Ranks(rank, world, rank, world), keeps_last=keeps_last)
-        mine = sum(stop - start for start, stop in dealt.mine(0, dealt.rows))
-        assert dealt.delivered == mine + dealt.padding
-        assert -(-dealt.delivered // 4) == dealt.steps
+        share = rank_share(samples, 4, Ranks(rank, world, rank, world), keeps_last=keeps_last)
+        mine = sum(stop - start for start, stop in share.mine(0, share.rows))
+        assert share.delivered == mine + share.padding
+        assert -(-share.delivered // 4) == share.steps
 
 
 def test_ranks_that_were_not_known_yet_are_asked_for_again(

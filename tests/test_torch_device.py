@@ -26,7 +26,7 @@ from torch import Tensor  # noqa: E402
 
 from growcache.errors import ConfigError  # noqa: E402
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool  # noqa: E402
-from growcache.loading.epochs import Consumer  # noqa: E402
+from growcache.loading.consumer import Consumer  # noqa: E402
 from growcache.loading.framework import Bytes  # noqa: E402
 from growcache.loading.options import Gather, LoaderOptions  # noqa: E402
 from growcache.numpy import EpochLoader as NumpyLoader  # noqa: E402
@@ -135,7 +135,7 @@ def late(cache: Filled, request: pytest.FixtureRequest) -> Iterator[Late]:
     lane = LateLane()
     sender = DeviceTransfer(lambda: lane)
     options = LoaderOptions(path=cache.root, batch_size=2, min_samples=1, gather=request.param)
-    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    lent = replace(EpochLoader.framework, transfer=sender, allocate=sender.allocate)
     engine = Consumer(options, lent)
     yield Late(engine, sender, lane)
     engine.close()
@@ -195,7 +195,7 @@ def test_a_copy_of_batch_transform_is_of_memory_that_stays(
     options = LoaderOptions(
         path=cache.root, batch_size=2, min_samples=1, gather=gather, batch_transform=there
     )
-    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    lent = replace(EpochLoader.framework, transfer=sender, allocate=sender.allocate)
     with closing(Consumer(options, lent)) as engine:
         for _ in range(12):
             for batch in Late(engine, sender, lane).epoch():
@@ -228,7 +228,7 @@ def test_a_thread_enters_before_it_calls_batch_transform(tmp_path: Path, gather:
         options = LoaderOptions(
             path=small.root, batch_size=5, min_samples=1, gather=gather, batch_transform=look
         )
-        lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+        lent = replace(EpochLoader.framework, transfer=sender, allocate=sender.allocate)
         with closing(Consumer(options, lent)) as engine:
             assert len(list(Late(engine, sender, lane).epoch())) == 2
     assert lane.entered == set(called) != {threading.get_ident()}
@@ -246,7 +246,7 @@ def test_an_error_of_the_way_reaches_the_loop(cache: Filled, gather: Any) -> Non
     cache.add(0)
     sender = DeviceTransfer(Broken)
     options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather=gather)
-    lent = replace(EpochLoader.framework, carrier=sender, allocate=sender.allocate)
+    lent = replace(EpochLoader.framework, transfer=sender, allocate=sender.allocate)
     with closing(Consumer(options, lent)) as engine:
         sender.begin()
         for _ in range(2):

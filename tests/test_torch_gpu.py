@@ -25,8 +25,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from growcache.loading.buffers import RECYCLE_BYTES  # noqa: E402
-from growcache.loading.gather import RaggedStyle  # noqa: E402
 from growcache.loading.options import Gather  # noqa: E402
+from growcache.loading.ragged import RaggedStyle  # noqa: E402
 from growcache.torch import EpochLoader  # noqa: E402
 from growcache.torch.transfer import (  # noqa: E402
     map_tensors,

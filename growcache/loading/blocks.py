@@ -12,26 +12,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from growcache.errors import CorruptShardError
-from growcache.loading.buffers import Allocate
-from growcache.loading.columns import MappedRows, ShardPlaces
+from growcache.loading.buffers import BLOCK_BYTES, Allocate
 from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
-from growcache.loading.gather import (
-    FIRST_BYTES,
-    BlockSizeRamp,
-    Column,
-    Gatherer,
-    Ragged,
-    RaggedStyler,
-    batches_per_block,
-)
-from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import VALID_FIELD
-from growcache.loading.position import PassPositions, TransformForm
+from growcache.loading.gather import Gatherer, MappedRows, ShardPlaces
+from growcache.loading.options import VALID_FIELD, LoaderOptions
+from growcache.loading.plan import PassPositions
+from growcache.loading.ragged import Column, Ragged, RaggedStyler
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.transform import (
     BlockTransform,
     Executor,
+    TransformSchema,
     blame_function,
     function_arguments,
     pickle_function,
@@ -39,6 +31,60 @@ from growcache.loading.transform import (
 from growcache.loading.windows import Piece, SkippedRows, count_rows, position_after, rows_after
 from growcache.loading.workers import ProcessExecutor, WorkerSetup
 from growcache.schema import Array, Origin, Schema
+
+BLOCK_BATCHES = 128
+
+# Nothing of a block is delivered before all of it is transformed. Samples from here on are
+# transformed a batch at a time; of smaller ones it takes several to be worth it.
+LARGE_ROW_BYTES = 64 * 1024
+TRANSFORMED_BYTES = 8_000_000
+TRANSFORMED_BATCHES = 64
+
+# Of the first block for a consumer that waits, if batches are not larger: as much as is copied
+# in the time that a block takes besides.
+FIRST_BYTES = 2_000_000
+# From block to block; each takes a buffer for a full one, so they had better not be many.
+RAMP_FACTOR = 4
+
+
+def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool = False) -> int:
+    """Return how many batches are gathered at once.
+
+    >>> batches_per_block(64 * 1024, 64), batches_per_block(3072, 64)
+    (8, 128)
+    >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
+    [1, 64]
+    """
+    if transformed and sample_bytes >= LARGE_ROW_BYTES:
+        return 1
+    batches, nbytes = BLOCK_BATCHES, BLOCK_BYTES
+    if transformed:
+        batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
+    return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
+
+
+class BlockSizeRamp:
+    """The number of rows of the next block: few while the consumer waits, then more and more.
+
+    A block is delivered as a whole, so a small one brings the first batch of an epoch sooner.
+    """
+
+    def __init__(self, batch_size: int, least: int, most: int) -> None:
+        self._batch_size = batch_size
+        self._least = min(least, most)
+        self._most = most
+        self._batches = most
+
+    @property
+    def rows(self) -> int:
+        return self._batches * self._batch_size
+
+    def begin(self, filled: int) -> None:
+        self._batches = min(self._batches, filled // self._batch_size + self._least)
+
+    def grow(self) -> None:
+        self._batches = min(self._most, RAMP_FACTOR * self._batches)
+
 
 Batch: TypeAlias = dict[str, Any]
 
@@ -65,7 +111,7 @@ class Block:
     nbytes: int
     marks: PassPositions  # the position behind each batch
     lost: list[int]  # planned rows that could not be read, before each batch
-    form: TransformForm
+    form: TransformSchema
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
@@ -85,7 +131,7 @@ def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict
     return found
 
 
-def _decided_schema(form: TransformForm | None) -> Schema | None:
+def _decided_schema(form: TransformSchema | None) -> Schema | None:
     return (
         None if form is None or form.transformed is None else Schema.from_json(form.transformed)
     )
@@ -95,13 +141,13 @@ def _executor(
     options: LoaderOptions,
     framework: Framework,
     stopped: Callable[[], bool],
-    arena: SharedSender | None,
+    shared_sender: SharedSender | None,
 ) -> tuple[Executor | None, Allocate, Allocate]:
     """Return the process executor, if any, and the allocators of its input and output buffers."""
     count, function = options.num_workers, options.transform
     if function is None or not count:
         return None, framework.allocate, framework.allocate
-    shared = arena or SharedSender()
+    shared = shared_sender or SharedSender()
     setup = WorkerSetup(
         pickle_function(function, function_arguments(function)),
         options.seed,
@@ -109,22 +155,22 @@ def _executor(
         options.timeout_seconds,
     )
     executor = ProcessExecutor(count, setup, shared, stopped)
-    readable = functools.partial(shared.allocate, to=executor.wires)
+    readable = functools.partial(shared.allocate, to=executor.connections)
     # What they fill is delivered; where that is to another process, it maps it, too.
     writable = functools.partial(
-        shared.allocate, to=lambda: [*executor.wires(), *shared.receivers]
+        shared.allocate, to=lambda: [*executor.connections(), *shared.receivers]
     )
-    if framework.carrier is not None:
-        writable = functools.partial(_allocate_locked, writable, framework.carrier)
+    if framework.transfer is not None:
+        writable = functools.partial(_allocate_locked, writable, framework.transfer)
     return executor, readable, writable
 
 
 def _allocate_locked(
-    allocate: Allocate, carrier: Transfer, nbytes: int, kept: list[Bytes] | None
+    allocate: Allocate, transfer: Transfer, nbytes: int, kept: list[Bytes] | None
 ) -> Bytes:
     base = allocate(nbytes, kept)
     if kept is not None:
-        carrier.lock(base)
+        transfer.lock(base)
     return base
 
 
@@ -137,8 +183,8 @@ class BlockAssembler:
         snapshot: Snapshot,
         framework: Framework,
         stopped: Callable[[], bool],
-        form: TransformForm | None = None,
-        arena: SharedSender | None = None,
+        form: TransformSchema | None = None,
+        shared_sender: SharedSender | None = None,
     ) -> None:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
@@ -150,7 +196,7 @@ class BlockAssembler:
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.block_rows = batch * most
         self._at_once = framework.at_once
-        crew, readable, writable = _executor(options, framework, stopped, arena)
+        executor, readable, writable = _executor(options, framework, stopped, shared_sender)
         self._gatherer = Gatherer(
             schema, self.block_rows, replace(framework, allocate=readable)
         )
@@ -164,7 +210,7 @@ class BlockAssembler:
                     batch * most,
                     schema,
                     _decided_schema(form),
-                    crew,
+                    executor,
                 ),
                 allocate=writable,
                 allocate_ragged=framework.allocate,
@@ -175,7 +221,7 @@ class BlockAssembler:
             else None
         )
         self.losses = SkippedRows()
-        self._walked: list[Piece] = []
+        self._all_pieces: list[Piece] = []
         self._valid: list[Booleans] = []
         self._drawn: list[RowShards] = []
         self._places: list[tuple[int, int]] = []
@@ -195,7 +241,7 @@ class BlockAssembler:
         if self._transform is None or self._transform.schema is not None:
             self._ramp.begin(self._gatherer.filled)
 
-    def add(self, pieces: list[Piece], walked: list[Piece]) -> bool:
+    def add(self, pieces: list[Piece], all_pieces: list[Piece]) -> bool:
         """Append rows of one pass; return whether all could be read.
 
         `pieces` are this rank's rows, `walked` those of all ranks that share the cache.
@@ -206,7 +252,7 @@ class BlockAssembler:
         if not self._copied(parts):
             self._gatherer.rewind(before)
             return False
-        self._walked += walked
+        self._all_pieces += all_pieces
         for piece, rows in zip(pieces, parts, strict=True):
             self.losses.note(piece, before)
             before += len(rows)
@@ -246,9 +292,12 @@ class BlockAssembler:
         pieces = self._pieces
         size = self._options.batch_size
         ends = [min(start + size, rows) for start in range(0, rows, size)]
-        step, walked = size * self._options.ranks.local_world_size, count_rows(self._walked)
+        step, all_pieces = (
+            size * self._options.ranks.local_world_size,
+            count_rows(self._all_pieces),
+        )
         last = rows_after(
-            self._walked, [min(step * n, walked) for n in range(1, len(ends) + 1)]
+            self._all_pieces, [min(step * n, all_pieces) for n in range(1, len(ends) + 1)]
         )
         marks = PassPositions.of(map(position_after, last))
         lost = self.losses.before(last, size)
@@ -275,9 +324,9 @@ class BlockAssembler:
         edges = zip([0, *ends[:-1]], ends, strict=True)
         return deque(self._styler.batch(column.part(*edge)) for edge in edges)
 
-    def _form(self) -> TransformForm:
+    def _form(self) -> TransformSchema:
         schema = self._transform.schema if self._transform is not None else None
-        return TransformForm(None if schema is None else schema.to_json())
+        return TransformSchema(None if schema is None else schema.to_json())
 
     def discard(self) -> None:
         self._gatherer.finish()
@@ -285,7 +334,7 @@ class BlockAssembler:
         self._begin()
 
     def _begin(self) -> None:
-        self._walked, self._valid = [], []
+        self._all_pieces, self._valid = [], []
         self._drawn = []
         self._places, self._origins, self._pieces = [], [], []
 
@@ -301,7 +350,7 @@ class BatchCutter:
         self._size = options.batch_size * framework.at_once
         self._function = options.batch_transform
         self._deliver = framework.deliver
-        self._carrier = framework.carrier
+        self._transfer = framework.transfer
 
     def cut(self, block: Block) -> Block:
         """Make the block's batches, each when it is asked for."""
@@ -311,8 +360,8 @@ class BatchCutter:
 
     def cut_now(self, block: Block, wanted: Callable[[], bool]) -> bool:
         """Make the block's batches at once; return False if the epoch was left meanwhile."""
-        if self._carrier is not None:
-            self._carrier.enter()
+        if self._transfer is not None:
+            self._transfer.enter()
         batches = self.cut(block).batches
         made = deque[Any]()
         while wanted():
@@ -336,7 +385,7 @@ class BatchCutter:
                 arrays[part[0]] = part[1][start:stop]
         batch = {name: self._delivered(name, value) for name, value in arrays.items()}
         made = self._transformed(batch)
-        return made if self._carrier is None else self._carrier.send(made, arrays)
+        return made if self._transfer is None else self._transfer.send(made, arrays)
 
     def _transformed(self, batch: Batch) -> Any:
         if self._function is None:

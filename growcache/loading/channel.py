@@ -15,15 +15,9 @@ from typing import Literal, TypeAlias
 from growcache.loading.blocks import Block
 from growcache.loading.child_process import JOIN_SECONDS
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import (
-    LazyPickle,
-    PassPlan,
-    PassPosition,
-    Position,
-    PositionTracker,
-)
+from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
 from growcache.loading.report import PassFacts
-from growcache.loading.resume import MissingShards
+from growcache.loading.resume import MissingShards, Position
 
 HEAD_START_SECONDS = 0.01  # of the consumer, at most
 
@@ -208,7 +202,6 @@ class Stage(ABC):
 
     kind: StageKind
     demand: Demand
-    tracker: PositionTracker
 
     def __init__(self, options: LoaderOptions) -> None:
         self._options = options
@@ -220,10 +213,6 @@ class Stage(ABC):
     @abstractmethod
     def next(self, seconds: float | None = None) -> Item | None:
         """Return the next item, and acknowledge it; None if it takes longer."""
-
-    def position(self) -> Position:
-        """Return the position behind the batch delivered last."""
-        return self.tracker.state
 
     @abstractmethod
     def close(self) -> None:

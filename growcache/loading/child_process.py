@@ -199,8 +199,8 @@ _message_sockets: weakref.WeakSet[MessageSocket] = weakref.WeakSet()
 
 
 def _close_sockets_in_child() -> None:
-    for wire in list(_message_sockets):
-        wire.close()
+    for connection in list(_message_sockets):
+        connection.close()
 
 
 os.register_at_fork(after_in_child=_close_sockets_in_child)
@@ -235,10 +235,10 @@ class ChildProcess:
         except BaseException:
             ours.close()
             raise
-        self.wire = MessageSocket(ours)
+        self.connection = MessageSocket(ours)
         _children.add(self)
         self._finalizer = weakref.finalize(
-            self, _end_child, self._process, self.wire, os.getpid()
+            self, _end_child, self._process, self.connection, os.getpid()
         )
         self._finalizer.atexit = at_exit
 
@@ -253,16 +253,16 @@ class ChildProcess:
     def send(self, command: Any) -> None:
         """Send a command; to a dead process it is lost, which `receive` reports."""
         with suppress(OSError):
-            self.wire.send(Message(command))
+            self.connection.send(Message(command))
 
     def why(self, end: EOFError) -> str:
-        told = f": {end}" if isinstance(end, PeerFailedError) else ""
+        reason = f": {end}" if isinstance(end, PeerFailedError) else ""
         try:
             code = self._process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"hung up{told}"
+            return f"hung up{reason}"
         if code >= 0:
-            return f"ended with {code}{told}"
+            return f"ended with {code}{reason}"
         return f"was killed by {signal.Signals(-code).name}"
 
     def close(self) -> None:
@@ -282,18 +282,18 @@ class ChildProcess:
         self._finalizer.detach()
 
 
-def _end_child(process: subprocess.Popen[bytes], wire: MessageSocket, pid: int) -> None:
+def _end_child(process: subprocess.Popen[bytes], connection: MessageSocket, pid: int) -> None:
     if pid != os.getpid():
         return
     with suppress(OSError):
-        wire.send(Message(StopCommand()))
-    wire.shut()
+        connection.send(Message(StopCommand()))
+    connection.shut()
     try:
         process.wait(JOIN_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    wire.close()
+    connection.close()
 
 
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
@@ -324,24 +324,27 @@ def _terminate_all() -> None:
 at_sigterm(_terminate_all)
 
 
-def listen(wire: MessageSocket, hear: Callable[[], None]) -> None:
+def listen(connection: MessageSocket, receive_commands: Callable[[], None]) -> None:
     """Receive the parent's commands in a thread, until `hear` returns.
 
     The end of the connection or an error ends this process at once, because it and its parent
     would wait for each other otherwise.
     """
     threading.Thread(
-        target=_run_listener, args=(wire, hear), name="growcache-listen", daemon=True
+        target=_run_listener,
+        args=(connection, receive_commands),
+        name="growcache-listen",
+        daemon=True,
     ).start()
 
 
-def _run_listener(wire: MessageSocket, hear: Callable[[], None]) -> None:
+def _run_listener(connection: MessageSocket, receive_commands: Callable[[], None]) -> None:
     try:
-        hear()
+        receive_commands()
     except EOFError:
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - this process is of no more use
-        wire.tell(error)
+        connection.tell(error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -357,11 +360,11 @@ CHILD_MODULES = {
 def main() -> None:
     """Serve the parent until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
-    wire = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
+    connection = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
     try:
-        importlib.import_module(CHILD_MODULES[sys.argv[1]]).main(wire)
+        importlib.import_module(CHILD_MODULES[sys.argv[1]]).main(connection)
     except BaseException as error:
-        wire.tell(error)
+        connection.tell(error)
         raise
 
 

@@ -227,18 +227,18 @@ class Framework:
         _no_ranks  # -> (rank, world size), None: unknown
     )
     allocate: Allocate = allocate_private
-    leftovers: BufferCache | None = None
-    carrier: Transfer | None = None
+    buffer_cache: BufferCache | None = None
+    transfer: Transfer | None = None
     at_once: int = 1  # batches handed over in one piece, which the door cuts
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
 
     def pool(self, name: str, nbytes: int = 0) -> BufferPool:
-        bases = () if self.leftovers is None else self.leftovers.take(name)
+        bases = () if self.buffer_cache is None else self.buffer_cache.take(name)
         return BufferPool(nbytes, allocate=self.allocate, bases=bases)
 
     def leave(self, name: str, pool: BufferPool) -> None:
-        if self.leftovers is not None:
-            self.leftovers.leave(name, pool.leave())
+        if self.buffer_cache is not None:
+            self.buffer_cache.leave(name, pool.leave())
 
 
 NUMPY = Framework(frees_lock=True)
@@ -261,7 +261,7 @@ class ParallelCopies:
     def __init__(self, framework: Framework, waits: Callable[[], bool]) -> None:
         self._own = framework
         self._waits = waits
-        self._hand: DaemonThread | None = None
+        self._thread: DaemonThread | None = None
         self.waited_seconds = 0.0
 
     def lent(self) -> Framework:
@@ -270,8 +270,8 @@ class ParallelCopies:
         return replace(self._own, take=self._take, take_slices=self._take_slices)
 
     def close(self) -> None:
-        if self._hand is not None:
-            self._hand.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def _take(self, memory: Bytes, starts: Integers, out: Bytes) -> None:
         copy = functools.partial(self._own.take, memory)
@@ -319,12 +319,12 @@ class ParallelCopies:
                 self.waited_seconds += time.perf_counter() - began
 
     def _other_thread(self) -> DaemonThread:
-        if self._hand is None:
-            hand = DaemonThread("copies")
+        if self._thread is None:
+            thread = DaemonThread("copies")
             if self._own.prepare is not None:
-                hand.submit(self._own.prepare)
-            self._hand = hand
-        return self._hand
+                thread.ahead(self._own.prepare)
+            self._thread = thread
+        return self._thread
 
 
 def _fixed_halves(starts: Integers, out: Bytes) -> tuple[FixedHalf, FixedHalf]:

@@ -1,275 +1,275 @@
 """Copy rows of mapped shards into a block: few large operations, in the planned order.
 
-One operation per field copies rows out of all shards of a window. Each operation releases the GIL
-once, and a thread beside a busy main thread gets it back only every switch interval. For the same
-reason small rows are gathered for many batches at once.
+An array over all addresses from the first map of a window to the last lets one operation per field
+copy out of every shard at once. Each operation releases the GIL once, and a thread that runs
+concurrently with a busy main thread gets it back only every switch interval. For the same reason
+small rows are gathered for many batches at once. Memory between the maps belongs to others, so a row
+is looked up in the tables of its shard before it becomes an address.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from growcache.loading.buffers import BLOCK_BYTES, BufferPool
-from growcache.loading.columns import MappedRows
-from growcache.loading.framework import (
-    Bytes,
-    Framework,
-    Integers,
-    Join,
-    TakeSlices,
-    join_parts,
-    slices,
+from growcache.cache.formats import mapped
+from growcache.cache.formats.mapped import FileEnd, RaggedColumn
+from growcache.errors import CacheError
+from growcache.loading.framework import Bytes, Framework, Integers
+from growcache.loading.ragged import (
+    Column,
+    Ragged,
+    ValueRanges,
+    copy_values,
+    join_ragged,
+    offsets_of,
 )
-from growcache.schema import STR, Array, Field, Schema, Value
+from growcache.schema import Array, Field, Schema
 
-RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
-RAGGED_STYLES: tuple[RaggedStyle, ...] = ("offsets", "pad", "list")
-
-# Values of fewer items are copied item by item, by an index that NumPy computes: a step of
-# Python each would take as long, and hold the GIL.
-SMALL_ITEMS = 256
+# Of numbers that are as short as they can be.
+ShardPlaces: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def offsets_of(lengths: Integers) -> Integers:
-    """Return where values of these lengths begin, and the end of the last: [n + 1]."""
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    return ends
+class ShardColumns(Protocol):
+    """A mapped shard.
 
+    Each of its fields is either one of equal rows, uint8 [samples, nbytes], or ragged.
+    """
 
-class ValueRanges(NamedTuple):
-    """Values in one memory: uint8 [k], starts and lengths int64 [n]."""
+    @property
+    def fields(self) -> Mapping[str, Bytes]: ...
 
-    memory: Bytes
-    starts: Integers
-    lengths: Integers
+    @property
+    def ragged(self) -> Mapping[str, RaggedColumn]: ...
 
+    @property
+    def sentinels(self) -> Sequence[FileEnd]: ...
 
-def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: TakeSlices) -> None:
-    """Copy values into ``out``, back to back."""
-    if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
-        take_slices(*run, out)
-    else:
-        copy_items(run, item_bytes, out)
+    @property
+    def damaged(self) -> bool: ...
 
-
-def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
-    """Copy short values without a step of Python for each."""
-    if not len(out):
-        return
-    unit = math.gcd(item_bytes, 8)
-    before = offsets_of(run.lengths)[:-1]
-    index = np.repeat(run.starts - before, run.lengths // unit)
-    index += np.arange(0, len(out), unit)
-    items: Array = np.ndarray((len(run.memory) - unit + 1,), f"<u{unit}", run.memory, 0, (1,))
-    out.view(f"<u{unit}")[:] = items[index]
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
-    """The values of a ragged field, back to back, with their lengths and shapes."""
+class MemorySpan:
+    """Memory from the first byte of several arrays to the last."""
 
-    field: Field
-    values: Bytes
-    ends: Integers
-    dims: Integers
+    memory: Bytes  # uint8 [k]; only bytes of one of the arrays may be touched
+    address: int
 
-    def __len__(self) -> int:
-        return len(self.dims)
 
-    def __getitem__(self, i: int) -> Value:
-        """Return value ``i``; an array shares memory."""
-        raw = self.values[self.ends[i] : self.ends[i + 1]]
-        if self.field.is_blob:
-            data = raw.tobytes()
-            return data.decode() if self.field.dtype == STR else data
-        return raw.view(self.field.item_dtype).reshape(
-            self.field.shape_of(self.dims[i].tolist())
+@dataclass(frozen=True, slots=True)
+class FixedAddresses:
+    """A column of equal rows: the offset of each shard's column in the span, and its row size."""
+
+    span: MemorySpan
+    starts: Integers  # int64 [shards], the first row of each in the span
+    strides: Integers  # int64 [shards], bytes from row to row
+
+    def values(self, places: Integers, rows: Integers) -> ValueAddresses:
+        begins = self.strides[places]
+        begins *= rows
+        begins += self.starts[places]
+        return ValueAddresses(begins)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedAddresses:
+    """A column of values of different sizes."""
+
+    span: MemorySpan
+    firsts: Integers  # int64 [shards], values in the shards before
+    starts: Integers  # int64 [values], bytes
+    lengths: Integers  # int64 [values], bytes
+    dims: Integers  # int64 [values, k], the ragged dimensions
+
+    def values(self, places: Integers, rows: Integers) -> ValueAddresses:
+        """Return starts, lengths and shapes of these rows."""
+        found = self.firsts[places] + rows
+        return ValueAddresses(self.starts[found], self.lengths[found], self.dims[found])
+
+
+ColumnAddresses: TypeAlias = FixedAddresses | RaggedAddresses
+
+
+class ValueAddresses(NamedTuple):
+    """Where the values of some rows begin in the span of their field: int64 [n]."""
+
+    begins: Integers  # int64 [n], bytes
+    lengths: Integers | None = None  # int64 [n], bytes; None: fixed by the schema
+    dims: Integers | None = None  # int64 [n, k], the ragged dimensions; None without
+
+    def chosen(self, which: slice | Integers) -> ValueAddresses:
+        return ValueAddresses._make(
+            None if column is None else column[which] for column in self
         )
 
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
 
-    def part(self, start: int, stop: int) -> Ragged:
-        ends = self.ends[start : stop + 1]
-        values = self.values[ends[0] : ends[-1]]
-        return Ragged(self.field, values, ends - ends[0], self.dims[start:stop])
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """Rows of shards, in the order of delivery.
 
-    @property
-    def grows_along_rows(self) -> bool:
-        return self.field.ragged_dims == (0,)
+    They are looked up for a whole window, in the thread that opens it, because the thread that
+    copies would release the GIL in each of these operations and wait to get it back.
+    """
 
-    @property
-    def inner(self) -> tuple[int, ...]:
-        return tuple(size for size in self.field.dims[1:] if size is not None)
+    shards: MappedShards
+    places: ShardPlaces  # unsigned [n], index of each row's shard
+    values: Mapping[str, ValueAddresses]  # by field
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def chosen(self, which: slice | Integers) -> MappedRows:
+        values = {name: values.chosen(which) for name, values in self.values.items()}
+        return MappedRows(self.shards, self.places[which], values)
+
+    def damaged(self) -> bool:
+        """Return whether some may be zeros, because their file was cut short."""
+        places = self.shards.damaged()
+        return bool(places) and bool(np.isin(self.places, places).any())
+
+    def memory(self, name: str) -> Bytes:
+        """Return uint8 [k], in which the values of a field are."""
+        return self.shards.column(name).span.memory
 
 
-class RaggedStyler:
-    """Turns ragged values into what a batch holds; used by one thread."""
+class MappedShards:
+    """Some mapped shards and their columns; they stay mapped until `close`."""
 
-    def __init__(self, style: RaggedStyle, framework: Framework) -> None:
-        self._style = style
-        self._framework = framework
-        self._join = framework.join
-        self._pools: dict[str, BufferPool] = {}
+    def __init__(self, shards: Sequence[ShardColumns | None]) -> None:
+        self._shards = tuple(shards)
+        self._counts = np.array([0 if s is None else len(s) for s in shards], np.uint64)
+        self._columns: dict[str, ColumnAddresses] = {}
+        self._closed = False
+        self._sentinels = _Sentinels([s for s in shards if s is not None])
 
-    def batch(self, values: Ragged) -> dict[str, Any]:
-        """Return arrays, or a list, by name."""
-        name = values.field.name
-        if values.field.dtype == STR or self._style == "list":
-            return {name: [values[i] for i in range(len(values))]}
-        return self._padded(values) if self._style == "pad" else _with_offsets(values)
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def with_shard(self, shard: ShardColumns) -> MappedShards:
+        return MappedShards((*self._shards, shard))
+
+    def column(self, name: str) -> ColumnAddresses:
+        if self._closed:
+            raise CacheError("rows of a window that was closed were asked for; iterate anew")
+        if name not in self._columns:
+            self._columns[name] = _find_column(self._shards, name)
+        return self._columns[name]
+
+    def rows(self, names: Iterable[str], places: Integers, rows: Integers) -> MappedRows:
+        self._check(places, rows)
+        values = {name: self.column(name).values(places, rows) for name in names}
+        return MappedRows(self, places.astype(np.min_scalar_type(len(self))), values)
+
+    def whole(self) -> bool:
+        """Return whether all bytes copied so far were there; asked after each copy."""
+        return self._sentinels.hold() and not mapped.any_map_damaged()
+
+    def damaged(self) -> list[int]:
+        shards = enumerate(self._shards)
+        return [place for place, shard in shards if shard is not None and shard.damaged]
+
+    def _check(self, places: Integers, rows: Integers) -> None:
+        # Below zero is beyond all as an unsigned number: one comparison less.
+        wrong = rows.view(np.uint64) >= self._counts.take(places)
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise IndexError(
+                f"row {rows[i]} of a shard with {self._counts[places[i]]} samples was asked for"
+            )
 
     def close(self) -> None:
-        for name, pool in self._pools.items():
-            self._framework.leave(_padded_pool_name(name), pool)
-
-    def _padded(self, values: Ragged) -> dict[str, Array]:
-        field, name = values.field, values.field.name
-        longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
-        nbytes = len(values) * math.prod(longest) * field.item_dtype.itemsize
-        if name not in self._pools:
-            self._pools[name] = self._framework.pool(_padded_pool_name(name))
-        memory = self._pools[name].take(nbytes)
-        out: Array = memory.view(field.item_dtype).reshape(len(values), *longest)
-        if values.grows_along_rows and nbytes:
-            _pad_rows(values, memory.reshape(len(values), -1), self._join)
-        else:
-            out[...] = 0
-            for i, dims in enumerate(values.dims.tolist()):
-                out[i][tuple(map(slice, field.shape_of(dims)))] = values[i]
-        lengths = values.dims[:, 0] if values.dims.shape[1] == 1 else values.dims
-        return {name: out, f"{name}_lengths": np.ascontiguousarray(lengths)}
+        self._closed = True
+        self._shards = ()
+        self._columns = {}
 
 
-def _padded_pool_name(name: str) -> str:
-    return f"{name}, padded"
+def _find_column(shards: Sequence[ShardColumns | None], name: str) -> ColumnAddresses:
+    there = [shard for shard in shards if shard is not None and len(shard)]
+    if all(name in shard.fields for shard in there):
+        return _fixed_addresses(
+            [None if s is None or not len(s) else s.fields[name] for s in shards]
+        )
+    return _ragged_addresses(
+        [None if s is None or not len(s) else s.ragged[name] for s in shards]
+    )
 
 
-def _with_offsets(values: Ragged) -> dict[str, Array]:
-    field, name = values.field, values.field.name
-    flat: Array = values.values.view(field.item_dtype)
-    if values.grows_along_rows:
-        offsets = offsets_of(values.dims[:, 0])
-        return {name: flat.reshape(offsets[-1], *values.inner), f"{name}_offsets": offsets}
-    shapes = np.empty((len(values), len(field.dims)), np.int64)
-    shapes[:] = [0 if size is None else size for size in field.dims]
-    shapes[:, list(field.ragged_dims)] = values.dims
-    offsets = values.ends // field.item_dtype.itemsize
-    return {name: flat, f"{name}_offsets": offsets, f"{name}_shapes": shapes}
+def _fixed_addresses(columns: Sequence[Bytes | None]) -> FixedAddresses:
+    span = span_of([column for column in columns if column is not None])
+    starts = [span.address if c is None else _address(c) for c in columns]
+    strides = [0 if c is None else c.strides[0] for c in columns]
+    return FixedAddresses(
+        span, np.array(starts, np.int64) - span.address, np.array(strides, np.int64)
+    )
 
 
-def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
-    """Copy each value to the start of a row, followed by zeros."""
-    width, lengths = out.shape[1], np.diff(values.ends)
-    if len(values.values) > SMALL_ITEMS * values.field.item_dtype.itemsize * len(values):
-        run = ValueRanges(values.values, values.ends[:-1], lengths)
-        zeros = np.zeros(width - int(lengths.min()), np.uint8)
-        rests = map(zeros.__getitem__, map(slice, (width - lengths).tolist()))
-        pairs = zip(slices(*run), rests, strict=True)
-        join(list(chain.from_iterable(pairs)), out.reshape(-1))
-        return
-    out[...] = 0
-    item = f"V{math.gcd(values.field.item_dtype.itemsize, 8)}"
-    cells: Array = out.view(item)
-    filled = np.arange(cells.shape[1]) < (lengths // cells.dtype.itemsize)[:, None]
-    cells[filled] = values.values.view(item)
+def _ragged_addresses(columns: Sequence[RaggedColumn | None]) -> RaggedAddresses:
+    there = [column for column in columns if column is not None]
+    span = span_of([column.memory for column in there])
+    sizes = [0 if column is None else len(column.starts) for column in columns]
+    return RaggedAddresses(
+        span,
+        np.cumsum([0, *sizes[:-1]], dtype=np.int64),
+        np.concatenate([c.starts + (_address(c.memory) - span.address) for c in there]),
+        np.concatenate([column.lengths for column in there]),
+        np.concatenate([column.dims for column in there]),
+    )
 
 
-def join_ragged(values: Sequence[Ragged], pool: BufferPool, join: Join) -> Ragged:
-    first = values[0]
-    if len(values) == 1:
-        return first
-    ends = offsets_of(np.concatenate([np.diff(one.ends) for one in values]))
-    out = pool.take(int(ends[-1]))
-    if len(out):
-        join([one.values for one in values], out)
-    return Ragged(first.field, out, ends, np.concatenate([one.dims for one in values]))
+class _Sentinels:
+    """The last bytes of some shards, checked in one operation."""
+
+    def __init__(self, shards: Sequence[ShardColumns]) -> None:
+        found = [sentinel for shard in shards for sentinel in shard.sentinels]
+        addresses = np.array([sentinel.address for sentinel in found], np.int64)
+        first, last = (addresses.min(), addresses.max() + 1) if found else (0, 0)
+        self._memory: Bytes = np.asarray(_AddressRange(int(first), int(last), ()))
+        self._places = addresses - first
+        self._values = np.array([sentinel.value for sentinel in found], np.uint8)
+
+    def hold(self) -> bool:
+        return bool((self._memory[self._places] == self._values).all())
 
 
-def ragged_of_values(field: Field, values: Sequence[Value], pool: BufferPool) -> Ragged:
-    parts = [_bytes_of(value) for value in values]
-    ends = offsets_of(np.fromiter(map(len, parts), np.int64, len(parts)))
-    out = pool.take(int(ends[-1]))
-    if len(out):
-        join_parts(parts, out)  # torch warns about memory that may only be read
-    if field.is_blob:
-        return Ragged(field, out, ends, np.diff(ends)[:, None])
-    shapes = np.array([np.shape(value) for value in values], np.int64)
-    dims = shapes.reshape(len(values), -1)[:, list(field.ragged_dims)]
-    return Ragged(field, out, ends, dims)
+class _AddressRange:
+    """The base of an array over a range of addresses; it keeps the mapped arrays alive."""
+
+    def __init__(self, first: int, last: int, kept: Sequence[Bytes]) -> None:
+        self._kept = kept
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (last - first,),
+            "data": (first, False),
+        }
 
 
-def _bytes_of(value: Value) -> Bytes:
-    if isinstance(value, str):
-        value = value.encode()
-    if isinstance(value, bytes):
-        return np.frombuffer(value, np.uint8)
-    return value.reshape(-1).view(np.uint8)
+def span_of(arrays: Sequence[Bytes]) -> MemorySpan:
+    """Return the memory from the first byte of these arrays to the last."""
+    arrays = [array for array in arrays if array.size]
+    if not arrays:
+        return MemorySpan(np.empty(0, np.uint8), 0)
+    first = min(map(_address, arrays))
+    last = max(map(_end_address, arrays))
+    memory: Bytes = np.asarray(_AddressRange(first, last, tuple(arrays)))
+    return MemorySpan(memory, first)
 
 
-BLOCK_BATCHES = 128
-
-# Nothing of a block is delivered before all of it is transformed. Samples from here on are
-# transformed a batch at a time; of smaller ones it takes several to be worth it.
-LARGE_ROW_BYTES = 64 * 1024
-TRANSFORMED_BYTES = 8_000_000
-TRANSFORMED_BATCHES = 64
-
-# Of the first block for a consumer that waits, if batches are not larger: as much as is copied
-# in the time that a block takes besides.
-FIRST_BYTES = 2_000_000
-# From block to block; each takes a buffer for a full one, so they had better not be many.
-RAMP_FACTOR = 4
-
-# [rows, *shape], or values of different shapes.
-Column: TypeAlias = Array | Ragged
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
-def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool = False) -> int:
-    """Return how many batches are gathered at once.
-
-    >>> batches_per_block(64 * 1024, 64), batches_per_block(3072, 64)
-    (8, 128)
-    >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
-    [1, 64]
-    """
-    if transformed and sample_bytes >= LARGE_ROW_BYTES:
-        return 1
-    batches, nbytes = BLOCK_BATCHES, BLOCK_BYTES
-    if transformed:
-        batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
-    return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
-
-
-class BlockSizeRamp:
-    """The number of rows of the next block: few while the consumer waits, then more and more.
-
-    A block is delivered as a whole, so a small one brings the first batch of an epoch sooner.
-    """
-
-    def __init__(self, batch_size: int, least: int, most: int) -> None:
-        self._batch_size = batch_size
-        self._least = min(least, most)
-        self._most = most
-        self._batches = most
-
-    @property
-    def rows(self) -> int:
-        return self._batches * self._batch_size
-
-    def begin(self, filled: int) -> None:
-        self._batches = min(self._batches, filled // self._batch_size + self._least)
-
-    def grow(self) -> None:
-        self._batches = min(self._most, RAMP_FACTOR * self._batches)
+def _end_address(array: Bytes) -> int:
+    reach: int = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
+    return _address(array) + reach + 1
 
 
 class Gatherer:

@@ -40,13 +40,75 @@ from growcache.loading.channel import (
 from growcache.loading.child_process import ChildProcess, MessageSocket, StopCommand, listen
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import PassPosition, Position, PositionTracker
+from growcache.loading.plan import PassPosition
 from growcache.loading.producer import Producer
 from growcache.loading.rank_sync import next_rank_note, rank_group
-from growcache.loading.resume import MissingShards
+from growcache.loading.resume import MissingShards, Position
 from growcache.loading.shared_memory import SharedReceiver, SharedSender, plain_message
 from growcache.loading.transform import function_arguments, pickle_function, portable_error
 from growcache.threads import StoppedError
+
+_log = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 0.5
+MIN_BATCHES = 4  # in a window
+VOTES = 3  # windows in a row, because one may be unusual
+MIN_STALLED_SHARE = 0.3  # of the time that the thread makes blocks
+MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth its memory
+
+
+class GatherChoice:
+    """Measures how long the thread that makes blocks stalls, until a process is worth it.
+
+    The thread stalls while it gathers a block and its CPU clock stands although it reads no disk,
+    because it waits for the interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        self._votes = 0
+        self._begin(None)
+
+    def _begin(self, now: float | None) -> None:
+        self._began = now
+        self._making = self._stalled = 0.0
+        self._batches = 0
+
+    def wants_process(self, now: float, block: Block) -> bool:
+        """Count a block that was received at a time; return whether a process is worth it."""
+        if self._began is None:
+            self._begin(now)
+            return False
+        self._making += block.seconds
+        self._stalled += block.stalled_seconds
+        self._batches += len(block.marks)
+        elapsed = now - self._began
+        if elapsed < WINDOW_SECONDS or self._batches < MIN_BATCHES:
+            return False
+        stalls = (
+            self._stalled >= MIN_STALLED_SHARE * self._making
+            and self._stalled >= MIN_STALLED_TIME * elapsed
+        )
+        self._votes = self._votes + 1 if stalls else 0
+        if self._votes < VOTES:
+            self._begin(now)
+            return False
+        _log.info(
+            "the thread that makes batches stalls %.0f %% of its time on the interpreter's lock: "
+            "a gather process takes over",
+            100 * self._stalled / max(1e-9, self._making),
+        )
+        return True
+
+
+def may_switch_to_process(options: LoaderOptions) -> bool:
+    """Return whether a process may replace the thread.
+
+    Other ranks follow the process that they know, a fixed set is pinned by the pass that found it,
+    and a transform runs in threads of the trainer.
+    """
+    pinned = options.ranks.share or options.fixed or options.transform is not None
+    return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
+
 
 # Blocks that wait as batches where a `CutStage` makes them; the gather process makes as many less.
 CUT_BLOCKS_AHEAD = 1
@@ -163,7 +225,6 @@ class ProcessStage(Stage):
         )
         self._child = ChildProcess()
         self.demand = SentDemand(position.next_epoch, self._child)
-        self.tracker = PositionTracker(self._options, position)
         self._child.send(setup)
         system.service_listeners.add(self)  # the setup comes first
         if (reason := system.service_end_reason(self._root)) != setup.failed:
@@ -171,24 +232,27 @@ class ProcessStage(Stage):
 
     def next(self, seconds: float | None = None) -> Item | None:
         while True:
-            if not self._child.wire.has_come(0):
+            if not self._child.connection.has_come(0):
                 self._waited = True
-                if not self._child.wire.has_come(seconds):
+                if not self._child.connection.has_come(seconds):
                     return None
             self._taken += 1  # an interrupt may come with half a message read
             item = self._receive()
-            if isinstance(item, LogRecordSent):
-                logging.getLogger(item.name).log(item.level, "%s", item.message)
+            if item is None or isinstance(item, LogRecordSent):
                 self._taken -= 1
+                if item is not None:
+                    logging.getLogger(item.name).log(item.level, "%s", item.message)
                 continue
             if isinstance(item, Block):
                 self._acknowledge()
                 return item if self._finish is None else self._finish(item)
             return item
 
-    def _receive(self) -> Item | LogRecordSent:
+    def _receive(self) -> Item | LogRecordSent | None:
         try:
-            item: Item | LogRecordSent = self._receiver.receive(self._child.wire)
+            item: Item | LogRecordSent | None = self._receiver.receive_message(
+                self._child.connection
+            )
         except EOFError as end:
             if self._child.closed:
                 return Failure(RuntimeError(EPOCH_IS_OVER))
@@ -230,7 +294,7 @@ class CutStage(QueuedStage):
 
     def reset(self, position: Position, missing: MissingShards) -> None:
         self._source.reset(position, missing)
-        self.demand, self.tracker = self._source.demand, self._source.tracker
+        self.demand = self._source.demand
         self._start_thread(self._run)
 
     def close(self) -> None:
@@ -267,34 +331,37 @@ SWITCH_SECONDS = 0.5e-3
 LOCKED_ROW_BYTES = 8192
 
 
-def main(wire: MessageSocket) -> None:
+def main(connection: MessageSocket) -> None:
     """Serve the trainer until it sends stop, or is gone."""
     try:
-        order = wire.receive().head
+        setup = connection.receive().head
     except EOFError:
         return
-    if isinstance(order, GatherSetup):  # else there is nothing to do any more
-        _run_producer(wire, order)
+    if isinstance(setup, GatherSetup):  # else there is nothing to do any more
+        _run_producer(connection, setup)
     # What threads are left hold nothing; an orderly end would wait for them.
     sys.stderr.flush()
     os._exit(0)
 
 
-def _run_producer(wire: MessageSocket, order: GatherSetup) -> None:
+def _run_producer(connection: MessageSocket, setup: GatherSetup) -> None:
     release_at_sigterm()
-    sys.argv = order.argv
+    sys.argv = setup.argv
     sys.setswitchinterval(SWITCH_SECONDS)
-    _forward_logs(wire, order.level)
-    system.note_service_end(order.options.root, order.failed)
-    arena = SharedSender(wire)
-    demand = Demand(order.start.next_epoch, order.blocks_ahead)
+    _forward_logs(connection, setup.level)
+    system.note_service_end(setup.options.root, setup.failed)
+    shared_sender = SharedSender(connection)
+    demand = Demand(setup.start.next_epoch, setup.blocks_ahead)
     demand.by_block = True
-    listen(wire, functools.partial(_receive_commands, wire, arena, demand, order))
-    ranks = None if order.note is None else rank_group(order.options, order.note)
-    lent = Framework(take_rows_locked, take_slices_locked, allocate=arena.allocate)
-    put = functools.partial(_put, wire, arena, demand)
-    begin = order.start, order.missing, ranks
-    Producer(order.options, demand, put, lent, *begin, arena=arena).run()
+    listen(
+        connection,
+        functools.partial(_receive_commands, connection, shared_sender, demand, setup),
+    )
+    ranks = None if setup.note is None else rank_group(setup.options, setup.note)
+    lent = Framework(take_rows_locked, take_slices_locked, allocate=shared_sender.allocate)
+    put = functools.partial(_put, connection, shared_sender, demand)
+    begin = setup.start, setup.missing, ranks
+    Producer(setup.options, demand, put, lent, *begin, shared_sender=shared_sender).run()
 
 
 def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
@@ -319,26 +386,28 @@ def take_slices_locked(memory: Bytes, starts: Integers, lengths: Integers, out: 
     np.concatenate(framework.slices(memory, starts, lengths), out=out)
 
 
-def _put(wire: MessageSocket, arena: SharedSender, demand: Demand, item: Item) -> None:
+def _put(
+    connection: MessageSocket, shared_sender: SharedSender, demand: Demand, item: Item
+) -> None:
     if isinstance(item, Failure):
         item = Failure(portable_error(item.error, "the gather process"))
     try:
-        arena.send(wire, item)
+        shared_sender.send(connection, item)
     except OSError:
         # A stop command has come or is on its way; if the trainer is gone, this process ends. It
         # also ends after half a message, which the trainer notices.
-        wire.shut()
+        connection.shut()
         demand.stop.wait()
         raise StoppedError from None
 
 
 def _receive_commands(
-    wire: MessageSocket, arena: SharedSender, demand: Demand, order: GatherSetup
+    connection: MessageSocket, shared_sender: SharedSender, demand: Demand, setup: GatherSetup
 ) -> None:
     while True:
-        match wire.receive().head:
+        match connection.receive().head:
             case Acknowledge(delivered, waited, free, spoiled):
-                arena.returned(free, spoiled)
+                shared_sender.returned(free, spoiled)
                 # That a pass is over is sent at once, so the two come in either order.
                 demand.delivered = max(demand.delivered, delivered)
                 demand.acknowledge(waited=waited)
@@ -347,7 +416,7 @@ def _receive_commands(
             case EndPass(pass_number):
                 demand.end_pass(pass_number)
             case ServiceChanged(reason):
-                system.note_service_end(order.options.root, reason)
+                system.note_service_end(setup.options.root, reason)
                 demand.wake.set()
             case StopCommand():
                 demand.close()
@@ -357,9 +426,9 @@ def _receive_commands(
 class _LogForwarder(logging.Handler):
     """Sends log records to the trainer."""
 
-    def __init__(self, wire: MessageSocket) -> None:
+    def __init__(self, connection: MessageSocket) -> None:
         super().__init__()
-        self._wire = wire
+        self._wire = connection
 
     def emit(self, record: logging.LogRecord) -> None:
         said = LogRecordSent(record.name, record.levelno, record.getMessage())
@@ -369,8 +438,8 @@ class _LogForwarder(logging.Handler):
             return  # the trainer is gone
 
 
-def _forward_logs(wire: MessageSocket, level: int) -> None:
+def _forward_logs(connection: MessageSocket, level: int) -> None:
     log = logging.getLogger("growcache")
     log.setLevel(level)
-    log.addHandler(_LogForwarder(wire))
+    log.addHandler(_LogForwarder(connection))
     log.propagate = False

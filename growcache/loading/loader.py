@@ -9,15 +9,21 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from growcache.errors import ConfigError
-from growcache.loading.epochs import Consumer
+from growcache.loading.consumer import Consumer
 from growcache.loading.framework import NUMPY, Framework, Transfer
-from growcache.loading.gather import RaggedStyle
 from growcache.loading.maps import Verify
-from growcache.loading.options import Gather, LoaderOptions, field_names, unknown_field
-from growcache.loading.plan import Ranks, RankShare, find_ranks
-from growcache.loading.position import Position
+from growcache.loading.options import (
+    Gather,
+    LoaderOptions,
+    Ranks,
+    RankShare,
+    field_names,
+    find_ranks,
+    unknown_field,
+)
+from growcache.loading.ragged import RaggedStyle
 from growcache.loading.report import Report
-from growcache.loading.resume import MISSING_SHARDS, MissingShards
+from growcache.loading.resume import MISSING_SHARDS, MissingShards, Position
 from growcache.loading.transform import TIMEOUT_SECONDS
 from growcache.loading.waiting import wait_for_samples
 
@@ -137,7 +143,7 @@ class Loader:
             ConfigError: arguments that cannot be meant.
         """
         self._as_tuple = field_names("as_tuple", as_tuple)
-        self._said = (rank, world_size)
+        self._rank_arguments = (rank, world_size)
         self._device = device
         self._options = LoaderOptions(
             path=path,
@@ -162,10 +168,10 @@ class Loader:
         self._loaded: tuple[Position, MissingShards] | None = (
             None  # and nothing delivered since
         )
-        self._carrier = self._carrier_to(device)
-        self._consumer = self._made()
+        self._transfer = self._transfer_to(device)
+        self._consumer = self._new_consumer()
 
-    def _carrier_to(self, device: Any) -> Transfer | None:
+    def _transfer_to(self, device: Any) -> Transfer | None:
         """Return the transfer to a device; overridden by frameworks that have devices."""
         if device is not None:
             raise ConfigError(
@@ -174,14 +180,14 @@ class Loader:
             )
         return None
 
-    def _made(self) -> Consumer:
-        framework, carrier = self.framework, self._carrier
-        if carrier is not None:
-            framework = replace(framework, carrier=carrier, allocate=carrier.allocate)
+    def _new_consumer(self) -> Consumer:
+        framework, transfer = self.framework, self._transfer
+        if transfer is not None:
+            framework = replace(framework, transfer=transfer, allocate=transfer.allocate)
         return Consumer(self._options, framework)
 
     def _ranks(self) -> Ranks:
-        return find_ranks(*self._said, self.framework.ranks(), os.environ)
+        return find_ranks(*self._rank_arguments, self.framework.ranks(), os.environ)
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch.
@@ -195,14 +201,14 @@ class Loader:
     def _epoch(self) -> Iterator[Any]:
         self._settle()
         self._loaded = None
-        carrier = self._carrier
-        if carrier is not None:
-            carrier.begin()
+        transfer = self._transfer
+        if transfer is not None:
+            transfer.begin()
         elif self._as_tuple is None:
             yield from self._consumer.epoch()
             return
         for batch in self._consumer.epoch():
-            chosen = batch if carrier is None else carrier.receive(batch)
+            chosen = batch if transfer is None else transfer.receive(batch)
             del batch  # or its memory would be held for one step longer
             if self._as_tuple is not None:
                 chosen = self._tuple(chosen)
@@ -211,15 +217,15 @@ class Loader:
 
     def _settle(self) -> None:
         """Look for ranks again while none are known: trainers may join processes late."""
-        if self._options.ranks.told:
+        if self._options.ranks.explicit:
             return
         ranks = self._ranks()
-        if not ranks.told:
+        if not ranks.explicit:
             return
         saved = None if self._loaded is None else self._loaded[0].to_dict(self._options)
         self._consumer.close()
         self._options = replace(self._options, ranks=ranks)
-        self._consumer = self._made()
+        self._consumer = self._new_consumer()
         if saved is not None and self._loaded is not None:
             self.load_state_dict(saved, self._loaded[1])
 
@@ -242,14 +248,14 @@ class Loader:
         Raises:
             TypeError: epochs grow, so there is no such number.
         """
-        dealt = self.dealt()
-        if dealt is None:
+        share = self.rank_share()
+        if share is None:
             raise TypeError(
                 "an epoch of a growing cache has no length; set samples_per_epoch, or fixed=True"
             )
-        return dealt.steps
+        return share.steps
 
-    def dealt(self) -> RankShare | None:
+    def rank_share(self) -> RankShare | None:
         """Return this rank's share of an epoch; None where epochs grow.
 
         For ``fixed`` this waits for the whole cache.
@@ -259,7 +265,7 @@ class Loader:
         if options.fixed:
             view = wait_for_samples(options.root, options.min_samples, complete=True)
             samples = view.totals.samples
-        return None if samples is None else options.deal(samples)
+        return None if samples is None else options.rank_share(samples)
 
     @property
     def step(self) -> int:
@@ -345,5 +351,5 @@ class Loader:
         # In another process it may be another rank.
         self._options = replace(self._options, ranks=self._ranks())
         self._loaded = None
-        self._carrier = self._carrier_to(self._device)
-        self._consumer = self._made()
+        self._transfer = self._transfer_to(self._device)
+        self._consumer = self._new_consumer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -13,9 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from growcache.errors import ConfigError
-from growcache.loading.gather import RAGGED_STYLES, RaggedStyle
 from growcache.loading.maps import Verify
-from growcache.loading.plan import ALONE, Ranks, RankShare, rank_share
+from growcache.loading.ragged import RAGGED_STYLES, RaggedStyle
 from growcache.loading.transform import (
     MAX_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
@@ -85,6 +84,32 @@ def unknown_field(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no field {name!r}; there are {', '.join(names)}{hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of its job.
+
+    told: whether an argument or the environment named the ranks; launch: equal on all ranks of
+    one start.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    explicit: bool = False
+
+    @property
+    def share(self) -> bool:
+        return self.local_world_size > 1
+
+    @property
+    def leads(self) -> bool:
+        return self.local_rank == 0
+
+
+ALONE = Ranks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +252,7 @@ class LoaderOptions:
 
     @property
     def marks_valid(self) -> bool:
-        return self.ranks.told and self.keep_last
+        return self.ranks.explicit and self.keep_last
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -241,8 +266,167 @@ class LoaderOptions:
     def usable(self, samples: int) -> int:
         return samples if self.keep_last else samples - samples % self.batch_size
 
-    def deal(self, samples: int) -> RankShare:
+    def rank_share(self, samples: int) -> RankShare:
         return rank_share(samples, self.batch_size, self.ranks, keeps_last=self.keep_last)
 
     def steps(self, samples: int) -> int:
-        return self.deal(samples).steps
+        return self.rank_share(samples).steps
+
+
+VALID_FIELD = "_valid"  # the field that tells rows from padding
+
+# What is alike on all ranks of one start of a job, and another at the next one.
+RUN_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+)
+# One of these tells apart what runs at the same time; without them the parent does.
+SUFFICIENT_VARIABLES = frozenset({"MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
+
+
+def find_ranks(
+    rank: int | None,
+    world_size: int | None,
+    distributed: tuple[int, int] | None,
+    environment: Mapping[str, str],
+) -> Ranks:
+    """Return the ranks from the arguments, the framework or the environment, in this order."""
+    if (rank is None) != (world_size is None):
+        raise ConfigError(
+            f"rank and world_size go together, found rank {rank!r} and world_size "
+            f"{world_size!r}; give both or neither"
+        )
+    outer = _rank_variables(environment, "RANK", "WORLD_SIZE")
+    if rank is not None and world_size is not None:
+        found: tuple[int, int] | None = (rank, world_size)
+    else:
+        found = distributed or outer
+    if found is None:
+        return ALONE
+    _refuse_rank("rank", "world_size", *found)
+    local = _rank_variables(environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    # Who names other ranks than the launcher's means a group of his own.
+    if local is None or outer not in (None, found):
+        local = found
+    _refuse_rank("LOCAL_RANK", "LOCAL_WORLD_SIZE", *local)
+    if local[1] > found[1]:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE is {local[1]} where the world size is {found[1]}; unset it, or "
+            "set it to the ranks on this machine"
+        )
+    return Ranks(*found, *local, explicit=True)
+
+
+def _rank_variables(
+    environment: Mapping[str, str], rank: str, size: str
+) -> tuple[int, int] | None:
+    if rank not in environment or size not in environment:
+        return None
+    try:
+        return int(environment[rank]), int(environment[size])
+    except ValueError:
+        raise ConfigError(
+            f"expected whole numbers in {rank} and {size}, found {environment[rank]!r} and "
+            f"{environment[size]!r}"
+        ) from None
+
+
+def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
+    whole = all(isinstance(value, int) for value in (rank, size))
+    if not whole or not 0 <= rank < size:
+        raise ConfigError(
+            f"expected {rank_name} from 0 to {size_name} - 1, found {rank!r} of {size!r}"
+        )
+
+
+def launch_id(environment: Mapping[str, str], parent: int) -> str:
+    """Return what all ranks of one start of a job have alike, and no other start has.
+
+    Args:
+        environment: of this process.
+        parent: its parent's process id; used where the environment is not enough.
+
+    >>> launch_id({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, 7)
+    'MASTER_ADDR=localhost MASTER_PORT=29500'
+    >>> launch_id({}, 7)
+    'parent=7'
+    """
+    known = [f"{name}={environment[name]}" for name in RUN_VARIABLES if name in environment]
+    if SUFFICIENT_VARIABLES.isdisjoint(environment):
+        known.append(f"parent={parent}")
+    return " ".join(known)
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """How the rows of one epoch go to the ranks.
+
+    Rows are numbered over all ranks of this machine. The last step may be smaller: its batches
+    have equal size on all ranks, and a rank with too few rows repeats the last one.
+    """
+
+    rows: int  # of all ranks of this machine
+    steps: int  # batches of each rank
+    batch: int  # rows
+    rank: int
+    ranks: int  # that share the cache
+    whole_rows: int  # rows of whole steps
+    last: tuple[int, int]  # (first, end) of this rank's rows in the smaller last step
+    padding: int  # repeated rows of this rank in it
+
+    @property
+    def step_rows(self) -> int:
+        return self.batch * self.ranks
+
+    @property
+    def delivered(self) -> int:
+        """Rows that this rank delivers, repeated ones included."""
+        low, high = self.last
+        return self.whole_rows // self.ranks + high - low + self.padding
+
+    def mine(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return this rank's share of the rows from ``first`` to ``stop``, as ranges."""
+        step = self.step_rows
+        begins = range(first - first % step, min(stop, self.whole_rows), step)
+        starts = [begin + self.rank * self.batch for begin in begins]
+        found = [(start, start + self.batch) for start in starts] + [self.last]
+        cut = [(max(low, first), min(high, stop)) for low, high in found]
+        return [(low, high) for low, high in cut if low < high]
+
+
+def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool) -> RankShare:
+    """Return this rank's share of an epoch of `samples` over all ranks.
+
+    Args:
+        samples: of the epoch.
+        batch_size: of a rank.
+        ranks: this one among them.
+        keeps_last: whether what makes no whole step is delivered.
+    """
+    steps, rest = divmod(samples, batch_size * ranks.world_size)
+    whole = steps * batch_size * ranks.local_world_size
+    rest = rest if keeps_last else 0
+    each = -(-rest // ranks.world_size)
+    here = ranks.rank - ranks.local_rank  # the first rank of this machine
+    edges = [
+        min(rest, each * rank)
+        for rank in (here, ranks.rank, ranks.rank + 1, here + ranks.local_world_size)
+    ]
+    begin, low, high, end = edges
+    # Where all of a machine's ranks are padded, there still must be a row to repeat.
+    rows_here = max(end - begin, 1 if rest else 0)
+    return RankShare(
+        rows=whole + rows_here,
+        steps=steps + bool(rest),
+        batch=batch_size,
+        rank=ranks.local_rank,
+        ranks=ranks.local_world_size,
+        whole_rows=whole,
+        last=(whole + low - begin, whole + high - begin),
+        padding=each - (high - low),
+    )

@@ -21,9 +21,9 @@ import numpy as np
 from growcache.errors import GrowcacheError
 from growcache.loading.channel import Demand
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Window
-from growcache.loading.position import PassPlan, RemainingPass
+from growcache.loading.plan import PassPlan, Window
 from growcache.loading.rank_sync import RankGroup
+from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import WaitControl
 from growcache.loading.windows import (
@@ -129,9 +129,11 @@ class Passes:
     ) -> None:
         self._options = options
         self._demand = demand
-        watch = WaitControl(demand.wake, demand.stop.is_set, self._hold, self._own)
+        watch = WaitControl(
+            demand.wake, demand.stop.is_set, self._on_long_wait, self._unread_shards
+        )
         self._opener = PassOpener(options, ranks, watch)
-        self._holding = False
+        self._waits_long = False
         self._turn = False  # the next pass is there, or waits for samples
         self._on_pass = on_pass
         self._timing = SnapshotTiming()
@@ -149,7 +151,7 @@ class Passes:
         self._letting_go: Future[None] | None = None
         self.lost = 0
         self.epoch: int | None = None  # that the rows are taken for; None before the first
-        self._hands = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
+        self._threads = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
         self._next_window: Future[OpenWindow] | None = None
         self._next_pass: Future[OpenPass] | None = None
         if resume is None:
@@ -170,16 +172,16 @@ class Passes:
             self._begin_pass_ahead(self._pass.number + 1, 1)
         assert self._next_pass is not None
         self._wait_for_turn()
-        if self._holding:
+        if self._waits_long:
             self._leave_pass()
             self._close_left()  # what it holds could not leave, and nothing new come
             self._demand.wake.set()
-        begun = self._next_pass.result()
+        opened = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
-        self._next_pass, self._pass, self._hurry = None, begun, False
-        self._on_pass(begun)
-        self._enter(begun.first)
-        return begun.plan
+        self._next_pass, self._pass, self._hurry = None, opened, False
+        self._on_pass(opened)
+        self._enter(opened.first)
+        return opened.plan
 
     def _wait_for_turn(self) -> None:
         """Wait for the next pass, and release a delivered one meanwhile."""
@@ -248,11 +250,11 @@ class Passes:
     def read(self, pieces: list[Piece]) -> None:
         """Count a use of these rows' shards: their bytes have been copied."""
         for window, start, stop in pieces:
-            if len(window.begun) < len(window.numbers):
+            if len(window.counted) < len(window.numbers):
                 places = window.part(start, stop).places
                 found = np.flatnonzero(np.bincount(places)).tolist()
-                new = {window.numbers[place] for place in found} - window.begun
-                window.begun |= new
+                new = {window.numbers[place] for place in found} - window.counted
+                window.counted |= new
                 window.snapshot.mark_begun(new)
 
     def release_delivered(self) -> None:
@@ -270,8 +272,8 @@ class Passes:
 
     def close(self) -> None:
         with ExitStack() as steps:  # the last one first; each, whatever becomes of the others
-            for hand in self._hands.values():
-                steps.callback(hand.close)
+            for thread in self._threads.values():
+                steps.callback(thread.close)
             steps.callback(self._drop_next)
             steps.callback(self._close_left)
             steps.callback(self._join_letting_go)
@@ -281,11 +283,11 @@ class Passes:
         if self._next_pass is None:
             return
         try:
-            begun = self._next_pass.result()
+            opened = self._next_pass.result()
         except EXPECTED_ERRORS:
             return  # it came to hold nothing
-        with closing(begun.snapshot):
-            begun.first.close()
+        with closing(opened.snapshot):
+            opened.first.close()
 
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
@@ -295,13 +297,14 @@ class Passes:
         self._undelivered.append((window.plan, window.snapshot))
         self._taken.append(window.plan)
         window.lost_before = self.lost
-        index, begun = window.plan.index + 1, self._pass
-        if index < len(begun.windows):
-            plan = begun.windows[index]
-            opened = self._hands["window"].submit(lambda: self._opener.window(begun, plan))
-            self._next_window = opened
+        index, opened = window.plan.index + 1, self._pass
+        if index < len(opened.windows):
+            plan = opened.windows[index]
+            self._next_window = self._threads["window"].ahead(
+                lambda: self._opener.window(opened, plan)
+            )
         else:
-            self._begin_pass_ahead(begun.number + 1, 1)
+            self._begin_pass_ahead(opened.number + 1, 1)
 
     def _leave_pass(self) -> None:
         try:
@@ -330,7 +333,7 @@ class Passes:
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
         try:
-            self._letting_go = self._hands["let-go"].submit(lambda: _close_all(through))
+            self._letting_go = self._threads["let-go"].ahead(lambda: _close_all(through))
         except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
             _close_all(through)
 
@@ -339,10 +342,10 @@ class Passes:
             self._letting_go.result()
 
     def _close_left(self) -> None:
-        # Behind this none is open, nor just being closed by the walk's thread.
+        # Behind this none is open, nor just being closed by the thread that produces.
         with self._closing, ExitStack() as closed:
-            for begun in list(self._left):
-                closed.callback(begun.snapshot.close)
+            for opened in list(self._left):
+                closed.callback(opened.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         demand, epoch, left = self._demand, self.epoch, self._left_rows()
@@ -358,10 +361,10 @@ class Passes:
             self._close_left()  # or there were three leases
             self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
-            begun = self._opener.open(number, min_samples)
+            opened = self._opener.open(number, min_samples)
             seconds = time.monotonic() - began
             self._timing.learn(seconds, before - left(), seconds - self._opener.waited)
-            return begun
+            return opened
 
         self._open_ahead(prepare)
 
@@ -387,7 +390,7 @@ class Passes:
         return epoch is not None and epoch < self._demand.wanted
 
     def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
-        self._holding = False
+        self._waits_long = False
         self._turn = False
 
         def prepare() -> OpenPass:
@@ -396,10 +399,10 @@ class Passes:
             finally:
                 self._take_turn()
 
-        self._next_pass = self._hands["snapshot"].submit(prepare)
+        self._next_pass = self._threads["snapshot"].ahead(prepare)
 
-    def _hold(self) -> None:
-        self._holding = True
+    def _on_long_wait(self) -> None:
+        self._waits_long = True
         self._take_turn()
 
     def _has_turn(self) -> bool:
@@ -409,7 +412,7 @@ class Passes:
         self._turn = True
         self._demand.news.set()
 
-    def _own(self) -> dict[str, list[int]]:
+    def _unread_shards(self) -> dict[str, list[int]]:
         """Return the shards of the running pass that will still be used, by lease.
 
         The next pass is requested in the last window, before the rows taken last are copied.

@@ -29,18 +29,18 @@ from growcache.loading.channel import (
     StageKind,
 )
 from growcache.loading.framework import Framework, ParallelCopies
-from growcache.loading.options import LoaderOptions
+from growcache.loading.options import LoaderOptions, RankShare
 from growcache.loading.passes import Passes
-from growcache.loading.plan import RankShare
-from growcache.loading.position import (
-    LazyPickle,
-    Position,
-    PositionTracker,
-    remaining_pass,
-)
+from growcache.loading.plan import LazyPickle
 from growcache.loading.rank_sync import RankGroup, next_rank_note, rank_group
 from growcache.loading.report import PassFacts
-from growcache.loading.resume import MissingShards, ResumeRequest, resume_pass
+from growcache.loading.resume import (
+    MissingShards,
+    Position,
+    ResumeRequest,
+    remaining_pass,
+    resume_pass,
+)
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.windows import OpenPass, Piece, count_rows
 from growcache.threads import StoppedError
@@ -94,17 +94,17 @@ class Producer:
         missing: MissingShards,
         ranks: RankGroup | None,
         finish: Finish = finish_nothing,
-        arena: SharedSender | None = None,
+        shared_sender: SharedSender | None = None,
     ) -> None:
         self._options = options
         self._demand = demand
         self._put_item = put
         self._finish = finish
-        self._arena = arena
+        self._shared_sender = shared_sender
         self._copies = ParallelCopies(framework, demand.is_urgent)
         self._framework = self._copies.lent()
         self._start = start
-        self._rest = remaining_pass(start, options)
+        self._rest = None if start.mark is None else remaining_pass(start, options)
         self._missing = missing
         self._ranks = ranks
         self._assembler: BlockAssembler | None = None
@@ -125,17 +125,17 @@ class Producer:
         opened.callback(self._close_assembler)
         if self._framework.prepare is not None:
             self._framework.prepare()
-        walk = opened.enter_context(closing(self._walk()))
+        passes = opened.enter_context(closing(self._open_passes()))
         for epoch in itertools.count(self._start.epoch):
-            walk.epoch = epoch
-            self._epoch(epoch, walk)
-            self._put_item(EpochEnd(epoch, self._lost_behind(walk)))
+            passes.epoch = epoch
+            self._epoch(epoch, passes)
+            self._put_item(EpochEnd(epoch, self._lost_after(passes)))
 
     def _close_assembler(self) -> None:
         if self._assembler is not None:
             self._assembler.close()
 
-    def _walk(self) -> Passes:
+    def _open_passes(self) -> Passes:
         start, options, demand = self._start, self._options, self._demand
         resume = None
         if self._rest is not None:
@@ -145,38 +145,49 @@ class Producer:
             resume = functools.partial(resume_pass, attempt, self._rest)
         return Passes(options, demand, start.next_pass, self._ranks, resume, self._begin_pass)
 
-    def _begin_pass(self, begun: OpenPass) -> None:
-        snapshot = begun.snapshot
+    def _begin_pass(self, opened_pass: OpenPass) -> None:
+        snapshot = opened_pass.snapshot
         if self._assembler is None:
             self._assembler = BlockAssembler(
                 *(self._options, snapshot, self._framework, self._demand.stop.is_set),
-                *(self._start.form, self._arena),
+                *(self._start.form, self._shared_sender),
             )
             if self._demand.by_block:
                 self._demand.lag_rows = self._assembler.block_rows
-        facts, plan = PassFacts.of(snapshot, begun.waited_seconds), LazyPickle(begun.plan)
-        self._put_item(PassStarted(begun.number, plan, facts, snapshot.lease.name))
+        facts, plan = (
+            PassFacts.of(snapshot, opened_pass.waited_seconds),
+            LazyPickle(opened_pass.plan),
+        )
+        self._put_item(PassStarted(opened_pass.number, plan, facts, snapshot.lease.name))
 
-    def _epoch(self, epoch: int, walk: Passes) -> None:
+    def _epoch(self, epoch: int, passes: Passes) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
         if options.ranks.world_size > 1:
-            self._with_ranks(epoch, walk, done)
+            self._with_ranks(epoch, passes, done)
         elif options.samples_per_epoch is not None:
             left = options.usable(options.samples_per_epoch) - done * options.batch_size
-            self._fixed_length(epoch, walk, left)
+            self._fixed_length(epoch, passes, left)
         elif not done or self._rest is not None:  # else its last batch was delivered
-            self._whole_pass(epoch, walk, done)
+            self._whole_pass(epoch, passes, done)
 
-    def _with_ranks(self, epoch: int, walk: Passes, steps: int) -> None:
+    def _with_ranks(self, epoch: int, passes: Passes, steps: int) -> None:
         options = self._options
         if options.samples_per_epoch is not None:
-            self._dealt(epoch, walk, options.deal(options.samples_per_epoch), steps)
+            self._epoch_share(
+                epoch, passes, options.rank_share(options.samples_per_epoch), steps
+            )
         elif not steps or self._rest is not None:  # else its last batch was delivered
-            deal = options.deal(len(walk.next_pass()))
-            self._dealt(epoch, walk, deal, steps, whole_pass=True)
+            share = options.rank_share(len(passes.next_pass()))
+            self._epoch_share(epoch, passes, share, steps, whole_pass=True)
 
-    def _dealt(
-        self, epoch: int, walk: Passes, deal: RankShare, steps: int, *, whole_pass: bool = False
+    def _epoch_share(
+        self,
+        epoch: int,
+        passes: Passes,
+        share: RankShare,
+        steps: int,
+        *,
+        whole_pass: bool = False,
     ) -> None:
         """Produce this rank's share, over as many passes as it takes.
 
@@ -184,55 +195,55 @@ class Producer:
         epochs do not depend on where it was left. Where each epoch is a pass, it is left as
         well.
         """
-        done, empty_passes = min(steps * deal.step_rows, deal.rows), 0
-        begun = done  # where the block did
+        done, empty_passes = min(steps * share.step_rows, share.rows), 0
+        block_start = done
         self._hurry()
-        while done < deal.rows and not (whole_pass and self._abandoned(epoch)):
+        while done < share.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.
-            end = begun + (self._assembler.rows * deal.ranks if self._assembler else 1)
-            rows = end - done if not self._abandoned(epoch) else deal.rows
-            pieces = walk.take(min(deal.rows - done, rows))
+            end = block_start + (self._assembler.rows * share.ranks if self._assembler else 1)
+            rows = end - done if not self._abandoned(epoch) else share.rows
+            pieces = passes.take(min(share.rows - done, rows))
             if not pieces:
                 if empty_passes > 1:
                     raise self._unreadable()
-                walk.next_pass()
-                if done == begun:
+                passes.next_pass()
+                if done == block_start:
                     self._hurry()
                 empty_passes += 1
                 continue
             first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
-                padding = _padding_pieces(pieces[-1], deal) if done == deal.rows else []
-                if not self._add(walk, pieces, _rank_pieces(pieces, first, deal), padding):
-                    walk.retake(pieces)
+                padding = _padding_pieces(pieces[-1], share) if done == share.rows else []
+                if not self._add(passes, pieces, _rank_pieces(pieces, first, share), padding):
+                    passes.retake(pieces)
                     done = first
                     continue
-            if done == deal.rows or done == end:
-                self._put(epoch, walk)
-                begun = done
+            if done == share.rows or done == end:
+                self._put(epoch, passes)
+                block_start = done
 
-    def _whole_pass(self, epoch: int, walk: Passes, done: int) -> None:
-        walk.next_pass(hurry=False)
+    def _whole_pass(self, epoch: int, passes: Passes, done: int) -> None:
+        passes.next_pass(hurry=False)
         self._hurry()
         assert self._assembler is not None
         wanted, found, delivered = 0, 0, done
         while found == wanted and not self._abandoned(epoch):
             wanted = self._assembler.rows
-            pieces = walk.take(wanted)
+            pieces = passes.take(wanted)
             found = count_rows(pieces)
             usable = self._options.usable(found)
             if usable:
                 kept = _first_rows(pieces, usable)
-                if not self._add(walk, kept, kept, []):
-                    walk.retake(pieces)
+                if not self._add(passes, kept, kept, []):
+                    passes.retake(pieces)
                     found = wanted
                     continue
-                self._put(epoch, walk)
+                self._put(epoch, passes)
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
 
-    def _fixed_length(self, epoch: int, walk: Passes, left: int) -> None:
+    def _fixed_length(self, epoch: int, passes: Passes, left: int) -> None:
         """Produce `left` samples, over as many passes as it takes.
 
         An epoch that the consumer has left is walked to its end without copying, so that later
@@ -242,21 +253,21 @@ class Producer:
         self._hurry()
         while left > 0:
             room = self._assembler.room if self._assembler else 1
-            pieces = walk.take(left if self._abandoned(epoch) else min(left, room))
+            pieces = passes.take(left if self._abandoned(epoch) else min(left, room))
             if not pieces:
                 if empty_passes > 1:
                     raise self._unreadable()
-                walk.next_pass()
+                passes.next_pass()
                 self._hurry()
                 empty_passes += 1
                 continue
-            if not self._abandoned(epoch) and not self._add(walk, pieces, pieces, []):
-                walk.retake(pieces)
+            if not self._abandoned(epoch) and not self._add(passes, pieces, pieces, []):
+                passes.retake(pieces)
                 continue
             left, empty_passes = left - count_rows(pieces), 0
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
-                self._put(epoch, walk)
+                self._put(epoch, passes)
 
     def _hurry(self) -> None:
         """Make the current block small if the consumer will wait for it."""
@@ -265,21 +276,21 @@ class Producer:
             self._assembler.shrink()
 
     def _add(
-        self, walk: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
+        self, passes: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
     ) -> bool:
         """Put this rank's rows into the block and count all ranks' rows; False if unreadable."""
         assert self._assembler is not None
         with self._clock.timed(self._copies):
             added = self._assembler.add(mine + padding, pieces)
         if added:
-            walk.read(pieces)
+            passes.read(pieces)
         return added
 
-    def _lost_behind(self, walk: Passes) -> int:
+    def _lost_after(self, passes: Passes) -> int:
         """Return how many rows were lost behind the last block."""
-        return self._assembler.losses.until(walk.lost) if self._assembler else 0
+        return self._assembler.losses.until(passes.lost) if self._assembler else 0
 
-    def _put(self, epoch: int, walk: Passes) -> None:
+    def _put(self, epoch: int, passes: Passes) -> None:
         assert self._assembler is not None
         if self._abandoned(epoch):
             self._assembler.discard()
@@ -297,10 +308,10 @@ class Producer:
             self._sized = True
             nbytes = block.nbytes * self._assembler.block_rows // max(1, block.rows)
             self._demand.allow(blocks_in_flight(nbytes) - MIN_IN_FLIGHT)
-        walk.release_delivered()
+        passes.release_delivered()
         while not self._demand.token():
             self._demand.give_way()
-            walk.release_delivered()
+            passes.release_delivered()
         if self._demand.stop.is_set():
             raise StoppedError
         self._put_item(block)
@@ -325,12 +336,12 @@ def _first_rows(pieces: list[Piece], rows: int) -> list[Piece]:
     return kept
 
 
-def _rank_pieces(pieces: list[Piece], first: int, deal: RankShare) -> list[Piece]:
+def _rank_pieces(pieces: list[Piece], first: int, share: RankShare) -> list[Piece]:
     """Return this rank's share of the rows; ``first`` is the number of the first."""
     mine, begin = [], first
     for window, low, high in pieces:
         end = begin + high - low
-        rows = [np.arange(a, b) for a, b in deal.mine(begin, end)]
+        rows = [np.arange(a, b) for a, b in share.mine(begin, end)]
         if rows:
             chosen = window.chosen(np.concatenate(rows) + (low - begin))
             mine.append(Piece(chosen, 0, len(chosen)))
@@ -338,12 +349,12 @@ def _rank_pieces(pieces: list[Piece], first: int, deal: RankShare) -> list[Piece
     return mine
 
 
-def _padding_pieces(piece: Piece, deal: RankShare) -> list[Piece]:
+def _padding_pieces(piece: Piece, share: RankShare) -> list[Piece]:
     """Return the last row, repeated until this rank's last batch is full."""
-    if not deal.padding:
+    if not share.padding:
         return []
-    last = np.full(deal.padding, piece.stop - 1)
-    return [Piece(piece.window.chosen(last, padding=True), 0, deal.padding)]
+    last = np.full(share.padding, piece.stop - 1)
+    return [Piece(piece.window.chosen(last, padding=True), 0, share.padding)]
 
 
 class ThreadStage(QueuedStage):
@@ -361,7 +372,6 @@ class ThreadStage(QueuedStage):
     def reset(self, position: Position, missing: MissingShards) -> None:
         options = self._options
         self.demand = Demand(position.next_epoch)
-        self.tracker = PositionTracker(options, position)
         ranks = rank_group(options, next_rank_note(options)) if options.ranks.share else None
         producer = Producer(
             *(options, self.demand, self._items.put, self._framework),

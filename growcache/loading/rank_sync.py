@@ -24,8 +24,7 @@ from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote, read
 from growcache.cache.leases import Lease
 from growcache.cache.system import is_process_running
 from growcache.errors import CacheError, ConfigError
-from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import launch_id
+from growcache.loading.options import LoaderOptions, launch_id
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     Backoff,
@@ -41,7 +40,7 @@ PATIENCE_SECONDS = 1800.0  # for ranks to come that were never seen, as torch.di
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_walks: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools.count)
+_walk_numbers: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
 class RankGroup(Protocol):
@@ -64,7 +63,7 @@ def next_rank_note(options: LoaderOptions) -> RankNote:
     """
     return RankNote(
         run=launch_id(os.environ, os.getppid()),
-        walk=next(_walks[str(options.root), options.job, options.ranks.local_rank]),
+        walk=next(_walk_numbers[str(options.root), options.job, options.ranks.local_rank]),
         pass_number=0,
         rank=options.ranks.local_rank,
         ranks=options.ranks.local_world_size,
@@ -103,15 +102,17 @@ class _Leader:
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
         note = replace(self._note, pass_number=pass_number)
 
-        def hold() -> None:
+        def on_long_wait() -> None:
             if self._presence is None:
                 self._presence = _presence_lease(self._options, note, watch)
                 if self._presence is not None:
                     self._names.append(self._presence.name)
-            watch.hold()
+            watch.on_long_wait()
 
         try:
-            snapshot = take_new_snapshot(self._options, replace(watch, hold=hold), view, note)
+            snapshot = take_new_snapshot(
+                self._options, replace(watch, on_long_wait=on_long_wait), view, note
+            )
         except BaseException:
             self._leave()
             raise
@@ -202,10 +203,10 @@ class _Follower:
         self, pass_number: int, watch: WaitControl, present: list[Lease]
     ) -> Snapshot | None:
         """Return the snapshot; ``present`` takes a lease while rank 0 waits for samples."""
-        looks = 0
+        absences = 0
 
         def settled() -> LeaseView | None:
-            nonlocal looks
+            nonlocal absences
             leases = self._leader()
             if (lease := _of_pass(leases, pass_number)) is not None:
                 return lease
@@ -215,11 +216,11 @@ class _Follower:
                 )
                 if (own := _presence_lease(self._options, follows, watch)) is not None:
                     present.append(own)
-                watch.hold()
+                watch.on_long_wait()
             if self._last:
                 # Whoever was about to change leases is seen at the second look.
-                looks = 0 if leases else looks + 1
-                if looks > 1:
+                absences = 0 if leases else absences + 1
+                if absences > 1:
                     raise self._gone()
             elif leases:
                 self._refuse_other(leases[0], pass_number)
@@ -352,7 +353,7 @@ def _wait_for_ranks(
     """Return what ``look`` finds; None if ``watch`` stopped the wait."""
     if (found := look()) is not None:
         return found
-    began, told, pause = time.monotonic(), False, Backoff(watch.wake)
+    began, warned, pause = time.monotonic(), False, Backoff(watch.wake)
     with waking_on_change(CacheLayout(options.root).leases, watch.wake):
         while not watch.stopped():
             watch.wake.clear()
@@ -368,8 +369,8 @@ def _wait_for_ranks(
                     "LOCAL_RANK and LOCAL_WORLD_SIZE, those started through shells of their own "
                     "the same MASTER_PORT"
                 )
-            if waited > WARN_SECONDS and not told:
+            if waited > WARN_SECONDS and not warned:
                 _log.warning("%s waits for %s", who, event())
-                told = True
+                warned = True
             pause.wait()
     return None

@@ -343,7 +343,7 @@ class ReaderCounters:
         self._counters = LeaseCounters(counts=True)
         self._descriptor: int | None = None  # of the lease that they are written into
         self._written = True
-        self._told_batches = 0
+        self._written_batches = 0
         self._turn = threading.RLock()
 
     def begin_epoch(self, number: int) -> None:
@@ -359,7 +359,7 @@ class ReaderCounters:
                 self._counters = before
             self._counters.gave_state, self._counters.epoch = before.gave_state, before.epoch
             self._counters.pass_number = number
-            self._told_batches = 0
+            self._written_batches = 0
             # Where it is gone already, the producer was closed by somebody.
             with suppress(OSError):
                 self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
@@ -390,8 +390,8 @@ class ReaderCounters:
         with self._turn:
             if self._descriptor is not None and not self._written:
                 self._written = True  # first: what is counted meanwhile is not
-                if self._counters.batches != self._told_batches:
-                    self._told_batches = self._counters.batches
+                if self._counters.batches != self._written_batches:
+                    self._written_batches = self._counters.batches
                     self._counters.progress_at = time.time()
                 try:
                     os.pwrite(self._descriptor, self._counters.pack(), COUNTERS_AT)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView, lease_bytes, read_index
@@ -23,11 +26,223 @@ from growcache.cache.leases import Lease
 from growcache.cache.locks import is_locked
 from growcache.cache.refetch import RefetchOutcome, refetch_outcomes
 from growcache.errors import CacheError, ConfigError
-from growcache.loading.options import LoaderOptions
-from growcache.loading.position import PlannedShard, RemainingPass, with_substitutes
+from growcache.loading.options import ORDER_OPTIONS, LoaderOptions
+from growcache.loading.plan import (
+    PassPlan,
+    PassPosition,
+    PlannedShard,
+    SampleOrder,
+    Window,
+    locate_samples,
+)
 from growcache.loading.rank_sync import resume_note
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.transform import TransformSchema
 from growcache.loading.waiting import index_views, refuse_failed_service, wait_for_room
+
+VERSION = 2
+DIGEST_CHARACTERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a loader stands between two batches.
+
+    next_epoch is later than epoch where that was broken off; mark is None where the next epoch
+    begins with a new snapshot.
+    """
+
+    epoch: int = 0  # of the mark; without one the epoch that comes next
+    step: int = 0  # batches delivered of it
+    next_epoch: int = 0  # delivered by the next iteration
+    next_pass: int = 0  # the first with a new snapshot
+    fingerprint: str | None = None  # of the cache; None before a sample was seen
+    form: TransformSchema | None = None
+    mark: PassPosition | None = None
+    plan: PassPlan | None = None
+
+    def to_dict(self, options: LoaderOptions) -> dict[str, Any]:
+        """Return values that JSON can hold, with the arguments that decide the order."""
+        return {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "options": {name: getattr(options, name) for name in ORDER_OPTIONS},
+            "epoch": self.epoch,
+            "step": self.step,
+            "next_epoch": self.next_epoch,
+            "next_pass": self.next_pass,
+            "form": None if self.form is None else self.form._asdict(),
+            "pass": _pass_to_dict(self.plan, self.mark),
+        }
+
+    @classmethod
+    def from_dict(cls, values: object, options: LoaderOptions) -> Self:
+        """Return the position that `to_dict` described.
+
+        Raises ConfigError for anything else, and for a loader with other arguments.
+        """
+        if not isinstance(values, Mapping) or values.get("version") != VERSION:
+            raise ConfigError(
+                f"expected what state_dict() of a loader returned, of version {VERSION}, "
+                f"found {_describe_state(values)}"
+            )
+        try:
+            _refuse_other_options(values["options"], options)
+            form, mark, plan = values["form"], None, None
+            if values["pass"] is not None:
+                plan, mark = _pass_from_dict(values["pass"])
+            return cls(
+                fingerprint=values["fingerprint"],
+                form=None if form is None else TransformSchema(**form),
+                mark=mark,
+                plan=plan,
+                **{name: int(values[name]) for name in _COUNTS},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"this state of a loader is damaged: {type(error).__name__}: {error}"
+            ) from None
+
+
+_COUNTS = [field.name for field in fields(Position) if field.type == "int"]
+
+
+def _describe_state(values: object) -> str:
+    if isinstance(values, Mapping) and "version" in values:
+        return f"version {values['version']!r}"
+    return f"{values!r:.60}"
+
+
+def _refuse_other_options(saved: Mapping[str, Any], options: LoaderOptions) -> None:
+    differing = [
+        f"{name} (saved {saved.get(name)!r}, here {getattr(options, name)!r})"
+        for name in ORDER_OPTIONS
+        if saved.get(name) != getattr(options, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"the state is of a loader with other arguments: {', '.join(differing)}; "
+            "make this one with those of the state"
+        )
+
+
+def _pass_to_dict(plan: PassPlan | None, mark: PassPosition | None) -> dict[str, Any] | None:
+    if plan is None or mark is None:
+        return None
+    return {
+        "number": plan.number,
+        "position": mark.position,
+        "corrupt": list(mark.corrupt),
+        "window_samples": plan.window_samples,
+        # By column: a cache may have ten thousand shards.
+        "numbers": [shard.number for shard in plan.shards],
+        "samples": [shard.samples for shard in plan.shards],
+        "digests": "".join(shard.digest for shard in plan.shards),
+    }
+
+
+def _pass_from_dict(values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
+    numbers, samples, joined = values["numbers"], values["samples"], values["digests"]
+    if len(joined) != DIGEST_CHARACTERS * len(numbers):
+        raise ValueError(f"{len(numbers)} shards, but digests of {len(joined)} characters")
+    starts = range(0, len(joined), DIGEST_CHARACTERS)
+    digests = [joined[i : i + DIGEST_CHARACTERS] for i in starts]
+    shards = tuple(map(PlannedShard, map(int, numbers), map(int, samples), digests))
+    if len(shards) != len(samples):
+        raise ValueError(f"{len(numbers)} shards, but {len(samples)} numbers of samples")
+    plan = PassPlan(int(values["number"]), shards, int(values["window_samples"]))
+    corrupt = tuple(map(int, values["corrupt"]))
+    mark = PassPosition(plan.number, int(values["position"]), corrupt)
+    if not 0 <= mark.position <= len(plan):
+        raise ValueError(f"position {mark.position} of {len(plan)} samples")
+    return plan, mark
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingPass:
+    """The rest of a pass that was left in the middle.
+
+    whole_window: whether rows that were delivered may stand in for others that cannot be read.
+    """
+
+    plan: PassPlan
+    windows: tuple[Window, ...]
+    mark: PassPosition
+    whole_window: bool = False
+
+    @property
+    def first(self) -> int | None:
+        """Index of the window in which it continues; None where nothing is left."""
+        for window in self.windows:
+            if self.mark.position < window.first + len(window):
+                return window.index
+        return None
+
+    def started_shards(self) -> set[int]:
+        """Return the needed shards of which some rows were delivered."""
+        before, _ = self._split()
+        return before & self.needed()
+
+    def needed(self) -> set[int]:
+        """Return the shards of which rows are still to be delivered, or may stand in."""
+        if self.first is None:
+            return set()
+        before, after = self._split()
+        rest = self.windows[self.first + 1 :]
+        later = {number for window in rest for number in window.numbers}
+        now = before | after if self.whole_window else after
+        return (now | later) - set(self.mark.corrupt)
+
+    def _split(self) -> tuple[set[int], set[int]]:
+        if self.first is None:
+            return set(), set()
+        window = self.windows[self.first]
+        order, cursor = window.order(), self.mark.position - window.first
+        return _shards_of(window, order[:cursor]), _shards_of(window, order[cursor:])
+
+
+def _shards_of(window: Window, order: SampleOrder) -> set[int]:
+    places, _ = locate_samples(order, window.starts())
+    return {window.numbers[place] for place in np.unique(places).tolist()}
+
+
+def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | None:
+    """Return the rest of the position's pass; None where no batch comes of it."""
+    if state.plan is None or state.mark is None:
+        return None
+    left = len(state.plan) - state.mark.position
+    step = options.batch_size * options.ranks.local_world_size
+    if options.samples_per_epoch is None and not options.keep_last and left < step:
+        return None  # drop_last leaves it out
+    filled = options.ranks.share and bool(state.mark.corrupt)
+    rest = RemainingPass(state.plan, state.plan.windows(options), state.mark, filled)
+    return None if rest.first is None else rest
+
+
+def with_substitutes(
+    plan: PassPlan, others: Iterable[PlannedShard], gone: set[int]
+) -> PassPlan:
+    """Return the plan with other shards in the places of those that are gone.
+
+    Each place goes to the other shard with the nearest sufficient number of samples, or to the
+    largest left; the plan keeps its counts. Without enough others the places keep their shards.
+    """
+    left = sorted(others, key=_by_samples)
+    chosen: dict[int, PlannedShard] = {}
+    for shard in sorted(plan.shards, key=lambda shard: -shard.samples):
+        if shard.number in gone and left:
+            place = bisect_left(left, shard.samples, key=lambda other: other.samples)
+            other = left.pop(min(place, len(left) - 1))
+            chosen[shard.number] = PlannedShard(other.number, shard.samples, other.digest)
+    shards = tuple(chosen.get(shard.number, shard) for shard in plan.shards)
+    return PassPlan(plan.number, shards, plan.window_samples)
+
+
+def _by_samples(shard: PlannedShard) -> tuple[int, int]:
+    return shard.samples, shard.number
+
 
 MissingShards: TypeAlias = Literal["refetch", "substitute", "error"]
 MISSING_SHARDS: tuple[MissingShards, ...] = ("refetch", "substitute", "error")
@@ -67,56 +282,56 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
 
 
 def resume_pass(
-    attempt: ResumeRequest, rest: RemainingPass
+    request: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
     """Return a snapshot for the rest of a pass, and the rest; None if stopped.
 
     It waits while shards are refetched. Raises CacheError if shards are gone and `missing`
     forbids that.
     """
-    view = _wait_for_schema(attempt)
+    view = _wait_for_schema(request)
     if view is None:
         return None
-    refuse_other_cache(view, attempt.fingerprint, attempt.options)
-    begun, root = rest.begun(), attempt.options.root
-    while not attempt.stopped():
+    refuse_other_cache(view, request.fingerprint, request.options)
+    begun_shards, root = rest.started_shards(), request.options.root
+    while not request.stopped():
         view = read_index(root, retired=True)
-        if attempt.missing == "error":
-            refuse_missing(view, rest, attempt.options)
-        if attempt.missing == "substitute":
-            rest = _substitute_shards(view, rest, attempt.options)
-        snapshot = _lease_rest(attempt, rest, view)
+        if request.missing == "error":
+            refuse_missing(view, rest, request.options)
+        if request.missing == "substitute":
+            rest = _substitute_shards(view, rest, request.options)
+        snapshot = _lease_rest(request, rest, view)
         if snapshot is not None:
-            snapshot.counted(begun)
+            snapshot.counted(begun_shards)
             return snapshot, rest
     return None
 
 
-def _wait_for_schema(attempt: ResumeRequest) -> IndexView | None:
+def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
     """Return the index once it has the schema, without which there is no snapshot."""
-    root, told = attempt.options.root, False
-    with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
+    root, warned = request.options.root, False
+    with closing(index_views(root, request.wake, request.stopped)) as views:
         for view in views:
             if view.schema is not None:
                 return view
             refuse_failed_service(CacheLayout(root), view)
-            if not told:
+            if not warned:
                 _log.warning(
                     "waiting for a cache at %s, to resume%s", root, _service_hint(root)
                 )
-                told = True
+                warned = True
     return None
 
 
 def _lease_rest(
-    attempt: ResumeRequest, rest: RemainingPass, view: IndexView
+    request: ResumeRequest, rest: RemainingPass, view: IndexView
 ) -> Snapshot | None:
     """Return the snapshot; None where a shard was evicted before it was leased, or if stopped."""
-    options, digests = attempt.options, _needed_digests(rest)
+    options, digests = request.options, _needed_digests(rest)
     there = _held_shards(view, digests, options.root)
     # All of them: what is live now may be retired before the lease is there.
     wishes = digests
-    if attempt.missing != "refetch":
+    if request.missing != "refetch":
         digests, wishes = {number: digests[number] for number in there}, {}
     create = functools.partial(
         Lease.create,
@@ -129,15 +344,15 @@ def _lease_rest(
         # Whoever goes on from a state may have to do so once more.
         counters=LeaseCounters(counts=True, gave_state=True),
     )
-    lease = wait_for_room(create, attempt.wake, attempt.stopped)
+    lease = wait_for_room(create, request.wake, request.stopped)
     if lease is None:
         return None
     try:
         # What is seen live from here on may not be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
         rows = _held_shards(view, digests, options.root)
-        if attempt.missing == "refetch":
-            view = _wait_for_refetch(attempt, rest, digests, rows) or view
+        if request.missing == "refetch":
+            view = _wait_for_refetch(request, rest, digests, rows) or view
         if len(rows) < len(digests):
             lease.close()
             return None
@@ -151,14 +366,14 @@ def _lease_rest(
 
 
 def _wait_for_refetch(
-    attempt: ResumeRequest,
+    request: ResumeRequest,
     rest: RemainingPass,
     digests: Mapping[int, str],
     rows: dict[int, ShardRow],
 ) -> IndexView | None:
     """Wait until all shards are live, and add them to ``rows``; None if stopped."""
-    root, told = attempt.options.root, False
-    with closing(index_views(root, attempt.wake, attempt.stopped)) as views:
+    root, warned = request.options.root, False
+    with closing(index_views(root, request.wake, request.stopped)) as views:
         for view in views:
             rows |= _held_shards(view, digests, root)
             wishes = {n: digest for n, digest in digests.items() if n not in rows}
@@ -166,13 +381,13 @@ def _wait_for_refetch(
                 return view
             _refuse_refused(root, refetch_outcomes(view, wishes), len(digests))
             refuse_failed_service(CacheLayout(root), view)
-            if not told:
+            if not warned:
                 _log.warning(
                     "waiting for %d of the %d shards that the rest of pass %d needs, to be drawn "
                     "again into %s%s",
                     *(len(wishes), len(digests), rest.plan.number, root, _service_hint(root)),
                 )
-                told = True
+                warned = True
     return None
 
 

@@ -67,15 +67,23 @@ class SharedReceiver:
         self._once: set[int] = set()  # buffers that do not go back
         self._lent: dict[int, object] = {}  # and the moment
 
-    def receive(self, wire: MessageSocket) -> Any:
+    def receive(self, connection: MessageSocket) -> Any:
         """Return the next item; its arrays are in shared memory and may be written to.
 
-        Raises EOFError where the socket ends.
+        Raises EOFError where the connection ends.
         """
-        while not (frame := wire.receive()).body:
+        while (item := self.receive_message(connection)) is None:
+            pass
+        return item
+
+    def receive_message(self, connection: MessageSocket) -> Any | None:
+        """Return an item as `receive` does, or None after a message that brings a new buffer."""
+        frame = connection.receive()
+        if not frame.body:
             if isinstance(frame.head, StopCommand):
                 raise EOFError
             self._map(frame.head, frame.descriptors[0])
+            return None
         places, gone = frame.head
         buffers = [self._bytes(place) for place in places]
         now = fork_mark()
@@ -200,9 +208,9 @@ class SharedSender:
             # A process that maps it would be killed where it touches what was cut off.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             base = map_shared(descriptor, size)
-            for wire in receivers:
+            for connection in receivers:
                 with suppress(OSError):  # it is gone, which the next message finds out
-                    wire.send(Message(new, b"", [descriptor]))
+                    connection.send(Message(new, b"", [descriptor]))
         finally:
             os.close(descriptor)
         if kept is not None:
@@ -212,18 +220,18 @@ class SharedSender:
         self._register.add(made, base)
         return base
 
-    def reaches(self, wire: MessageSocket, array: Array) -> bool:
+    def reaches(self, connection: MessageSocket, array: Array) -> bool:
         """Return whether an array is in memory that the other side has mapped."""
         made, _ = self._register.find(_memory_of(array))
-        return made is not None and wire in made.receivers
+        return made is not None and connection in made.receivers
 
-    def send(self, wire: MessageSocket, item: Any, *, lend: bool = True) -> None:
+    def send(self, connection: MessageSocket, item: Any, *, lend: bool = True) -> None:
         """Send an item; arrays in memory that the other side has mapped stay where they are."""
         places: list[BufferRange] = []
 
         def apart(buffer: pickle.PickleBuffer) -> bool:
             made, place = self._register.find(buffer.raw())
-            if made is None or place is None or wire not in made.receivers:
+            if made is None or place is None or connection not in made.receivers:
                 return True  # in the message itself
             places.append(place)
             base = made.base()
@@ -234,23 +242,23 @@ class SharedSender:
         self._drop_spoiled()
         body = pickle.dumps(item, protocol=5, buffer_callback=apart)
         self._note_gone()
-        wire.send(Message((places, self._gone.pop(wire, [])), body))
+        connection.send(Message((places, self._gone.pop(connection, [])), body))
 
     def _note_gone(self) -> None:
         while self._register.gone:
             made = self._register.gone.pop()
             self._kept.pop(made.number, None)
-            for wire in made.receivers:
-                self._gone.setdefault(wire, []).append(made.number)
+            for connection in made.receivers:
+                self._gone.setdefault(connection, []).append(made.number)
 
-    def forget(self, wire: MessageSocket) -> None:
+    def forget(self, connection: MessageSocket) -> None:
         """Drop a receiver, which another one may replace: for that one buffers are made anew."""
         self._note_gone()
-        self._gone.pop(wire, None)
+        self._gone.pop(connection, None)
         for made in self._register.all():
-            if wire in made.receivers and made.recycled:
+            if connection in made.receivers and made.recycled:
                 self._let_die(made.number, made.base())
-            made.receivers.discard(wire)
+            made.receivers.discard(connection)
 
     def _let_die(self, number: int, base: BufferBytes | None) -> None:
         """Recycle a buffer no more; it lives with its views."""

@@ -115,7 +115,7 @@ class ShardStream:
         self._lock = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
-        self._holding = False  # the next pass waits for samples
+        self._waits_long = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, GivenShard] = {}
         self._late: dict[int, int] = {}  # samples of shards that were let go, to come yet
@@ -130,13 +130,13 @@ class ShardStream:
         return self._closed
 
     def begin(self, min_samples: int) -> StreamPass:
-        begun = self._open(min_samples)
+        opened = self._open(min_samples)
         with self._lock:
-            self._enter(begun)
+            self._enter(opened)
             if self._closed:
-                self._end(begun, used=False)
+                self._end(opened, used=False)
                 raise StreamClosedError
-        return begun
+        return opened
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
         """Yield (path, token, samples) of verified, leased shards in planned order.
@@ -219,14 +219,16 @@ class ShardStream:
                 ahead.result().snapshot.close()
 
     def _open(self, min_samples: int) -> StreamPass:
-        watch = WaitControl(self._wake, lambda: self._closed, self._hold, self._own)
+        watch = WaitControl(
+            self._wake, lambda: self._closed, self._on_long_wait, self._unread_shards
+        )
         return open_stream_pass(self._options, self._next_pass(), min_samples, watch)
 
-    def _hold(self) -> None:
-        self._holding = True
+    def _on_long_wait(self) -> None:
+        self._waits_long = True
         self._news.set()
 
-    def _own(self) -> dict[str, list[int]]:
+    def _unread_shards(self) -> dict[str, list[int]]:
         """Return the shards that will be used, by lease."""
         return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
@@ -253,10 +255,10 @@ class ShardStream:
                     return
                 self._end(old, used=True)
             self._ahead_ready.clear()
-            self._holding = False
-            hand = DaemonThread("snapshot")
-            self._ahead = hand.submit(self._open_ahead)
-            hand.close(wait=False)
+            self._waits_long = False
+            thread = DaemonThread("snapshot")
+            self._ahead = thread.ahead(self._open_ahead)
+            thread.close(wait=False)
 
     def _open_ahead(self) -> StreamPass:
         try:
@@ -283,7 +285,7 @@ class ShardStream:
     def _end_held(self) -> None:
         """End the pass where the next one waits for samples, which need its space."""
         with self._lock:
-            if self._holding and all(shard.read for shard in self._given.values()):
+            if self._waits_long and all(shard.read for shard in self._given.values()):
                 for running in list(self._passes):
                     self._end(running, used=True)
                     self._wake.set()
@@ -292,9 +294,9 @@ class ShardStream:
         with self._lock:
             return not all(shard.read for shard in self._given.values())
 
-    def _enter(self, begun: StreamPass) -> None:
-        self._pass = begun
-        self._passes.append(begun)
+    def _enter(self, opened: StreamPass) -> None:
+        self._pass = opened
+        self._passes.append(opened)
 
     def _finish(self, token: int, *, used: bool) -> None:
         shard = self._given.pop(token)

@@ -14,16 +14,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from growcache.errors import CacheError, ConfigError, FormatError, GrowcacheError
 from growcache.loading.buffers import Allocate, BufferPool, allocate_private
-from growcache.loading.gather import Column, Ragged, ragged_of_values, typed_rows
+from growcache.loading.gather import typed_rows
+from growcache.loading.ragged import Column, Ragged, ragged_of_values
 from growcache.schema import Array, Field, Origin, Schema, Value
 from growcache.seeding import generator_at
 from growcache.threads import DaemonThread, StoppedError
+
+
+class TransformSchema(NamedTuple):
+    """The schema of a transform's results, as JSON, which the first samples decided."""
+
+    transformed: list[list[Any]] | None = None
+
 
 LOADING_DIR = Path(__file__).parent
 
@@ -233,7 +241,7 @@ class Executor(Protocol):
     def run(
         self,
         rows: TransformRows,
-        late: SlowCallWatch,
+        slow_calls: SlowCallWatch,
         schema: Schema | None = None,
         out: ResultColumns | None = None,
     ) -> list[Any]:
@@ -253,26 +261,26 @@ class ThreadExecutor:
         self._stopped = stopped
         threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
         # Not an executor's: at its end the interpreter waits for those before it cancels them.
-        self._hands = [DaemonThread("transform") for _ in range(threads)]
+        self._threads = [DaemonThread("transform") for _ in range(threads)]
 
     def run(
         self,
         rows: TransformRows,
-        late: SlowCallWatch,
+        slow_calls: SlowCallWatch,
         schema: Schema | None = None,
         out: ResultColumns | None = None,
     ) -> list[Any]:
         if schema is None or out is None:
-            return self._each(len(rows), lambda i: self._call.plain(rows, i), late)
+            return self._each(len(rows), lambda i: self._call.plain(rows, i), slow_calls)
         return self._each(
-            len(rows), lambda i: store_result(schema, self._call(rows, i), out, i), late
+            len(rows), lambda i: store_result(schema, self._call(rows, i), out, i), slow_calls
         )
 
     def close(self) -> None:
-        for hand in self._hands:
-            hand.close()
+        for thread in self._threads:
+            thread.close()
 
-    def _each(self, n: int, call: Callable[[int], T], late: SlowCallWatch) -> list[T]:
+    def _each(self, n: int, call: Callable[[int], T], slow_calls: SlowCallWatch) -> list[T]:
         left = deque(range(n))
         results: dict[int, T] = {}
 
@@ -286,9 +294,9 @@ class ThreadExecutor:
             finally:
                 self._call.running.pop(threading.get_ident(), None)
 
-        for done in [hand.submit(some) for hand in self._hands[:n]]:
-            while not done.wait(late.pause_seconds):
-                late.look(dict(self._call.running), time.monotonic())
+        for done in [thread.ahead(some) for thread in self._threads[:n]]:
+            while not done.wait(slow_calls.pause_seconds):
+                slow_calls.look(dict(self._call.running), time.monotonic())
             done.result()
         if self._stopped():
             raise StoppedError
@@ -374,17 +382,17 @@ class BlockTransform:
         rows: int,
         cached: Schema,
         before: Schema | None = None,
-        crew: Executor | None = None,
+        executor: Executor | None = None,
         allocate: Allocate = allocate_private,
         allocate_ragged: Allocate = allocate_private,
         timeout_seconds: float = TIMEOUT_SECONDS,
         stopped: Callable[[], bool] = never,
     ) -> None:
         self._takes = function_arguments(function)
-        if crew is None:
+        if executor is None:
             assert not isinstance(function, PickledFunction)  # it goes where processes call it
-            crew = ThreadExecutor(TransformCall(function, seed), stopped)
-        self._crew = crew
+            executor = ThreadExecutor(TransformCall(function, seed), stopped)
+        self._executor = executor
         self._timeout_seconds = timeout_seconds
         self._rows = rows
         self._cached = {field.name: field for field in cached.fields if field.is_ragged}
@@ -406,25 +414,25 @@ class BlockTransform:
         name: Callable[[int], str] = _no_name,
     ) -> dict[str, Column]:
         rows = TransformRows(columns, places, origins)
-        late: SlowCallWatch = SlowCallWatch(
+        slow_calls: SlowCallWatch = SlowCallWatch(
             self._timeout_seconds,
             lambda i, seconds: _warn_slow_call(
                 places[i], name(i), seconds, self._timeout_seconds
             ),
         )
         if self.schema is None:
-            results = self._crew.run(rows, late)
+            results = self._executor.run(rows, slow_calls)
             self.schema = self._decide(results)
             out = self._batch(self.schema, len(rows))
             for i, result in enumerate(results):
                 store_result(self.schema, result, out, i)
         else:
             out = self._batch(self.schema, len(rows))
-            self._crew.run(rows, late, self.schema, out)
+            self._executor.run(rows, slow_calls, self.schema, out)
         return {name: self._column(name, values) for name, values in out.items()}
 
     def close(self) -> None:
-        self._crew.close()
+        self._executor.close()
 
     def _decide(self, results: Sequence[Mapping[str, Any]]) -> Schema:
         first = Schema.from_sample(results[0])

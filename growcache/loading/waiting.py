@@ -104,7 +104,7 @@ def wait_for_samples(
         CacheError: the cache is complete without a sample, or the service that this process
             started has failed.
     """
-    layout, told, brim = CacheLayout(path), False, _FullCacheCheck()
+    layout, warned, full_cache = CacheLayout(path), False, _FullCacheCheck()
     with closing(index_views(path, wake or threading.Event(), stopped)) as views:
         for view in views:
             if _has_enough(view, min_samples, complete):
@@ -116,10 +116,10 @@ def wait_for_samples(
                 )
             refuse_failed_service(layout, view)
             _refuse_impossible(layout, view, min_samples)
-            brim.refuse_more(layout, view, min_samples, complete=complete)
-            if not told:
+            full_cache.refuse_more(layout, view, min_samples, complete=complete)
+            if not warned:
                 _log.warning("%s", _describe_wait(layout, view, min_samples, complete))
-                told = True
+                warned = True
     return view
 
 
@@ -142,17 +142,17 @@ def wait_for_room(
     make: Callable[[], T], wake: threading.Event, stopped: Callable[[], bool]
 ) -> T | None:
     """Return the call's result, once the disk has room for it; None if stopped."""
-    told = False
+    warned = False
     while not stopped():
         wake.clear()
         try:
             return make()
         except CacheFullError as error:
-            if not told:
+            if not warned:
                 full = isinstance(error, LeasesFullError)
                 what = "other readers to let go" if full else "free space on the disk"
                 _log.warning("waiting for %s: %s", what, error)
-                told = True
+                warned = True
         wake.wait(POLL_SECONDS)
     return None
 
@@ -267,11 +267,11 @@ _log = logging.getLogger(__name__)
 _warned_of_reuse: set[tuple[Path, str]] = set()
 
 
-def _hold_nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _own_nothing() -> Mapping[str, Iterable[int]]:
+def _no_shards() -> Mapping[str, Iterable[int]]:
     return {}
 
 
@@ -281,8 +281,8 @@ class WaitControl:
 
     wake: threading.Event
     stopped: Callable[[], bool]
-    hold: Callable[[], None] = _hold_nothing
-    own: Callable[[], Mapping[str, Iterable[int]]] = _own_nothing
+    on_long_wait: Callable[[], None] = _do_nothing
+    unread_shards: Callable[[], Mapping[str, Iterable[int]]] = _no_shards
 
 
 def wait_for_pass(
@@ -335,13 +335,13 @@ def shards_at_limit(
     leases: Iterable[LeaseView],
     job: str,
     most: int,
-    own: Mapping[str, Iterable[int]],
+    unread_shards: Mapping[str, Iterable[int]],
 ) -> frozenset[int]:
     """Return the shards that a job has used as often as it may."""
     uses = Counter(view.uses)
     for lease in leases:
         if lease.job == job and lease.name not in view.counted:
-            uses.update({*lease.used(), *own.get(lease.name, ())})
+            uses.update({*lease.used(), *unread_shards.get(lease.name, ())})
     return frozenset(number for number, count in uses.items() if count >= most)
 
 
@@ -355,29 +355,31 @@ def choose_shards(
     """
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
-    told = False
+    warned = False
     with closing(index_views(options.root, watch.wake, watch.stopped)) as views:
         for seen in views:
             limit = reuse_limit(seen)
             if limit is None:
                 return SnapshotChoice(seen)
-            own = watch.own()  # before the leases, which tell of what was read meanwhile
+            unread_shards = (
+                watch.unread_shards()
+            )  # before the leases, which tell of what was read meanwhile
             leases = read_leases(options.root)
             view = read_index(options.root, job=options.job)
-            out = shards_at_limit(view, leases, options.job, limit.most, own)
+            out = shards_at_limit(view, leases, options.job, limit.most, unread_shards)
             fresh = sum(row.samples for row in view.shards if row.number not in out)
             if fresh >= options.min_pass_samples:
                 return SnapshotChoice(view, out, counts=True)
             if not limit.waits:
                 _warn_of_reuse(options, limit)
                 break
-            watch.hold()
-            if own:  # it may not come to be read: the look without it tells
+            watch.on_long_wait()
+            if unread_shards:  # it may not come to be read: the look without it tells
                 continue
             _refuse_endless(options, view, limit)
-            if not told:
+            if not warned:
                 _log.warning("%s", _describe_reuse_wait(options, limit))
-                told = True
+                warned = True
     return SnapshotChoice(view)
 
 

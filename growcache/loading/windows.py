@@ -17,10 +17,13 @@ import numpy as np
 
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, CorruptShardError
-from growcache.loading.columns import MappedRows, MappedShards
 from growcache.loading.framework import Booleans, Integers
+from growcache.loading.gather import MappedRows, MappedShards
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import (
+    PassPlan,
+    PassPosition,
+    PlannedShard,
     SampleOrder,
     Window,
     locate_samples,
@@ -28,8 +31,8 @@ from growcache.loading.plan import (
     substitute_rows,
     window_samples,
 )
-from growcache.loading.position import PassPlan, PassPosition, PlannedShard, RemainingPass
 from growcache.loading.rank_sync import RankGroup
+from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     WaitControl,
@@ -59,7 +62,7 @@ class OpenWindow:
     corrupt: tuple[int, ...] = ()  # shards
     valid: Booleans | None = None  # bool [n], False: a substitute; None: no row is
     padding: bool = False  # its rows only fill a batch
-    begun: set[int] = field(default_factory=set)  # shards whose use was counted
+    counted: set[int] = field(default_factory=set)  # shards whose use was counted
     rows: MappedRows | None = None
 
     def __len__(self) -> int:
@@ -285,7 +288,7 @@ def _add_substitute_shard(
         borrowed = replace(
             window,
             numbers=(*window.numbers, row.number),
-            shards=window.shards.beside(shard),
+            shards=window.shards.with_shard(shard),
             starts=np.append(window.starts, first + n).astype(np.int64),
             order=order,
         )
@@ -366,7 +369,9 @@ class PassOpener:
             if len(plan) >= self._options.min_pass_samples:
                 self._settle(snapshot)
                 windows = plan.windows(self._options)
-                return self._begun(OpenPass(snapshot, plan, windows, 0, frozenset(), waited))
+                return self._with_first_window(
+                    OpenPass(snapshot, plan, windows, 0, frozenset(), waited)
+                )
             snapshot.close()  # all of it was evicted between two looks
 
     def _settle(self, snapshot: Snapshot) -> None:
@@ -389,18 +394,18 @@ class PassOpener:
             self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
         unreadable = frozenset(rest.mark.corrupt)
         start = rest.mark.position
-        return self._begun(
+        return self._with_first_window(
             OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited)
         )
 
-    def _begun(self, begun: OpenPass) -> OpenPass:
+    def _with_first_window(self, opened: OpenPass) -> OpenPass:
         try:
-            index = next(w.index for w in begun.windows if begun.start < w.first + len(w))
-            begun.first = self.window(begun, begun.windows[index])
+            index = next(w.index for w in opened.windows if opened.start < w.first + len(w))
+            opened.first = self.window(opened, opened.windows[index])
         except BaseException:
-            begun.snapshot.close()
+            opened.snapshot.close()
             raise
-        return begun
+        return opened
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
         options, ranks, watch = self._options, self._ranks, self._watch
@@ -436,13 +441,13 @@ class PassOpener:
             )
         return snapshot
 
-    def window(self, begun: OpenPass, plan: Window) -> OpenWindow:
+    def window(self, opened: OpenPass, plan: Window) -> OpenWindow:
         return open_window(
             self._options,
-            begun.snapshot,
+            opened.snapshot,
             plan,
-            start=begun.start,
-            unreadable=begun.unreadable,
+            start=opened.start,
+            unreadable=opened.unreadable,
             stopped=self._watch.stopped,
         )
 

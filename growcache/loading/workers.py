@@ -25,7 +25,7 @@ import numpy as np
 
 from growcache.errors import CacheError
 from growcache.loading.child_process import ChildProcess, Message, MessageSocket, listen
-from growcache.loading.gather import Column, Ragged
+from growcache.loading.ragged import Column, Ragged
 from growcache.loading.shared_memory import SharedReceiver, SharedSender
 from growcache.loading.transform import (
     PickledFunction,
@@ -103,18 +103,18 @@ class ProcessExecutor:
         self,
         count: int,
         setup: WorkerSetup,
-        arena: SharedSender,
+        shared_sender: SharedSender,
         stopped: Callable[[], bool],
     ) -> None:
         self._setup = setup
-        self._arena = arena
+        self._shared_sender = shared_sender
         self._stopped = stopped
-        self._workers = [self._started() for _ in range(count)]
+        self._workers = [self._start_worker() for _ in range(count)]
 
     def run(
         self,
         rows: TransformRows,
-        late: SlowCallWatch,
+        slow_calls: SlowCallWatch,
         schema: Schema | None = None,
         out: ResultColumns | None = None,
     ) -> list[Any]:
@@ -124,8 +124,8 @@ class ProcessExecutor:
             reached = dict[str, Any]()
             for name, values in (out or {}).items():
                 place = values[chunk.start : chunk.stop]
-                there = isinstance(place, np.ndarray) and self._arena.reaches(
-                    worker.child.wire, place
+                there = isinstance(place, np.ndarray) and self._shared_sender.reaches(
+                    worker.child.connection, place
                 )
                 reached[name] = place if there else None
             return TransformWork(rows.part(chunk.start, chunk.stop), schema, reached)
@@ -137,18 +137,18 @@ class ProcessExecutor:
             for name, value in values.items():
                 out[name][chunk.start : chunk.stop] = value
 
-        self._run(len(rows), work, take, late)
+        self._run(len(rows), work, take, slow_calls)
         return found
 
-    def wires(self) -> list[MessageSocket]:
-        return [worker.child.wire for worker in self._workers]
+    def connections(self) -> list[MessageSocket]:
+        return [worker.child.connection for worker in self._workers]
 
     def _run(
         self,
         rows: int,
         work: Callable[[_Worker, _Chunk], TransformWork],
         take: Callable[[_Chunk, Any], None],
-        late: SlowCallWatch,
+        slow_calls: SlowCallWatch,
     ) -> None:
         step = max(1, math.ceil(rows / (CHUNKS * len(self._workers))))
         left = deque(_Chunk(a, min(a + step, rows)) for a in range(0, rows, step))
@@ -156,7 +156,7 @@ class ProcessExecutor:
             self._raise_if_stopped()
             self._hand_out(left, work)
             for worker in _workers_with_answers(self._workers):
-                self._answer(worker, take, left, late)
+                self._answer(worker, take, left, slow_calls)
 
     def _hand_out(
         self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], TransformWork]
@@ -170,27 +170,27 @@ class ProcessExecutor:
 
     def _send(self, worker: _Worker, work: TransformWork) -> None:
         try:
-            self._arena.send(worker.child.wire, work, lend=False)
+            self._shared_sender.send(worker.child.connection, work, lend=False)
         except OSError:
             # It died, or has half a message: either way the end is what is received next.
-            worker.child.wire.shut()
+            worker.child.connection.shut()
 
     def _answer(
         self,
         worker: _Worker,
         take: Callable[[_Chunk, Any], None],
         left: deque[_Chunk],
-        late: SlowCallWatch,
+        slow_calls: SlowCallWatch,
     ) -> None:
         try:
-            answer = worker.child.wire.receive().head
+            answer = worker.child.connection.receive().head
         except EOFError as end:
             self._raise_if_stopped()
             left.extendleft(reversed(worker.chunks))
             self._replace(worker, end)
             return
         if isinstance(answer, SlowCall):
-            late.tell(worker.chunks[0].start + answer.row, answer.seconds)
+            slow_calls.tell(worker.chunks[0].start + answer.row, answer.seconds)
             return
         chunk = worker.chunks.popleft()
         if isinstance(answer, WorkFailed):
@@ -199,7 +199,7 @@ class ProcessExecutor:
 
     def _replace(self, worker: _Worker, end: EOFError) -> None:
         why, chunks = worker.child.why(end), list(worker.chunks)
-        self._arena.forget(worker.child.wire)
+        self._shared_sender.forget(worker.child.connection)
         worker.child.close()
         worker.chunks.clear()
         chunks[0].tries += 1
@@ -209,13 +209,13 @@ class ProcessExecutor:
                 "what in transform ends it, or use num_workers=0"
             )
         _log.warning("a process of num_workers %s; another one takes its place", why)
-        worker.child = self._started().child
+        worker.child = self._start_worker().child
 
     def _raise_if_stopped(self) -> None:
         if self._stopped():
             raise StoppedError
 
-    def _started(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         # At exit their user closes them; they end with this process in any case.
         child = ChildProcess("transform", at_exit=False)
         child.send(self._setup)
@@ -223,13 +223,13 @@ class ProcessExecutor:
 
     def close(self) -> None:
         for worker in self._workers:  # all, before one is waited for
-            worker.child.wire.shut()
+            worker.child.connection.shut()
         for worker in self._workers:
             worker.child.close()
 
 
 def _workers_with_answers(workers: Iterable[_Worker]) -> list[_Worker]:
-    waiting = {worker.child.wire.fileno(): worker for worker in workers if worker.chunks}
+    waiting = {worker.child.connection.fileno(): worker for worker in workers if worker.chunks}
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
@@ -240,57 +240,57 @@ POLL_MILLISECONDS = 100  # between two looks whether to stop
 WORKER_NAME = "a process of num_workers"
 
 
-def main(wire: MessageSocket) -> None:
+def main(connection: MessageSocket) -> None:
     """Serve the trainer until the connection ends."""
     try:
-        setup = wire.receive().head
+        setup = connection.receive().head
     except EOFError:
         return
     works: queue.SimpleQueue[TransformWork] = queue.SimpleQueue()
-    listen(wire, functools.partial(_receive_work, wire, works))
+    listen(connection, functools.partial(_receive_work, connection, works))
     sys.argv = setup.argv
     call, turn = _load_call(setup), threading.Lock()
     if isinstance(call, TransformCall):
         watch = threading.Thread(
-            target=_watch_slow_calls, args=(wire, turn, call, setup), daemon=True
+            target=_watch_slow_calls, args=(connection, turn, call, setup), daemon=True
         )
         watch.start()
     while True:
         work = works.get()
         answer = call if isinstance(call, WorkFailed) else _do_work(call, work)
         del work  # its memory may be wanted for another block
-        _send_answer(wire, turn, answer)
+        _send_answer(connection, turn, answer)
 
 
 def _send_answer(
-    wire: MessageSocket, turn: threading.Lock, answer: WorkDone | WorkFailed | SlowCall
+    connection: MessageSocket, turn: threading.Lock, answer: WorkDone | WorkFailed | SlowCall
 ) -> None:
     try:
         with turn:
-            wire.send(Message(answer))
+            connection.send(Message(answer))
     except OSError:
         os._exit(0)
 
 
 def _watch_slow_calls(
-    wire: MessageSocket, turn: threading.Lock, call: TransformCall, setup: WorkerSetup
+    connection: MessageSocket, turn: threading.Lock, call: TransformCall, setup: WorkerSetup
 ) -> None:
     """Report long calls, because the thread that makes them is in the user's code."""
 
     def tell(row: int, seconds: float) -> None:
         if any(row == other for other, _ in call.running.values()):  # else it has just ended
-            _send_answer(wire, turn, SlowCall(row, seconds))
+            _send_answer(connection, turn, SlowCall(row, seconds))
 
-    late = SlowCallWatch(setup.timeout_seconds, tell)
+    slow_calls = SlowCallWatch(setup.timeout_seconds, tell)
     while True:
-        time.sleep(late.pause_seconds)
-        late.look(dict(call.running), time.monotonic())
+        time.sleep(slow_calls.pause_seconds)
+        slow_calls.look(dict(call.running), time.monotonic())
 
 
-def _receive_work(wire: MessageSocket, works: queue.SimpleQueue[TransformWork]) -> None:
-    borrowed = SharedReceiver()
+def _receive_work(connection: MessageSocket, works: queue.SimpleQueue[TransformWork]) -> None:
+    receiver = SharedReceiver()
     while True:
-        works.put(borrowed.receive(wire))
+        works.put(receiver.receive(connection))
 
 
 def _load_call(setup: WorkerSetup) -> TransformCall | WorkFailed:

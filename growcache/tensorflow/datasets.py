@@ -20,9 +20,8 @@ from growcache.loading.streams import open_stream_pass
 from growcache.loading.waiting import wait_for_samples
 from growcache.schema import Schema
 from growcache.tensorflow.gather import GatherPipeline
-from growcache.tensorflow.native import NativePipeline
+from growcache.tensorflow.native import NativePipeline, record_reader
 from growcache.tensorflow.pipeline import Dataset, Pipeline
-from growcache.tensorflow.records import record_reader
 from growcache.tensorflow.tensors import BatchForm, Spec
 
 

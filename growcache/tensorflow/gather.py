@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from growcache.loading.buffers import BufferCache
-from growcache.loading.epochs import Consumer
+from growcache.loading.consumer import Consumer
 from growcache.loading.framework import Framework
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
@@ -52,8 +52,8 @@ class ConsumerPool:
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
-        self._leftovers = BufferCache(IDLE_SECONDS)
-        self._framework = replace(framework, leftovers=self._leftovers)
+        self._buffer_cache = BufferCache(IDLE_SECONDS)
+        self._framework = replace(framework, buffer_cache=self._buffer_cache)
         self._maps = MapPool.of(options.root)  # which knows what was found whole
         # One that its own thread passes: the collector may close these in the middle of a call.
         self._lock = threading.RLock()
@@ -71,53 +71,53 @@ class ConsumerPool:
         with self._lock:
             if self._ahead or self._closed:
                 return
-            engine = self._idle or self._make()
-            engine.prefetch()
-            self._keep(engine)
+            consumer = self._idle or self._make()
+            consumer.prefetch()
+            self._keep(consumer)
 
     def take(self) -> Consumer:
         with self._lock:
             return self._pop() or self._make()
 
-    def give_back(self, engine: Consumer, *, whole: bool) -> None:
+    def give_back(self, consumer: Consumer, *, whole: bool) -> None:
         with self._lock:
             if whole and not self._closed and self._idle is None:
-                self._keep(engine)
+                self._keep(consumer)
                 return
-        engine.close()
+        consumer.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            engine = self._pop()
-        if engine is not None:
-            engine.close()
-        self._leftovers.close()
+            consumer = self._pop()
+        if consumer is not None:
+            consumer.close()
+        self._buffer_cache.close()
 
-    def _keep(self, engine: Consumer) -> None:
+    def _keep(self, consumer: Consumer) -> None:
         self._pop()
-        self._idle, self._ahead = engine, True
+        self._idle, self._ahead = consumer, True
         # A fixed one may stay: nothing is evicted from under it, and it sees to that.
         if not self._options.fixed and not self._closed:
-            self._begin_timer(engine)
+            self._begin_timer(consumer)
 
     def _pop(self) -> Consumer | None:
-        engine, self._idle, self._ahead = self._idle, None, False
+        consumer, self._idle, self._ahead = self._idle, None, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return engine
+        return consumer
 
-    def _begin_timer(self, engine: Consumer) -> None:
-        self._timer = threading.Timer(IDLE_SECONDS, self._rest, [engine])
+    def _begin_timer(self, consumer: Consumer) -> None:
+        self._timer = threading.Timer(IDLE_SECONDS, self._rest, [consumer])
         self._timer.daemon = True
         self._timer.start()
 
-    def _rest(self, engine: Consumer) -> None:
+    def _rest(self, consumer: Consumer) -> None:
         with self._lock:
-            if self._idle is engine:
+            if self._idle is consumer:
                 self._ahead = False
-                engine.close()
+                consumer.close()
 
     def _make(self) -> Consumer:
         options, number = self._options, self._made
@@ -125,9 +125,9 @@ class ConsumerPool:
             seed = derive_seed(options.seed, "iterator", number)
             options = replace(options, seed=seed, min_samples=1)
         self._made = number + 1
-        engine = Consumer(options, self._framework)
-        close_at_exit(engine)
-        return engine
+        consumer = Consumer(options, self._framework)
+        close_at_exit(consumer)
+        return consumer
 
 
 PREFETCH_BATCHES = 2
@@ -145,7 +145,7 @@ class GatherPipeline(Pipeline):
         self._columns = [TensorColumn(field, loader_style(form)) for field in form.fields]
         self._cuts = not any(field.is_ragged for field in form.fields)
         framework = Framework(at_once=BATCHES_AT_ONCE if self._cuts else 1)
-        self._engines = ConsumerPool(
+        self._consumers = ConsumerPool(
             _consumer_options(options, form, runs_on=runs_on), framework
         )
         nothing = (array for each in self._columns for array in each.nothing())
@@ -156,14 +156,14 @@ class GatherPipeline(Pipeline):
         goes_on = super()._is_under_way
         super().wait()
         if not goes_on:
-            self._engines.begin()
+            self._consumers.begin()
 
     @property
     def _is_under_way(self) -> bool:
-        return super()._is_under_way or self._engines.is_prefetched
+        return super()._is_under_way or self._consumers.is_prefetched
 
     def close(self) -> None:
-        self._engines.close()
+        self._consumers.close()
 
     def pipeline(self) -> Dataset:
         specs = {name: each for column in self._columns for name, each in column.specs.items()}
@@ -200,18 +200,18 @@ class GatherPipeline(Pipeline):
     def _iterate(self) -> Iterator[tuple[Any, ...]]:
         keep_freed_memory()
         self._begun = True
-        engine, whole = self._engines.take(), False
+        consumer, whole = self._consumers.take(), False
         try:
-            yield from self._epoch(engine)
+            yield from self._epoch(consumer)
             while self._runs_on:
-                yield from self._epoch(engine)
+                yield from self._epoch(consumer)
             whole = True
         finally:
-            self._engines.give_back(engine, whole=whole)
+            self._consumers.give_back(consumer, whole=whole)
 
-    def _epoch(self, engine: Consumer) -> Iterator[tuple[Any, ...]]:
+    def _epoch(self, consumer: Consumer) -> Iterator[tuple[Any, ...]]:
         few = PREFETCH_BATCHES * self._options.batch_size
-        for made in map(self._arrays, engine.epoch(PAUSE_SECONDS)):
+        for made in map(self._arrays, consumer.epoch(PAUSE_SECONDS)):
             several, ready = len(made[0]) > few, [made]
             del made  # its memory is wanted once TensorFlow has done with it
             yield ready.pop()

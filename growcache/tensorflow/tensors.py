@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from growcache.errors import ConfigError, FormatError
-from growcache.loading.gather import RaggedStyle
 from growcache.loading.options import LoaderOptions, unknown_field
+from growcache.loading.ragged import RaggedStyle
 from growcache.schema import Array, Field, Schema
 
 Tensor: TypeAlias = Any  # TensorFlow has no types

@@ -1,7 +1,6 @@
 """PyTorch's front door: epochs over a cache as dicts of tensors."""
 
-from growcache.torch.copies import join_parts, take_rows
-from growcache.torch.loader import EpochDataLoader, EpochLoader
+from growcache.torch.loader import EpochDataLoader, EpochLoader, join_parts, take_rows
 
 __all__ = ["EpochDataLoader", "EpochLoader", "join_parts", "take_rows"]
 

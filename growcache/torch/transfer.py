@@ -16,12 +16,15 @@ CUDA opens a context there, so every thread sets its device first.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import re
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,7 +32,24 @@ import torch
 from growcache.errors import ConfigError
 from growcache.loading.buffers import allocate_pages, allocate_private
 from growcache.loading.framework import Bytes
-from growcache.torch.copies import call_loaded
+
+
+def call_loaded(names: str, function: str, *arguments: int) -> None:
+    """Call a function of each mapped library of that name that has it.
+
+    By file, because another copy of a library, loaded by its name, would have a state of its
+    own.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for path in sorted(set(re.findall(rf"(/.*/lib(?:{names})\b[^/\n]*)$", maps, re.MULTILINE))):
+        try:
+            found = getattr(ctypes.CDLL(path), function)
+        except (OSError, AttributeError):
+            continue
+        found(*arguments)
 
 
 class CopyEvent(Protocol):
@@ -188,9 +208,9 @@ class SentBatch(NamedTuple):
 class DeviceTransfer:
     """Brings batches to a device: torch's `growcache.loading.framework.Transfer`."""
 
-    def __init__(self, lane: Callable[[], DeviceCopies]) -> None:
-        self._make = lane
-        self._lane: DeviceCopies | None = None
+    def __init__(self, make_copies: Callable[[], DeviceCopies]) -> None:
+        self._make_copies = make_copies
+        self._copies: DeviceCopies | None = None
         self._begin_here()
 
     def _begin_here(self) -> None:
@@ -203,21 +223,21 @@ class DeviceTransfer:
         forked = self._pid != os.getpid()
         if forked:
             self._begin_here()
-        if forked or self._lane is None:
-            self._lane = self._make()
+        if forked or self._copies is None:
+            self._copies = self._make_copies()
 
     def enter(self) -> None:
         """Make the device current in this thread; a `batch_transform` may have changed it."""
-        self._way.enter()
+        self._device_copies.enter()
 
     @property
-    def _way(self) -> DeviceCopies:
-        assert self._lane is not None
-        return self._lane
+    def _device_copies(self) -> DeviceCopies:
+        assert self._copies is not None
+        return self._copies
 
     def lock(self, buffer: Bytes) -> None:
         self.enter()
-        self._way.lock(buffer)
+        self._device_copies.lock(buffer)
 
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
         """Return memory for batches; recycled memory is page-locked."""
@@ -236,14 +256,14 @@ class DeviceTransfer:
             if len(self._under_way) >= MAX_IN_FLIGHT:
                 self._under_way[0].mark.synchronize()
                 self._under_way.popleft()
-            there = map_tensors(self._way.copy, batch)
-            mark = self._way.mark()
+            there = map_tensors(self._device_copies.copy, batch)
+            mark = self._device_copies.mark()
             self._under_way.append(SentBatch((batch, origin), mark))
         return SentBatch(there, mark)
 
     def receive(self, sent: SentBatch) -> Any:
         """Return the batch once the current stream of this thread waits for it."""
-        self._way.arrive(sent.mark, list(tensors_of(sent.batch)))
+        self._device_copies.arrive(sent.mark, list(tensors_of(sent.batch)))
         return sent.batch
 
 

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.loading import epochs, gather
-from growcache.loading.epochs import GatherChoice
+from growcache.loading import blocks, gather_process
 from growcache.loading.framework import NUMPY, ParallelCopies
+from growcache.loading.gather_process import GatherChoice
 from growcache.loading.options import Gather
 from growcache.loading.producer import GatherClock
 from growcache.numpy import EpochLoader
@@ -30,7 +30,7 @@ from tests.forked import fork
 from tests.loading.loaders import as_bytes
 from tests.loading.test_process import gatherers
 
-WINDOW = epochs.WINDOW_SECONDS
+WINDOW = gather_process.WINDOW_SECONDS
 
 
 def block(seconds: float, stalled: float, batches: int = 8) -> Any:
@@ -55,11 +55,15 @@ def test_a_process_is_wanted_where_the_thread_stalls(making: float, stalled: flo
     found = block(making * WINDOW, stalled)
     share, of_the_loop = stalled, making * stalled
     near = min(
-        abs(share - epochs.MIN_STALLED_SHARE), abs(of_the_loop - epochs.MIN_STALLED_TIME)
+        abs(share - gather_process.MIN_STALLED_SHARE),
+        abs(of_the_loop - gather_process.MIN_STALLED_TIME),
     )
     if near > 1e-9:
-        wanted = share > epochs.MIN_STALLED_SHARE and of_the_loop > epochs.MIN_STALLED_TIME
-        assert decisions(*[found] * epochs.VOTES)[-1] == wanted
+        wanted = (
+            share > gather_process.MIN_STALLED_SHARE
+            and of_the_loop > gather_process.MIN_STALLED_TIME
+        )
+        assert decisions(*[found] * gather_process.VOTES)[-1] == wanted
 
 
 def test_as_many_windows_in_a_row_must_agree() -> None:
@@ -113,7 +117,7 @@ def test_a_thread_that_waits_for_a_disk_does_not_stall(tmp_path: Path) -> None:
 def test_a_batch_transform_that_waits_wants_no_process(
     make_cache: Callable[..., Filled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "WINDOW_SECONDS", 0.02)
+    monkeypatch.setattr(gather_process, "WINDOW_SECONDS", 0.02)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     cache = make_cache()
     cache.add(*range(12))
@@ -136,10 +140,10 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """It changes to the process after a few blocks."""
-    monkeypatch.setattr(epochs, "WINDOW_SECONDS", 0.0)
-    monkeypatch.setattr(epochs, "MIN_BATCHES", 1)
-    monkeypatch.setattr(epochs, "MIN_STALLED_SHARE", -1.0)
-    monkeypatch.setattr(epochs, "MIN_STALLED_TIME", -1.0)
+    monkeypatch.setattr(gather_process, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(gather_process, "MIN_BATCHES", 1)
+    monkeypatch.setattr(gather_process, "MIN_STALLED_SHARE", -1.0)
+    monkeypatch.setattr(gather_process, "MIN_STALLED_TIME", -1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     return monkeypatch
 
@@ -210,7 +214,7 @@ def test_the_change_to_a_process_changes_nothing_that_is_delivered(
     case: str,
 ) -> None:
     shape, options = CASES[case]
-    eager.setattr(gather, "BLOCK_BATCHES", 2)  # here, not there
+    eager.setattr(blocks, "BLOCK_BATCHES", 2)  # here, not there
     cache = make_cache(shape=shape)
     cache.add(*range(12))
     with caplog.at_level(logging.INFO):

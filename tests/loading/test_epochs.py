@@ -24,14 +24,13 @@ from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.lease_views import read_leases
 from growcache.cache.leases import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import blocks, buffers, gather, passes, plan
+from growcache.loading import blocks, buffers, passes, plan
 from growcache.loading.blocks import Batch, Block, BlockAssembler
 from growcache.loading.channel import QueuedStage
-from growcache.loading.epochs import Consumer
+from growcache.loading.consumer import Consumer
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.gather_process import ProcessStage
-from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Ranks
+from growcache.loading.options import LoaderOptions, Ranks
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.windows import OpenWindow
 from growcache.schema import Origin, Sample
@@ -40,7 +39,7 @@ from tests.filled import open_leases
 from tests.forked import fork
 from tests.ragged import ragged_cache
 
-MakeEngine = Callable[..., Consumer]
+MakeConsumer = Callable[..., Consumer]
 IsItem = Callable[[FrameType, str, Any], bool]
 
 
@@ -52,7 +51,7 @@ def threads() -> list[str]:
 
 
 @pytest.fixture
-def engine() -> Iterator[MakeEngine]:
+def make_consumer() -> Iterator[MakeConsumer]:
     made: list[Consumer] = []
 
     def make(cache: Any, **options: Any) -> Consumer:
@@ -88,42 +87,52 @@ def settled(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("shape", [(4,), (130, 128)], ids=["small", "large"])
-def test_an_epoch_is_every_sample_once(make_cache: Any, engine: MakeEngine, shape: Any) -> None:
+def test_an_epoch_is_every_sample_once(
+    make_cache: Any, make_consumer: MakeConsumer, shape: Any
+) -> None:
     cache = make_cache(shape=shape)
     cache.add(*range(12))
-    loader = engine(cache, drop_last=False, batch_size=7)
+    loader = make_consumer(cache, drop_last=False, batch_size=7)
     first, second = ids(loader.epoch()), ids(loader.epoch())
     assert sorted(first) == sorted(second) == everything(*range(12))
     assert first != second
     assert first != sorted(first)
 
 
-def test_batches_are_full_unless_the_last_is_kept(cache: Any, engine: MakeEngine) -> None:
+def test_batches_are_full_unless_the_last_is_kept(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache.add(0, 1, 2)
-    full = [len(b["id"]) for b in engine(cache).epoch()]
-    kept = [len(b["id"]) for b in engine(cache, drop_last=False).epoch()]
+    full = [len(b["id"]) for b in make_consumer(cache).epoch()]
+    kept = [len(b["id"]) for b in make_consumer(cache, drop_last=False).epoch()]
     assert full == [8, 8, 8]
     assert kept == [8, 8, 8, 6]
 
 
-def test_the_order_depends_on_the_seed_alone(cache: Any, engine: MakeEngine) -> None:
+def test_the_order_depends_on_the_seed_alone(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(*range(8))
     orders = [
         [ids(loader.epoch()), ids(loader.epoch())]
-        for loader in (engine(cache, seed=3), engine(cache, seed=3), engine(cache, seed=4))
+        for loader in (
+            make_consumer(cache, seed=3),
+            make_consumer(cache, seed=3),
+            make_consumer(cache, seed=4),
+        )
     ]
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
 
-def test_without_shuffle_shards_come_by_number(cache: Any, engine: MakeEngine) -> None:
+def test_without_shuffle_shards_come_by_number(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(5, 1, 3)
-    assert ids(engine(cache, shuffle=False, batch_size=10).epoch()) == everything(1, 3, 5)
+    assert ids(make_consumer(cache, shuffle=False, batch_size=10).epoch()) == everything(
+        1, 3, 5
+    )
 
 
-def test_epochs_grow_with_the_cache(cache: Any, engine: MakeEngine) -> None:
+def test_epochs_grow_with_the_cache(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1)
-    loader = engine(cache, drop_last=False)
+    loader = make_consumer(cache, drop_last=False)
     sizes = []
     for number in range(2, 8):
         sizes.append(len(ids(loader.epoch())))
@@ -159,12 +168,12 @@ class Due:
 
 
 def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of one window, of which a batch was delivered: its snapshot is not taken yet."""
     monkeypatch.setattr(passes, "is_due", due := Due(2000))
     cache.add(*range(40), samples=100)
-    loader = engine(cache, drop_last=False)
+    loader = make_consumer(cache, drop_last=False)
     epoch = loader.epoch()
     first = next(epoch)["id"].tolist()
     due.asked_again(20)
@@ -175,14 +184,14 @@ def test_what_comes_while_an_epoch_lasts_is_in_the_next_one(
 
 
 def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So the thread is not through with the pass before the loop is.
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     monkeypatch.setattr(buffers, "MAX_IN_FLIGHT", buffers.MIN_IN_FLIGHT)
     monkeypatch.setattr(passes, "is_due", due := Due(1000))
     cache.add(*range(40), samples=100)
-    loader = engine(cache, samples_per_epoch=400)
+    loader = make_consumer(cache, samples_per_epoch=400)
     found: list[int] = []
     for batch in itertools.chain(*(loader.epoch() for _ in range(3))):
         found += batch["id"].tolist()
@@ -198,9 +207,9 @@ def test_of_a_pass_of_several_epochs_the_next_snapshot_is_taken_near_the_end(
     assert set(following) == set(everything(*range(40), 99, samples=100))
 
 
-def test_retired_shards_leave_and_maps_follow(cache: Any, engine: MakeEngine) -> None:
+def test_retired_shards_leave_and_maps_follow(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1, 2)
-    loader = engine(cache, drop_last=False)
+    loader = make_consumer(cache, drop_last=False)
     ids(loader.epoch())
     cache.retire(0)
     cache.add(3)
@@ -208,9 +217,11 @@ def test_retired_shards_leave_and_maps_follow(cache: Any, engine: MakeEngine) ->
     assert seen[-1] == set(everything(1, 2, 3))
 
 
-def test_epochs_of_a_given_length_carry_the_cursor_over(cache: Any, engine: MakeEngine) -> None:
+def test_epochs_of_a_given_length_carry_the_cursor_over(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache.add(0, 1, 2)  # 30 samples
-    loader = engine(cache, samples_per_epoch=24)
+    loader = make_consumer(cache, samples_per_epoch=24)
     epochs = [ids(loader.epoch()) for _ in range(5)]
     assert [len(e) for e in epochs] == [24] * 5
     stream = list(itertools.chain(*epochs))
@@ -218,39 +229,45 @@ def test_epochs_of_a_given_length_carry_the_cursor_over(cache: Any, engine: Make
         assert sorted(stream[start : start + 30]) == everything(0, 1, 2)
 
 
-def test_an_epoch_may_be_longer_than_the_cache(cache: Any, engine: MakeEngine) -> None:
+def test_an_epoch_may_be_longer_than_the_cache(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0)
-    loader = engine(cache, samples_per_epoch=37, drop_last=False)
+    loader = make_consumer(cache, samples_per_epoch=37, drop_last=False)
     batches = [len(b["id"]) for b in loader.epoch()]
     assert batches == [8, 8, 8, 8, 5]
     assert len(ids(loader.epoch())) == 37
     assert loader.report.passes >= 7
 
 
-def test_the_tail_of_a_given_length_is_not_lost(cache: Any, engine: MakeEngine) -> None:
+def test_the_tail_of_a_given_length_is_not_lost(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache.add(0, 1)
-    loader = engine(cache, samples_per_epoch=13)  # one batch of 8; the next epoch goes on there
+    loader = make_consumer(
+        cache, samples_per_epoch=13
+    )  # one batch of 8; the next epoch goes on there
     stream = list(itertools.chain(*(ids(loader.epoch()) for _ in range(5))))
     assert sorted(stream[:20]) == everything(0, 1)
 
 
 @pytest.mark.parametrize("length", [None, 64])
 def test_breaking_off_discards_the_rest_and_nothing_else(
-    cache: Any, engine: MakeEngine, length: int | None
+    cache: Any, make_consumer: MakeConsumer, length: int | None
 ) -> None:
     cache.add(*range(8))
-    through = engine(cache, samples_per_epoch=length)
+    through = make_consumer(cache, samples_per_epoch=length)
     expected = [ids(through.epoch()) for _ in range(3)]
-    broken = engine(cache, samples_per_epoch=length)
+    broken = make_consumer(cache, samples_per_epoch=length)
     assert next(broken.epoch())["id"].tolist() == expected[0][:8]
     assert next(broken.epoch())["id"].tolist() == expected[1][:8]
     assert ids(broken.epoch()) == expected[2]
 
 
-def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) -> None:
+def test_an_older_iterator_says_that_it_is_over(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     """At once, though batches of its block are there still; and nothing moves by it."""
     cache.add(*range(10))
-    loader = engine(cache, samples_per_epoch=40)
+    loader = make_consumer(cache, samples_per_epoch=40)
     old = loader.epoch()
     next(old)
     new = loader.epoch()
@@ -264,10 +281,10 @@ def test_an_older_iterator_says_that_it_is_over(cache: Any, engine: MakeEngine) 
 
 @pytest.mark.parametrize("end", ["close", "load"])
 def test_an_iterator_ends_with_what_made_its_batches(
-    cache: Any, engine: MakeEngine, end: str
+    cache: Any, make_consumer: MakeConsumer, end: str
 ) -> None:
     cache.add(*range(10))
-    loader = engine(cache)
+    loader = make_consumer(cache)
     epoch = loader.epoch()
     next(epoch)
     stood = loader.position()
@@ -282,9 +299,11 @@ def test_an_iterator_ends_with_what_made_its_batches(
     assert loader.position() == stands
 
 
-def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) -> None:
+def test_at_most_two_leases_and_none_afterwards(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache.add(*range(10), samples=20)
-    loader = engine(cache, job="mine")
+    loader = make_consumer(cache, job="mine")
     for _ in range(4):
         for _ in loader.epoch():
             leases = open_leases(cache.root)
@@ -299,11 +318,11 @@ def test_at_most_two_leases_and_none_afterwards(cache: Any, engine: MakeEngine) 
     25, "growcache.loading.passes:Passes._begin_pass_ahead.prepare", "self._close_left()", ""
 )
 def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
-    cache: Any, engine: MakeEngine
+    cache: Any, make_consumer: MakeConsumer
 ) -> None:
     """The thread runs ahead by several passes, of which none was delivered to its end."""
     cache.add(*range(10), samples=20)
-    loader = engine(cache, samples_per_epoch=4000)
+    loader = make_consumer(cache, samples_per_epoch=4000)
     for batch, _ in enumerate(loader.epoch()):
         if batch % 50 == 0:
             assert len(open_leases(cache.root)) <= 2
@@ -312,11 +331,11 @@ def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
 
 
 def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
-    cache: Any, engine: MakeEngine
+    cache: Any, make_consumer: MakeConsumer
 ) -> None:
     """The thread waits for the next epoch, which may begin in an hour; evictions wait for it."""
     cache.add(0)
-    loader = engine(cache)
+    loader = make_consumer(cache)
     epoch = loader.epoch()
     next(epoch)
     assert settled(lambda: len(open_leases(cache.root)) == 2)
@@ -335,10 +354,10 @@ def items(loader: Consumer) -> Any:
     25, "growcache.loading.passes:Passes._close_left", "self._closing", "ExitStack()"
 )
 def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So it is at blocks of the next epoch when the loop is through with one.
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     monkeypatch.setattr(buffers, "MAX_IN_FLIGHT", buffers.MIN_IN_FLIGHT)
     monkeypatch.setattr(
         passes, "is_due", lambda *_: True
@@ -362,7 +381,7 @@ def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
 
     monkeypatch.setattr(Snapshot, "close", close_slowly)
     monkeypatch.setattr(Lease, "create", counted)
-    loader = engine(cache, gather="thread")
+    loader = make_consumer(cache, gather="thread")
     for _ in range(4):
         epoch = loader.epoch()
         assert len(list(itertools.islice(epoch, 12))) == 12
@@ -395,12 +414,12 @@ def has_made(loader: Consumer, least: int) -> bool:
 
 @pytest.mark.parametrize("length", [None, 200])
 def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, length: int | None
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch, length: int | None
 ) -> None:
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 12)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 12)
     cache.add(*range(10), samples=20)
     made = rows_of_blocks(monkeypatch)
-    loader = engine(cache, gather="thread", samples_per_epoch=length, drop_last=False)
+    loader = make_consumer(cache, gather="thread", samples_per_epoch=length, drop_last=False)
     for _ in range(3):
         for batch, _ in enumerate(loader.epoch(), 1):
             # What follows is there before it is asked for, so nobody waits for it; behind the
@@ -423,7 +442,7 @@ def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
 )
 def test_what_comes_is_the_same_however_large_the_blocks_are(
     cache: Any,
-    engine: MakeEngine,
+    make_consumer: MakeConsumer,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
 ) -> None:
@@ -431,8 +450,8 @@ def test_what_comes_is_the_same_however_large_the_blocks_are(
     found = []
     for first_bytes, batches in ((0, 12), (1 << 40, 128), (600, 5)):
         monkeypatch.setattr(blocks, "FIRST_BYTES", first_bytes)
-        monkeypatch.setattr(gather, "BLOCK_BATCHES", batches)
-        loader = engine(cache, gather="thread", **options)
+        monkeypatch.setattr(blocks, "BLOCK_BATCHES", batches)
+        loader = make_consumer(cache, gather="thread", **options)
         epochs: list[Any] = []
         for number in range(4):
             # The second one is left early.
@@ -462,14 +481,14 @@ def test_an_error_before_the_first_block_reaches_the_loop(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_leases_and_threads_end_though_letting_go_of_memory_fails(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(window: OpenWindow) -> None:
         raise OSError("no file can be opened")
 
     cache.add(*range(4))
     monkeypatch.setattr(OpenWindow, "close", fail)
-    loader = engine(cache, transform=lambda sample: sample, samples_per_epoch=8)
+    loader = make_consumer(cache, transform=lambda sample: sample, samples_per_epoch=8)
     with pytest.raises(OSError, match="no file"):
         list(itertools.chain.from_iterable(loader.epoch() for _ in range(100)))
     assert open_leases(cache.root) == []
@@ -480,7 +499,7 @@ def test_a_framework_may_have_several_batches_in_one_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cuts them itself; a piece ends where a block does."""
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 7)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 7)
     monkeypatch.setattr(blocks, "FIRST_BYTES", 1 << 40)
     cache = ragged_cache(tmp_path / "ragged", {"x": ["float32", None, 2]})
     cache.add(*range(10))
@@ -501,9 +520,9 @@ def test_a_framework_may_have_several_batches_in_one_piece(
     assert [len(piece["x_offsets"]) for piece in pieces] == [13, 13, 5] * 3 + [13, 5]
 
 
-def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:
+def test_every_pass_counts_as_one_use(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(*range(5))
-    loader = engine(cache, drop_last=False)
+    loader = make_consumer(cache, drop_last=False)
     for _ in range(3):
         ids(loader.epoch())
     loader.close()
@@ -512,13 +531,13 @@ def test_every_pass_counts_as_one_use(cache: Any, engine: MakeEngine) -> None:
 
 
 def test_what_was_not_delivered_is_no_use(
-    make_cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    make_cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     cache = make_cache(shape=(130, 128))
     cache.add(0, samples=400)
     cache.add(1, samples=400)
-    loader = engine(cache, shuffle=False)
+    loader = make_consumer(cache, shuffle=False)
     next(loader.epoch())
     loader.close()
     assert {n for lease in read_leases(cache.root) for n in lease.used()} == {0}
@@ -540,7 +559,7 @@ def test_a_window_that_fails_when_nobody_wants_it_leaves_no_lease(
 ) -> None:
     """The next window is mapped ahead; the loader is closed before it is entered."""
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     cache = make_cache(shape=(130, 128))
     cache.add(*range(8))
     mapped, failed = itertools.count(1), threading.Event()
@@ -562,21 +581,23 @@ def test_a_window_that_fails_when_nobody_wants_it_leaves_no_lease(
     assert settled(lambda: threads() == [])
 
 
-def test_batches_that_are_kept_stay_as_they_were(make_cache: Any, engine: MakeEngine) -> None:
+def test_batches_that_are_kept_stay_as_they_were(
+    make_cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache = make_cache(shape=(130, 128))
     cache.add(*range(20))
-    loader = engine(cache)
+    loader = make_consumer(cache)
     kept = [batch for _ in range(2) for batch in loader.epoch()]
     for batch in kept:
         assert (batch["x"] == batch["id"][:, None, None]).all()
 
 
 def test_a_corrupt_shard_is_left_out(
-    cache: Any, engine: MakeEngine, caplog: pytest.LogCaptureFixture
+    cache: Any, make_consumer: MakeConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.add(0, 1, 2)
     cache.damage(1)
-    loader = engine(cache, drop_last=False)
+    loader = make_consumer(cache, drop_last=False)
     with caplog.at_level(logging.WARNING):
         assert sorted(ids(loader.epoch())) == everything(0, 2)
     assert loader.report.skipped >= 10
@@ -585,27 +606,29 @@ def test_a_corrupt_shard_is_left_out(
 
 @pytest.mark.parametrize("length", [None, 8])
 def test_nothing_but_corrupt_shards_is_an_error(
-    cache: Any, engine: MakeEngine, length: int | None
+    cache: Any, make_consumer: MakeConsumer, length: int | None
 ) -> None:
     cache.add(0)
     cache.damage(0)
     with pytest.raises(CacheError, match="growcache check"):
-        list(engine(cache, samples_per_epoch=length).epoch())
+        list(make_consumer(cache, samples_per_epoch=length).epoch())
 
 
 def test_fewer_samples_than_a_batch_is_an_error_not_a_hang(
-    cache: Any, engine: MakeEngine
+    cache: Any, make_consumer: MakeConsumer
 ) -> None:
     cache.add(0)
     cache.complete()
     with pytest.raises(ConfigError, match="drop_last=False"):
-        list(engine(cache, batch_size=64).epoch())
-    assert len(ids(engine(cache, batch_size=64, drop_last=False).epoch())) == 10
+        list(make_consumer(cache, batch_size=64).epoch())
+    assert len(ids(make_consumer(cache, batch_size=64, drop_last=False).epoch())) == 10
 
 
-def test_fixed_is_one_pass_in_order_once_complete(cache: Any, engine: MakeEngine) -> None:
+def test_fixed_is_one_pass_in_order_once_complete(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     cache.add(1, 0)
-    loader = engine(cache, fixed=True)
+    loader = make_consumer(cache, fixed=True)
     timer = threading.Thread(target=lambda: None)
     epoch = loader.epoch()
     cache.add(2)
@@ -615,18 +638,18 @@ def test_fixed_is_one_pass_in_order_once_complete(cache: Any, engine: MakeEngine
     assert ids(epoch) == ids(loader.epoch()) == everything(0, 1, 2)
 
 
-def test_a_fixed_set_that_changes_is_an_error(cache: Any, engine: MakeEngine) -> None:
+def test_a_fixed_set_that_changes_is_an_error(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1)
     cache.complete()
-    loader = engine(cache, fixed=True)
+    loader = make_consumer(cache, fixed=True)
     ids(loader.epoch())
     cache.add(2)
     with pytest.raises(CacheError, match="eviction: none"):
         list(map(ids, (loader.epoch() for _ in range(3))))
 
 
-def test_it_waits_for_the_cache(cache: Any, engine: MakeEngine) -> None:
-    loader = engine(cache, min_samples=20)
+def test_it_waits_for_the_cache(cache: Any, make_consumer: MakeConsumer) -> None:
+    loader = make_consumer(cache, min_samples=20)
     found: list[int] = []
     reader = threading.Thread(target=lambda: found.extend(ids(loader.epoch())))
     cache.add(0)
@@ -639,8 +662,8 @@ def test_it_waits_for_the_cache(cache: Any, engine: MakeEngine) -> None:
     assert loader.report.limited_by == "cache"
 
 
-def test_closing_ends_a_wait_at_once(cache: Any, engine: MakeEngine) -> None:
-    loader = engine(cache, min_samples=20)
+def test_closing_ends_a_wait_at_once(cache: Any, make_consumer: MakeConsumer) -> None:
+    loader = make_consumer(cache, min_samples=20)
     errors: list[BaseException] = []
 
     def read() -> None:
@@ -657,9 +680,9 @@ def test_closing_ends_a_wait_at_once(cache: Any, engine: MakeEngine) -> None:
     assert "closed" in str(errors[0])
 
 
-def test_it_starts_again_after_close(cache: Any, engine: MakeEngine) -> None:
+def test_it_starts_again_after_close(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1, 2)
-    loader = engine(cache)
+    loader = make_consumer(cache)
     first = ids(loader.epoch())
     loader.close()
     second = ids(loader.epoch())
@@ -667,7 +690,7 @@ def test_it_starts_again_after_close(cache: Any, engine: MakeEngine) -> None:
     assert first != second
 
 
-def test_transforms_see_seed_pass_and_origin(cache: Any, engine: MakeEngine) -> None:
+def test_transforms_see_seed_pass_and_origin(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(*range(5))
 
     def transform(sample: Sample, rng: np.random.Generator, origin: Origin) -> Sample:
@@ -676,7 +699,7 @@ def test_transforms_see_seed_pass_and_origin(cache: Any, engine: MakeEngine) -> 
         return {"id": sample["id"], "x": sample["x"], "noise": rng.random(2)}
 
     def noise(seed: int) -> list[dict[int, float]]:
-        loader = engine(cache, transform=transform, seed=seed, drop_last=False)
+        loader = make_consumer(cache, transform=transform, seed=seed, drop_last=False)
         return [
             {
                 i: n
@@ -693,13 +716,13 @@ def test_transforms_see_seed_pass_and_origin(cache: Any, engine: MakeEngine) -> 
     assert not set(first[0].values()) & set(other[0].values())
 
 
-def test_errors_in_a_transform_reach_the_loop(cache: Any, engine: MakeEngine) -> None:
+def test_errors_in_a_transform_reach_the_loop(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1)
 
     def bad(sample: Sample) -> Sample:
         raise ZeroDivisionError("in the user's code")
 
-    loader = engine(cache, transform=bad)
+    loader = make_consumer(cache, transform=bad)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="user's code"):
             list(loader.epoch())
@@ -707,7 +730,7 @@ def test_errors_in_a_transform_reach_the_loop(cache: Any, engine: MakeEngine) ->
 
 @pytest.mark.timeout(20)
 def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
-    cache: Any, engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may come when the error was received, and nothing was done about it."""
 
@@ -716,13 +739,13 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
 
     received = list[float]()
 
-    def interrupted(engine: Consumer, seconds: float) -> None:
+    def interrupted(make_consumer: Consumer, seconds: float) -> None:
         received.append(seconds)
         if len(received) == 2:  # behind the snapshot
             raise KeyboardInterrupt
 
     cache.add(0)
-    made = engine(cache, batch_transform=bad)
+    made = make_consumer(cache, batch_transform=bad)
     with monkeypatch.context() as patch:
         patch.setattr(Consumer, "_waited", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -774,7 +797,7 @@ def interrupted_epoch(made: Consumer, is_item: IsItem, lost: int) -> int:
 @pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
 def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     cache: Any,
-    engine: MakeEngine,
+    make_consumer: MakeConsumer,
     monkeypatch: pytest.MonkeyPatch,
     length: int | None,
     gather: str,
@@ -784,10 +807,10 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     """Python looks for signals when a call returns: what that returned is lost."""
     monkeypatch.setattr(blocks, "batches_per_block", lambda *_, **__: 1)
     cache.add(0, 1, 2, 3)
-    through = engine(cache, samples_per_epoch=length)
+    through = make_consumer(cache, samples_per_epoch=length)
     expected = [ids(through.epoch()) for _ in range(9)]
     through.close()  # or it would hold what is retired
-    made = engine(cache, samples_per_epoch=length, gather=gather)
+    made = make_consumer(cache, samples_per_epoch=length, gather=gather)
     begun = sum(interrupted_epoch(made, is_item, lost) + 1 for _ in range(2))
     if length is None:
         cache.retire(3)  # of which nothing would be drawn again
@@ -805,11 +828,11 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
 
 @pytest.mark.timeout(20)
 def test_a_rank_that_lost_a_batch_says_that_all_must_begin_anew(
-    cache: Any, engine: MakeEngine
+    cache: Any, make_consumer: MakeConsumer
 ) -> None:
     """It cannot go on alone: the others would not know its walk, nor wait for it."""
     cache.add(0, 1)
-    first, second = (engine(cache, ranks=Ranks(rank, 2, rank, 2)) for rank in range(2))
+    first, second = (make_consumer(cache, ranks=Ranks(rank, 2, rank, 2)) for rank in range(2))
     with ThreadPoolExecutor(1) as other:
         read = other.submit(lambda: ids(first.epoch()))
         assert interrupted_epoch(second, is_item_of_a_thread, 2) == 0
@@ -819,20 +842,22 @@ def test_a_rank_that_lost_a_batch_says_that_all_must_begin_anew(
 
 
 @pytest.mark.timeout(20)
-def test_an_error_that_an_interrupt_loses_comes_again(cache: Any, engine: MakeEngine) -> None:
+def test_an_error_that_an_interrupt_loses_comes_again(
+    cache: Any, make_consumer: MakeConsumer
+) -> None:
     def bad(batch: Batch) -> Batch:
         raise ZeroDivisionError
 
     cache.add(0)
-    made = engine(cache, batch_transform=bad)
+    made = make_consumer(cache, batch_transform=bad)
     assert interrupted_epoch(made, is_item_of_a_thread, 2) == 0
     with pytest.raises(ZeroDivisionError):
         list(made.epoch())
 
 
-def test_a_forked_child_reads_on_its_own(cache: Any, engine: MakeEngine) -> None:
+def test_a_forked_child_reads_on_its_own(cache: Any, make_consumer: MakeConsumer) -> None:
     cache.add(0, 1, 2)
-    loader = engine(cache)
+    loader = make_consumer(cache)
     ids(loader.epoch())
     child = fork()
     if child == 0:

@@ -103,9 +103,9 @@ IN_BETWEEN = """
     from growcache.loading.child_process import MessageSocket as Wire, socket_pair as pair
 
     out, into = map(Wire, pair())
-    arena, borrowed = SharedSender(), Borrowed()
+    shared_sender, receiver = SharedSender(out), Borrowed()
     here = BufferPool(RECYCLE_BYTES, allocate=SharedSender().allocate)
-    there = BufferPool(RECYCLE_BYTES, allocate=arena.allocate)
+    there = BufferPool(RECYCLE_BYTES, allocate=shared_sender.allocate)
 
     def made_here(value):
         taken = here.take()
@@ -113,12 +113,12 @@ IN_BETWEEN = """
         return taken
 
     def made_there(value):
-        arena.returned(*borrowed.take_back())
+        shared_sender.returned(*receiver.take_back())
         taken = there.take()
         taken[:] = value
-        arena.send(out, taken)
+        shared_sender.send(out, taken)
         del taken
-        return borrowed.receive(into)
+        return receiver.receive(into)
 
     held = []
     read, write = os.pipe()

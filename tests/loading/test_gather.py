@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from growcache.cache.formats import tfrecord
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError
-from growcache.loading.columns import MappedShards
+from growcache.loading.blocks import RAMP_FACTOR, BlockSizeRamp, batches_per_block
 from growcache.loading.framework import NUMPY, Framework, Take, take_rows
-from growcache.loading.gather import RAMP_FACTOR, BlockSizeRamp, Gatherer, batches_per_block
+from growcache.loading.gather import Gatherer, MappedShards
 from growcache.loading.gather_process import take_rows_locked as take_rows_alone
 from growcache.schema import Sample, Schema
 

@@ -46,10 +46,10 @@ def test_a_thread_that_has_nothing_left_to_do_is_not_late() -> None:
         if seconds > 0.5:  # it was looked at often
             goes_on.set()
 
-    crew = ThreadExecutor(TransformCall(function, 0))
+    executor = ThreadExecutor(TransformCall(function, 0))
     try:
         rows = TransformRows({"id": np.arange(3)}, [(0, i) for i in range(3)], None)
-        crew.run(rows, SlowCallWatch(0.1, tell))
+        executor.run(rows, SlowCallWatch(0.1, tell))
     finally:
-        crew.close()
+        executor.close()
     assert set(told) == {0}

@@ -18,20 +18,20 @@ def address(buffer: object) -> int:
 
 
 def test_a_pool_begins_with_what_another_one_left() -> None:
-    leftovers = BufferCache(LONG)
-    framework = Framework(leftovers=leftovers)
+    buffer_cache = BufferCache(LONG)
+    framework = Framework(buffer_cache=buffer_cache)
     first = framework.pool("x", RECYCLE_BYTES)
     where = address(first.take())
     framework.leave("x", first)
     assert address(framework.pool("y", RECYCLE_BYTES).take()) != where
     assert address(framework.pool("x", RECYCLE_BYTES).take()) == where
-    assert leftovers.take("x") == []
-    leftovers.close()
+    assert buffer_cache.take("x") == []
+    buffer_cache.close()
 
 
 def test_what_is_still_seen_is_left_but_not_taken() -> None:
-    leftovers = BufferCache(LONG)
-    framework = Framework(leftovers=leftovers)
+    buffer_cache = BufferCache(LONG)
+    framework = Framework(buffer_cache=buffer_cache)
     first = framework.pool("x", RECYCLE_BYTES)
     held = first.take()
     held[:] = 7
@@ -46,7 +46,7 @@ def test_what_is_still_seen_is_left_but_not_taken() -> None:
     assert (held == 7).all()
     del held
     assert address(second.take()) == where
-    leftovers.close()
+    buffer_cache.close()
 
 
 def test_of_other_sizes_what_fits_is_taken() -> None:
@@ -62,16 +62,16 @@ def test_of_other_sizes_what_fits_is_taken() -> None:
 
 
 def test_so_much_is_kept_and_so_long() -> None:
-    leftovers = BufferCache(0.05)
+    buffer_cache = BufferCache(0.05)
     left = [BufferPool().take(CACHED_BYTES // 3) for _ in range(5)]
-    leftovers.leave("x", left[:2])
-    leftovers.leave("x", left[2:])
-    assert len(leftovers.take("x")) == 3
-    leftovers.leave("x", left)
-    wait_until(lambda: not leftovers._bases, 5)
-    leftovers.close()
-    leftovers.leave("x", left)
-    assert leftovers.take("x") == []
+    buffer_cache.leave("x", left[:2])
+    buffer_cache.leave("x", left[2:])
+    assert len(buffer_cache.take("x")) == 3
+    buffer_cache.leave("x", left)
+    wait_until(lambda: not buffer_cache._bases, 5)
+    buffer_cache.close()
+    buffer_cache.leave("x", left)
+    assert buffer_cache.take("x") == []
 
 
 def test_where_no_thread_can_start_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_where_no_thread_can_start_nothing_is_left(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    leftovers = BufferCache(60)
-    leftovers.leave("x", [BufferPool().take(1000)])
-    assert leftovers.take("x") == []
-    leftovers.close()
+    buffer_cache = BufferCache(60)
+    buffer_cache.leave("x", [BufferPool().take(1000)])
+    assert buffer_cache.take("x") == []
+    buffer_cache.close()

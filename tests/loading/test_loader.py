@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from growcache.errors import ConfigError
-from growcache.loading.gather import BLOCK_BATCHES
+from growcache.loading.blocks import BLOCK_BATCHES
 from growcache.loading.loader import Loader
 from tests.loading.loaders import LOADERS, as_numpy
 

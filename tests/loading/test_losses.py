@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.loading import gather, plan
+from growcache.loading import blocks, plan
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.loading.test_choice import after, eager
@@ -144,7 +144,7 @@ def test_a_process_that_is_replaced_has_its_losses_counted_once(large: Filled) -
 def test_the_change_to_a_process_counts_nothing_twice(
     large: Filled, eager: pytest.MonkeyPatch
 ) -> None:
-    eager.setattr(gather, "BLOCK_BATCHES", 2)
+    eager.setattr(blocks, "BLOCK_BATCHES", 2)
     crossed, delivered = after("thread", "process"), 0
     kinds: list[str] = []
     with loader(large, gather="auto", samples_per_epoch=70) as made:

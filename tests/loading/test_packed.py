@@ -9,7 +9,7 @@ import numpy as np
 
 from growcache.loading.channel import PassStarted
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import LazyPickle, PassPlan
+from growcache.loading.plan import LazyPickle, PassPlan
 from growcache.loading.report import PassFacts
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.windows import plan_snapshot

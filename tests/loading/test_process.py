@@ -42,7 +42,7 @@ from growcache.loading.gather_process import (
     _receive_commands,
 )
 from growcache.loading.loader import Loader
-from growcache.loading.position import PassPosition
+from growcache.loading.plan import PassPosition
 from growcache.loading.shared_memory import SharedSender
 from growcache.numpy import EpochLoader
 from tests.filled import Filled

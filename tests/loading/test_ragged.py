@@ -20,17 +20,16 @@ from growcache.loading.buffers import (
     BufferPool,
     allocate_private,
 )
-from growcache.loading.columns import MappedShards
 from growcache.loading.framework import NUMPY
-from growcache.loading.gather import (
-    Gatherer,
+from growcache.loading.gather import Gatherer, MappedShards
+from growcache.loading.loader import Loader
+from growcache.loading.ragged import (
     Ragged,
     ValueRanges,
     copy_items,
     copy_values,
     ragged_of_values,
 )
-from growcache.loading.loader import Loader
 from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
 from tests.loading.loaders import LOADERS, as_numpy

@@ -25,15 +25,15 @@ from hypothesis import strategies as st
 from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import rank_sync
-from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import (
+from growcache.loading.options import (
     ALONE,
+    LoaderOptions,
     Ranks,
     find_ranks,
     launch_id,
     rank_share,
-    substitute_rows,
 )
+from growcache.loading.plan import substitute_rows
 from growcache.loading.rank_sync import next_rank_note, rank_group
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import WaitControl
@@ -135,22 +135,22 @@ def test_ranks_make_equal_steps_of_all_that_is_dealt(
     size = machines * here
     dealt: list[int] = []
     for machine in range(machines):
-        deals = [
+        shares = [
             rank_share(
                 samples, batch, Ranks(machine * here + i, size, i, here), keeps_last=keeps_last
             )
             for i in range(here)
         ]
-        assert len({(d.rows, d.steps) for d in deals}) == 1
-        mine = [[row for a, b in d.mine(0, d.rows) for row in range(a, b)] for d in deals]
+        assert len({(d.rows, d.steps) for d in shares}) == 1
+        mine = [[row for a, b in d.mine(0, d.rows) for row in range(a, b)] for d in shares]
         rows = sorted(row for each in mine for row in each)
         assert rows == list(range(len(rows)))  # each row of this machine to one rank
-        assert len({len(m) + d.padding for m, d in zip(mine, deals, strict=True)}) == 1
+        assert len({len(m) + d.padding for m, d in zip(mine, shares, strict=True)}) == 1
         # A machine whose ranks are all padded walks one row more, to repeat it.
-        only_padded = len(rows) == deals[0].whole_rows and all(d.padding for d in deals)
-        assert len(rows) == deals[0].rows - only_padded
-        steps = -(-(len(mine[0]) + deals[0].padding) // batch)
-        assert steps == deals[0].steps
+        only_padded = len(rows) == shares[0].whole_rows and all(d.padding for d in shares)
+        assert len(rows) == shares[0].rows - only_padded
+        steps = -(-(len(mine[0]) + shares[0].padding) // batch)
+        assert steps == shares[0].steps
         dealt.append(len(rows))
     whole = samples - samples % (batch * size)
     assert sum(dealt) == (samples if keeps_last else whole)

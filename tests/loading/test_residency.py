@@ -23,8 +23,8 @@ from growcache.cache.formats.mapped import (
     read_pieces,
 )
 from growcache.errors import CorruptShardError
-from growcache.loading import gather, maps, plan, snapshot
-from growcache.loading.epochs import Consumer
+from growcache.loading import blocks, maps, plan, snapshot
+from growcache.loading.consumer import Consumer
 from growcache.loading.framework import Framework, take_rows
 from growcache.loading.maps import (
     RESIDENT_WINDOWS,
@@ -121,7 +121,7 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     monkeypatch.setattr(maps, "available_memory_bytes", lambda: 0)
     for path in (cache.root / "shards").rglob("*"):
         if path.is_file():
@@ -134,10 +134,10 @@ def test_the_thread_that_copies_never_waits_for_the_disk(
         take_rows(memory, starts, out)
 
     options = LoaderOptions(path=cache.root, batch_size=5, min_samples=1, gather="thread")
-    engine = Consumer(options, Framework(take=take))
+    make_consumer = Consumer(options, Framework(take=take))
     for _ in range(2):  # first they are checked, then known
-        assert len(list(engine.epoch())) == 16
-    engine.close()
+        assert len(list(make_consumer.epoch())) == 16
+    make_consumer.close()
     assert len(cold) >= 2 * 80
     assert not any(cold)  # those made ahead too, while the last shards are let go of
 

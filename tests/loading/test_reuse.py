@@ -19,7 +19,7 @@ from growcache.cache.lease_views import MAPPED, READ, LeaseView, RankNote, read_
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import CacheError, CacheFullError, ConfigError
-from growcache.loading import gather, plan, waiting
+from growcache.loading import blocks, plan, waiting
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Passes
 from growcache.loading.snapshot import Snapshot
@@ -221,7 +221,7 @@ def test_what_an_epoch_that_was_broken_off_did_not_read_is_not_used(
     on_max_reuse: str,
 ) -> None:
     monkeypatch.setattr(plan, "WINDOW_BYTES", 1)  # four windows
-    monkeypatch.setattr(gather, "BLOCK_BATCHES", 1)
+    monkeypatch.setattr(blocks, "BLOCK_BATCHES", 1)
     cache = make_cache(shape=(130, 128), max_reuse=1, on_max_reuse=on_max_reuse)
     cache.add(*range(16))
     cache.complete()

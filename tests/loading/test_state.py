@@ -22,18 +22,9 @@ from growcache.errors import CacheError, ConfigError
 from growcache.loading import plan, snapshot
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
-from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import Ranks
-from growcache.loading.position import (
-    PassPlan,
-    PassPosition,
-    PassPositions,
-    PlannedShard,
-    Position,
-    RemainingPass,
-    remaining_pass,
-    with_substitutes,
-)
+from growcache.loading.options import LoaderOptions, Ranks
+from growcache.loading.plan import PassPlan, PassPosition, PassPositions, PlannedShard
+from growcache.loading.resume import Position, RemainingPass, remaining_pass, with_substitutes
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Origin, Sample
 from tests.filled import Filled, open_leases
@@ -589,12 +580,12 @@ def test_what_is_needed_is_what_still_comes(
     rest = RemainingPass(whole, whole.windows(options), PassPosition(0, position))
     before, after = {n for n, _ in rows[:position]}, {n for n, _ in rows[position:]}
     assert rest.needed() == after
-    assert rest.begun() == before & after
+    assert rest.started_shards() == before & after
     filled = replace(rest, whole_window=True)
     if rest.first is not None:
         around = set(rest.windows[rest.first].numbers)
         assert filled.needed() == after | around
-        assert filled.begun() == before & around
+        assert filled.started_shards() == before & around
 
 
 @settings(deadline=None)

@@ -30,8 +30,9 @@ from growcache.loading.passes import (
     SnapshotTiming,
     is_due,
 )
-from growcache.loading.position import PassPosition, PassPositions, Position, TransformForm
-from growcache.loading.resume import MissingShards
+from growcache.loading.plan import PassPosition, PassPositions
+from growcache.loading.resume import MissingShards, Position
+from growcache.loading.transform import TransformSchema
 
 seconds = st.floats(0.0001, 10)
 paces = st.floats(1, 1e7)
@@ -315,7 +316,7 @@ class Items(QueuedStage):
 
 def a_block() -> Block:
     marks = PassPositions.of([PassPosition(0, 1)])
-    return Block(0, 1, [], [], {}, 0, marks, [0], TransformForm())
+    return Block(0, 1, [], [], {}, 0, marks, [0], TransformSchema())
 
 
 def test_whether_a_block_was_waited_for_is_told_with_it(tmp_path: Path) -> None:

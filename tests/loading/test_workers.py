@@ -20,7 +20,7 @@ import pytest
 
 from growcache.errors import CacheError, ConfigError, FormatError
 from growcache.loading.buffers import BufferBytes, allocate_private
-from growcache.loading.epochs import Consumer
+from growcache.loading.consumer import Consumer
 from growcache.loading.framework import NUMPY
 from growcache.loading.options import Gather, LoaderOptions
 from growcache.loading.transform import (
@@ -136,16 +136,16 @@ def test_threads_begin_no_row_once_they_are_cancelled() -> None:
         cancelled.wait()
         return sample
 
-    crew = ThreadExecutor(
+    executor = ThreadExecutor(
         TransformCall(lambda sample: (wait if sample["id"] else cancel)(sample), 0),
         cancelled.is_set,
     )
     try:
         rows = TransformRows({"id": np.arange(1000)}, [(0, i) for i in range(1000)], None)
         with pytest.raises(StoppedError):
-            crew.run(rows, SlowCallWatch(60, lambda row, seconds: None))
+            executor.run(rows, SlowCallWatch(60, lambda row, seconds: None))
     finally:
-        crew.close()
+        executor.close()
     assert len(called) <= MAX_THREADS
 
 
@@ -204,7 +204,7 @@ class Locking:
 
 
 def test_what_is_sent_to_a_device_lies_in_memory_that_was_locked(cache: Filled) -> None:
-    carrier = Locking()
+    transfer = Locking()
     options = LoaderOptions(
         path=cache.root,
         batch_size=7,
@@ -213,13 +213,13 @@ def test_what_is_sent_to_a_device_lies_in_memory_that_was_locked(cache: Filled) 
         num_workers=1,
         gather="thread",
     )
-    engine = Consumer(options, replace(NUMPY, carrier=carrier, allocate=carrier.allocate))
+    engine = Consumer(options, replace(NUMPY, transfer=transfer, allocate=transfer.allocate))
     try:
         assert sum(1 for _ in engine.epoch()) == 11
     finally:
         engine.close()
-    assert len(carrier.sent) == 11
-    assert set(carrier.sent) <= set(carrier.locked)
+    assert len(transfer.sent) == 11
+    assert set(transfer.sent) <= set(transfer.locked)
 
 
 def test_the_function_may_keep_samples(cache: Filled) -> None:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
+from growcache.loading.blocks import BLOCK_BATCHES
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
-from growcache.loading.gather import BLOCK_BATCHES
 from growcache.schema import Sample
 from growcache.tensorflow import gather as tensorflow_gather
 from growcache.tensorflow.gather import BATCHES_AT_ONCE, GatherPipeline

@@ -1,9 +1,8 @@
 """Epochs as the training loop sees them: the consumer's side of a stage.
 
-It also chooses between a thread and a process by measurement. A thread that copies needs no
-interpreter lock, but it needs the lock between two copies. Beside a loop that is busy in Python it
-gets the lock only every switch interval (5 ms). A process helps where the thread stalls for much of
-the time that it makes blocks.
+The consumer starts a stage, replaces it (a died gather process, a thread that a process takes over
+from, a stage whose item was lost to an interrupt), and records the position behind the batch
+delivered last, from which each replacement continues.
 """
 
 from __future__ import annotations
@@ -32,72 +31,26 @@ from growcache.loading.channel import (
     StageKind,
 )
 from growcache.loading.framework import NUMPY, Framework
+from growcache.loading.gather_process import (
+    CutStage,
+    GatherChoice,
+    ProcessStage,
+    may_switch_to_process,
+)
 from growcache.loading.options import LoaderOptions
-from growcache.loading.position import Position, PositionTracker, remaining_pass
+from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
 from growcache.loading.producer import ThreadStage
 from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
-from growcache.loading.resume import MissingShards, refuse_missing, refuse_other_cache
+from growcache.loading.resume import (
+    MissingShards,
+    Position,
+    refuse_missing,
+    refuse_other_cache,
+    remaining_pass,
+)
+from growcache.loading.transform import TransformSchema
 
 _log = logging.getLogger(__name__)
-
-WINDOW_SECONDS = 0.5
-MIN_BATCHES = 4  # in a window
-VOTES = 3  # windows in a row, because one may be unusual
-MIN_STALLED_SHARE = 0.3  # of the time that the thread makes blocks
-MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth its memory
-
-
-class GatherChoice:
-    """Measures how long the thread that makes blocks stalls, until a process is worth it.
-
-    The thread stalls while it gathers a block and its CPU clock stands although it reads no disk,
-    because it waits for the interpreter's lock.
-    """
-
-    def __init__(self) -> None:
-        self._votes = 0
-        self._begin(None)
-
-    def _begin(self, now: float | None) -> None:
-        self._began = now
-        self._making = self._stalled = 0.0
-        self._batches = 0
-
-    def wants_process(self, now: float, block: Block) -> bool:
-        """Count a block that was received at a time; return whether a process is worth it."""
-        if self._began is None:
-            self._begin(now)
-            return False
-        self._making += block.seconds
-        self._stalled += block.stalled_seconds
-        self._batches += len(block.marks)
-        elapsed = now - self._began
-        if elapsed < WINDOW_SECONDS or self._batches < MIN_BATCHES:
-            return False
-        stalls = (
-            self._stalled >= MIN_STALLED_SHARE * self._making
-            and self._stalled >= MIN_STALLED_TIME * elapsed
-        )
-        self._votes = self._votes + 1 if stalls else 0
-        if self._votes < VOTES:
-            self._begin(now)
-            return False
-        _log.info(
-            "the thread that makes batches stalls %.0f %% of its time on the interpreter's lock: "
-            "a gather process takes over",
-            100 * self._stalled / max(1e-9, self._making),
-        )
-        return True
-
-
-def may_choose(options: LoaderOptions) -> bool:
-    """Return whether a process may replace the thread.
-
-    Other ranks follow the process that they know, a fixed set is pinned by the pass that found it,
-    and a transform runs in threads of the trainer.
-    """
-    pinned = options.ranks.share or options.fixed or options.transform is not None
-    return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
 
 
 class Consumer:
@@ -127,7 +80,7 @@ class Consumer:
         # Closes a stage that was replaced: it keeps its leases until the next one has some.
         self._former: Callable[[], object] | None = None
         self._kind: StageKind = "process" if options.gather == "process" else "thread"
-        self._choice = GatherChoice() if may_choose(options) else None
+        self._choice = GatherChoice() if may_switch_to_process(options) else None
         self._switching = False  # to a process, once the current block is delivered
         self._running_block: _DeliveredBlock | None = None  # of which the loop gets batches
         self._replaced = False  # since a block was received
@@ -261,20 +214,21 @@ class Consumer:
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
-        return self._adopt(self._reset_stage(self._kind, start))
+        return self._adopt(self._reset_stage(self._kind, start), start)
 
     def _reset_stage(self, kind: StageKind, start: Position) -> Stage:
         stage = make_stage(kind, self._options, self._framework)
         stage.reset(start, self._missing)
         return stage
 
-    def _adopt(self, stage: Stage) -> Stage:
-        self._stage, self._handled, self._tracker = stage, 0, stage.tracker
+    def _adopt(self, stage: Stage, start: Position) -> Stage:
+        self._stage, self._handled = stage, 0
+        self._tracker = PositionTracker(self._options, start)
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
         self._finalizer = weakref.finalize(self, _end_stage, self._counters, stage)
         return stage
 
-    def _revive(self, died: ProcessDied) -> None:
+    def _replace_dead_process(self, died: ProcessDied) -> None:
         self._close_stage()
         if self._options.gather == "auto":
             self._kind, self._choice = "thread", None
@@ -293,13 +247,18 @@ class Consumer:
             *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
         )
         self._replaced = True
-        self._adopt(self._reset_stage(self._kind, self._behind_delivered()))
+        start = self._behind_delivered()
+        self._adopt(self._reset_stage(self._kind, start), start)
 
     def _behind_delivered(self) -> Position:
         """Return where another stage continues; a pass without a delivered batch begins anew."""
-        state, begun = self.position(), self._counted_pass
-        if state.mark is None and begun is not None and begun != self._delivered_pass:
-            return replace(state, next_pass=begun)
+        state, started_pass = self.position(), self._counted_pass
+        if (
+            state.mark is None
+            and started_pass is not None
+            and started_pass != self._delivered_pass
+        ):
+            return replace(state, next_pass=started_pass)
         return state
 
     def _receive(
@@ -309,7 +268,7 @@ class Consumer:
             if iteration is not self._iteration or self._pid != os.getpid():
                 raise RuntimeError(EPOCH_IS_OVER)
             if self._switching:
-                self._switch()
+                self._switch_to_process()
             if (stage := self._stage) is None:
                 raise RuntimeError(EPOCH_IS_OVER)
             began = time.perf_counter()
@@ -321,7 +280,7 @@ class Consumer:
             if isinstance(item, Failure):
                 return item
             if isinstance(item, ProcessDied):
-                self._revive(item)
+                self._replace_dead_process(item)
                 continue
             if isinstance(item, PassStarted):
                 self._begin_pass(item)
@@ -340,18 +299,19 @@ class Consumer:
         if self._choice is not None and self._choice.wants_process(time.perf_counter(), block):
             self._choice, self._switching = None, True
 
-    def _switch(self) -> None:
+    def _switch_to_process(self) -> None:
         """Have a process continue behind the batch delivered last."""
         self._switching = False
+        start = self._behind_delivered()
         try:
-            following = self._reset_stage("process", self._behind_delivered())
+            following = self._reset_stage("process", start)
         except OSError as error:  # too many processes, or the working directory is gone
             _log.warning("no gather process can be started, the thread goes on: %s", error)
             return
         self._kind = "process"
         self._counters.flush()  # before its lease goes
         self._former = self._finalizer
-        self._adopt(following)
+        self._adopt(following, start)
 
     def _close_former(self) -> None:
         close, self._former = self._former, None
@@ -423,27 +383,89 @@ class _DeliveredBlock:
         self.counted = counted
         self.delivered = 0
         self._rows, self._counts, self._drawn = block.rows, block.counts, block.drawn
-        self._told: dict[int, int] = {}  # by shard, of what was counted
+        self._counted: dict[int, int] = {}  # by shard, of what was counted
 
     def uncounted(self) -> dict[int, int]:
         """Return rows per shard delivered since the last call."""
         whole = self.delivered == self._rows
         now = self._counts if whole else count_per_shard(self._drawn, self.delivered)
-        before, self._told = self._told, now
+        before, self._counted = self._counted, now
         if not before:
             return now
         return {n: more for n, count in now.items() if (more := count - before.get(n, 0))}
 
 
 def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
-    """Return a stage of a kind; a loader with a thread imports nothing of processes."""
+    """Return a stage of a kind."""
     cutter = BatchCutter(options, framework)
     if kind == "thread":
         return ThreadStage(options, framework, cutter)
-    from growcache.loading.gather_process import CutStage, ProcessStage
-
-    transfer = framework.carrier
+    transfer = framework.transfer
     if options.batch_transform is None and transfer is None:
         return ProcessStage(options, cutter.cut)
     lock = None if transfer is None else transfer.lock
     return CutStage(options, ProcessStage(options, lock=lock), cutter)
+
+
+class PositionTracker:
+    """Follows what is delivered, batch by batch."""
+
+    def __init__(self, options: LoaderOptions, start: Position) -> None:
+        self._whole_passes = options.samples_per_epoch is None
+        self._epoch, self._step = start.epoch, start.step
+        self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
+        self._fingerprint, self._form, self._mark = start.fingerprint, start.form, start.mark
+        # A block may reach into the next pass, so that begins before this one has ended.
+        self._plans = {} if start.plan is None else {start.plan.number: LazyPickle(start.plan)}
+
+    @property
+    def state(self) -> Position:
+        mark = self._mark
+        return Position(
+            epoch=self._epoch,
+            step=self._step,
+            next_epoch=self._next_epoch,
+            next_pass=self._next_pass if mark is None else mark.pass_number + 1,
+            fingerprint=self._fingerprint,
+            form=self._form,
+            mark=mark,
+            plan=None if mark is None else self._plans[mark.pass_number].get(),
+        )
+
+    @property
+    def step(self) -> int:
+        """Batches delivered of its epoch; unlike the state this needs no plan."""
+        return self._step
+
+    def begin_epoch(self, number: int) -> None:
+        self._next_epoch = number
+        if self._whole_passes and number != self._epoch:
+            self._leave(number)
+
+    def begin_pass(
+        self, number: int, plan: LazyPickle[PassPlan], fingerprint: str | None
+    ) -> None:
+        self._plans[number] = plan
+        self._fingerprint = fingerprint
+        if self._mark is None:
+            self._next_pass = number + 1
+
+    def deliver(self, epoch: int, mark: PassPosition, form: TransformSchema) -> None:
+        self._step = self._step + 1 if epoch == self._epoch else 1
+        self._epoch, self._form = epoch, form
+        if self._mark is None or mark.pass_number != self._mark.pass_number:
+            self._plans = {n: p for n, p in self._plans.items() if n >= mark.pass_number}
+        self._mark = mark
+
+    def end_epoch(self, number: int) -> None:
+        self._next_epoch = number + 1
+        if self._whole_passes:
+            self._leave(number + 1)
+        else:
+            self._epoch, self._step = number + 1, 0
+
+    def _leave(self, epoch: int) -> None:
+        """Stand before an epoch that begins with a new snapshot."""
+        if self._mark is not None:
+            self._next_pass = self._mark.pass_number + 1
+        self._epoch, self._step, self._mark = epoch, 0, None

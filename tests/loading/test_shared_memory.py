@@ -31,19 +31,19 @@ class Ends:
     def __init__(self, keep: int = 12) -> None:
         ours, theirs = socket_pair()
         self.out, self.into = MessageSocket(ours), MessageSocket(theirs)
-        self.arena, self.borrowed = SharedSender(self.out), SharedReceiver()
-        self.pool = BufferPool(SIZE, keep, self.arena.allocate)
+        self.shared_sender, self.receiver = SharedSender(self.out), SharedReceiver()
+        self.pool = BufferPool(SIZE, keep, self.shared_sender.allocate)
         self.sent = 0
 
     def pass_on(self) -> BufferBytes:
         """Fill a buffer, and return it as it arrives."""
-        self.arena.returned(*self.borrowed.take_back())
+        self.shared_sender.returned(*self.receiver.take_back())
         self.sent += 1
         memory = self.pool.take()
         memory[:] = self.sent % 251
-        self.arena.send(self.out, {"x": memory.view(np.float32)})
+        self.shared_sender.send(self.out, {"x": memory.view(np.float32)})
         del memory
-        arrived: BufferBytes = self.borrowed.receive(self.into)["x"].view(np.uint8)
+        arrived: BufferBytes = self.receiver.receive(self.into)["x"].view(np.uint8)
         assert (arrived == self.sent % 251).all()
         return arrived
 
@@ -63,7 +63,7 @@ def test_who_delivers_is_told_that_nothing_comes(ends: Ends) -> None:
     arrived = ends.pass_on()
     ends.out.send(Message(StopCommand()))
     with pytest.raises(EOFError):
-        ends.borrowed.receive(ends.into)
+        ends.receiver.receive(ends.into)
     assert arrived[0] == 1
 
 
@@ -95,17 +95,17 @@ def test_a_dropped_buffer_is_filled_again(ends: Ends) -> None:
 
 
 def test_who_takes_anothers_place_is_reached_by_what_goes_round() -> None:
-    arena = SharedSender()
-    pool = BufferPool(SIZE, 12, arena.allocate)
+    shared_sender = SharedSender()
+    pool = BufferPool(SIZE, 12, shared_sender.allocate)
     for _ in range(3):
         ours, theirs = map(MessageSocket, socket_pair())
-        arena.receivers = [ours]
+        shared_sender.receivers = [ours]
         memory = pool.take()
-        assert arena.reaches(ours, memory)
-        arena.send(ours, memory, lend=False)
+        assert shared_sender.reaches(ours, memory)
+        shared_sender.send(ours, memory, lend=False)
         assert len(SharedReceiver().receive(theirs)) == SIZE
         del memory
-        arena.forget(ours)
+        shared_sender.forget(ours)
         ours.close()
         theirs.close()
 
@@ -182,8 +182,8 @@ def test_a_hoarder_costs_neither_side_a_note(ends: Ends) -> None:
     before = descriptors()
     hoard = [ends.pass_on() for _ in range(30)]
     assert [int(one[0]) for one in hoard] == list(range(1, 31))
-    assert len(ends.arena._lent) == 2
-    assert len(ends.borrowed._bases) <= 3  # the end of one is told with the next message
+    assert len(ends.shared_sender._lent) == 2
+    assert len(ends.receiver._bases) <= 3  # the end of one is told with the next message
     assert descriptors() == before
     hoard.clear()
     assert len({place(ends.pass_on()) for _ in range(10)}) == 1
@@ -196,9 +196,9 @@ def test_many_arrays_of_a_buffer_arrive_whether_it_is_used_once_or_again(ends: E
     for number in range(4):
         taken = ends.pool.take()
         taken[:] = number
-        ends.arena.send(ends.out, [taken[i : i + 7] for i in range(0, 70, 7)])
+        ends.shared_sender.send(ends.out, [taken[i : i + 7] for i in range(0, 70, 7)])
         del taken
-        hoard.append(ends.borrowed.receive(ends.into))
+        hoard.append(ends.receiver.receive(ends.into))
     for number, parts in enumerate(hoard):
         assert all((part == number).all() for part in parts)
     ends.close()
@@ -209,12 +209,12 @@ def test_larger_buffers_replace_smaller_ones_on_both_sides(ends: Ends) -> None:
     for size in range(1, 40):
         taken = ends.pool.take(SIZE * size)
         taken[:] = size
-        ends.arena.send(ends.out, taken)
+        ends.shared_sender.send(ends.out, taken)
         del taken
-        arrived = ends.borrowed.receive(ends.into)
+        arrived = ends.receiver.receive(ends.into)
         assert arrived[-1] == size
         del arrived
-        ends.arena.returned(*ends.borrowed.take_back())
+        ends.shared_sender.returned(*ends.receiver.take_back())
     assert memory_files() <= before + 4  # two maps of each
 
 
@@ -283,24 +283,24 @@ def test_what_a_receiver_has_not_mapped_comes_in_the_message() -> None:
     before = descriptors()
     ends = [tuple(map(MessageSocket, socket_pair())) for _ in range(2)]
     (first, _), (late, into) = ends
-    arena = SharedSender(first)
-    memory = arena.allocate(SIZE, [])
+    shared_sender = SharedSender(first)
+    memory = shared_sender.allocate(SIZE, [])
     memory[:] = 7
-    assert not arena.reaches(late, memory)
-    arena.send(late, memory, lend=False)
+    assert not shared_sender.reaches(late, memory)
+    shared_sender.send(late, memory, lend=False)
     assert (SharedReceiver().receive(into) == 7).all()
-    for wire in (wire for pair in ends for wire in pair):
-        wire.close()
+    for connection in (connection for pair in ends for connection in pair):
+        connection.close()
     assert descriptors() == before
 
 
 def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
-    arena = SharedSender()
-    held = [arena.allocate(SIZE, None)]
+    shared_sender = SharedSender()
+    held = [shared_sender.allocate(SIZE, None)]
     taken, end = threading.Event(), threading.Event()
 
     def take_turn() -> None:
-        with arena._register._turn:
+        with shared_sender._register._turn:
             taken.set()
             end.wait(30)
 
@@ -324,10 +324,10 @@ def test_small_arrays_and_other_values_travel_in_the_message(ends: Ends) -> None
         "b": [b"x", "y", np.zeros((0, 3))],
         "c": np.asfortranarray(np.eye(3)),
     }
-    ends.arena.send(ends.out, value)
-    found = ends.borrowed.receive(ends.into)
+    ends.shared_sender.send(ends.out, value)
+    found = ends.receiver.receive(ends.into)
     assert found["a"].tolist() == list(range(5))
     assert found["b"][:2] == [b"x", "y"]
     assert found["b"][2].shape == (0, 3)
     np.testing.assert_array_equal(found["c"], np.eye(3))
-    assert not ends.arena._lent
+    assert not ends.shared_sender._lent
