@@ -41,7 +41,7 @@ TRANSFORMED_BYTES = 8_000_000
 TRANSFORMED_BATCHES = 64
 
 # Of the first block for a consumer that waits, if batches are not larger: as much as is copied
-# in the time that a block takes besides.
+# in the time of a block's other work.
 FIRST_BYTES = 2_000_000
 # From block to block; each takes a buffer for a full one, so they had better not be many.
 RAMP_FACTOR = 4
@@ -88,10 +88,10 @@ class BlockSizeRamp:
 
 Batch: TypeAlias = dict[str, Any]
 
-# A column of all rows with its name, or what each batch holds of a ragged field.
+# A column of all rows with its name, or each batch's values of a ragged field.
 BlockPart: TypeAlias = tuple[str, Array] | deque[Batch]
 
-# The numbers of some shards, and for each row the place of its own among them.
+# The numbers of some shards, and the index of each row's shard among them.
 RowShards: TypeAlias = tuple[Sequence[int], ShardPlaces]
 
 
@@ -105,11 +105,11 @@ class Block:
 
     epoch: int
     rows: int  # of all its batches
-    parts: list[BlockPart]  # what the batches are cut of, in the order of the fields
+    parts: list[BlockPart]  # the columns that batches are cut from, in the order of the fields
     drawn: list[RowShards]  # the shard of each row
     counts: dict[int, int]  # rows per shard
     nbytes: int
-    marks: PassPositions  # the position behind each batch
+    marks: PassPositions  # the position after each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     form: TransformSchema
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
@@ -156,7 +156,7 @@ def _executor(
     )
     executor = ProcessExecutor(count, setup, shared, stopped)
     readable = functools.partial(shared.allocate, to=executor.connections)
-    # What they fill is delivered; where that is to another process, it maps it, too.
+    # Their results are delivered; a trainer in another process maps the buffers, too.
     writable = functools.partial(
         shared.allocate, to=lambda: [*executor.connections(), *shared.receivers]
     )
@@ -244,7 +244,7 @@ class BlockAssembler:
     def add(self, pieces: list[Piece], all_pieces: list[Piece]) -> bool:
         """Append rows of one pass; return whether all could be read.
 
-        `pieces` are this rank's rows, `walked` those of all ranks that share the cache.
+        `pieces` are this rank's rows, `all_pieces` those of all ranks that share the cache.
         Otherwise nothing was appended, and the damaged shards are marked.
         """
         before = self._gatherer.filled

@@ -72,12 +72,11 @@ RECYCLE_BYTES = 128 * 1024
 # before. Of small blocks more are in flight.
 BUFFER_BYTES = 176_000_000
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 5, 12
-# What a block is made of, if a batch is not more. To begin a block costs the thread that copies,
-# and the loop that receives it, some tenths of a millisecond each, because the CPU's caches hold
-# nothing of theirs.
+# The size of a block, unless one batch is larger. Each new block costs the thread that copies and
+# the loop that receives it some tenths of a millisecond, because the CPU's caches are cold.
 BLOCK_BYTES = BUFFER_BYTES // MIN_IN_FLIGHT
 HEADROOM_DIVISOR = 8  # where sizes vary, an eighth more is allocated than was asked for
-MAX_OVERSIZE = 4  # times what is asked for: what has more is kept for what needs it
+MAX_OVERSIZE = 4  # times the requested size; larger buffers are kept for larger requests
 
 
 def allocate_private(nbytes: int, kept: list[BufferBytes] | None) -> BufferBytes:
@@ -93,7 +92,7 @@ def _references(bases: list[BufferBytes], i: int) -> int:
     return sys.getrefcount(bases[i])
 
 
-# What `_references` counts for an array that only its list holds; interpreters differ.
+# The count of `_references` for an array that only its list holds; interpreters differ.
 _UNSHARED = _references([allocate_private(0, None)], 0)
 
 
@@ -112,8 +111,7 @@ class BufferPool:
     Each has the size that it was made for, so one large batch makes one large buffer: shared
     and page-locked memory is resident whether touched or not.
 
-    After a fork all are made anew, because the child would see what is written to shared memory
-    later.
+    After a fork all are replaced, because the child would see later writes to shared memory.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class BufferPool:
     def _free(self, nbytes: int) -> BufferBytes:
         bases = self._bases
         free = [i for i in range(len(bases)) if _references(bases, i) == _UNSHARED]
-        if forked_since(self._begun):  # asked now, for what was in use until now may be seen
+        if forked_since(self._begun):  # asked here, because a child sees buffers in use so far
             self._begun = fork_mark()
             bases.clear()  # those in use live and die with their views
             free.clear()
@@ -160,7 +158,7 @@ class BufferPool:
         return self._made(nbytes)
 
     def _most(self, nbytes: int) -> int:
-        # One more, for the batch that the user keeps a moment longer.
+        # One more, because the user keeps a batch a moment longer.
         return self._keep or blocks_in_flight(nbytes) + 1
 
     def _made(self, nbytes: int) -> BufferBytes:

@@ -1,4 +1,4 @@
-"""The channel between a consumer and what makes its batches, in one process or across two."""
+"""The channel between a consumer and the producer of its batches, in one process or across two."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PassStarted:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """All blocks of an epoch were made; `lost` rows behind the last batch could not be read."""
+    """All blocks of an epoch were made; `lost` rows after the last batch could not be read."""
 
     epoch: int
     lost: int = 0
@@ -74,10 +74,10 @@ LAST_ITEMS = Failure | ProcessDied  # nothing follows these
 
 
 class Demand:
-    """What a stage knows about its consumer, which is another thread.
+    """The consumer's progress and demand, as a stage sees them from another thread.
 
-    The consumer calls `begin`, `deliver`, `acknowledge` and `end_pass`, the maker of the blocks all
-    else. A token True allows one block; False asks to release what was delivered.
+    The consumer calls `begin`, `deliver`, `acknowledge` and `end_pass`, the producer the others. A
+    token True allows one block; False asks to release delivered windows.
     """
 
     def __init__(self, epoch: int, blocks_ahead: int = MIN_BLOCKS_AHEAD) -> None:
@@ -93,7 +93,9 @@ class Demand:
         self.news = threading.Event()  # a pass is over
         self.wanted = epoch
         self._delivered_at = -math.inf
-        self._woken = False  # whether the maker waited for the consumer, and has not given way
+        self._woken = (
+            False  # whether the producer waited for the consumer, and has not given way
+        )
         self._changed = threading.Condition()
         self.allow(blocks_ahead)
 
@@ -117,7 +119,7 @@ class Demand:
         self.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
-        """Release a pass, though no further block is asked for."""
+        """Release a pass without asking for another block."""
         self.delivered = PassPosition(pass_number + 1, 0)
         self.tokens.put(False)
         self.news.set()
@@ -126,7 +128,7 @@ class Demand:
         """Take out of the step the time that the consumer waited."""
         self._delivered_at += seconds
 
-    # The maker's side
+    # The producer's side
 
     def furthest(self) -> PassPosition:
         """Return the last position where the consumer can be."""
@@ -195,8 +197,8 @@ EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew mea
 class Stage(ABC):
     """Makes the blocks of a loader, epoch after epoch.
 
-    One thread calls it, except `close`. What follows a position is a function of the position, the
-    cache and the options. So a thread, a process, one that replaces a dead one, and the rest of a
+    One thread calls it, except `close`. All that follows a position is a function of the position,
+    the cache and the options. So a thread, a process, one that replaces a dead one, and the rest of a
     pass are all the same: `reset(position)` on another stage.
     """
 

@@ -2,8 +2,8 @@
 
 A message is a pickled head and a body of bytes; file descriptors may come with it. Both ends are
 growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so receiving a short
-message takes one system call. This module imports little, because a module that cannot be imported
-is one of the things that end a child, and its parent is told.
+message takes one system call. This module imports little, because a child whose imports fail still
+has to report that to its parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LENGTHS = struct.Struct("<QQI")  # of head and body, and how many descriptors
 DESCRIPTOR_BYTES = array.array("i").itemsize
 MAX_DESCRIPTORS = 64
 ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * DESCRIPTOR_BYTES)
-PACKET_BYTES = 32 * 1024  # far less than what sockets have room for
+PACKET_BYTES = 32 * 1024  # far less than a socket's buffer
 TELL_SECONDS = 0.1
 MAX_ERROR_CHARACTERS = 2000  # of an error, so that it takes one packet
 
@@ -211,8 +211,8 @@ TERMINATE_SECONDS = 1.0
 CHILD_ENVIRONMENT = {
     # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
     "OPENBLAS_NUM_THREADS": "1",
-    # What is made and freed for each block would be given back to the kernel, and cleared
-    # anew for the next one.
+    # Memory that is freed with a block would be returned to the kernel, and cleared again for
+    # the next one.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
@@ -325,7 +325,7 @@ at_sigterm(_terminate_all)
 
 
 def listen(connection: MessageSocket, receive_commands: Callable[[], None]) -> None:
-    """Receive the parent's commands in a thread, until `hear` returns.
+    """Receive the parent's commands in a thread, until `receive_commands` returns.
 
     The end of the connection or an error ends this process at once, because it and its parent
     would wait for each other otherwise.

@@ -1,7 +1,7 @@
 """Epochs as the training loop sees them: the consumer's side of a stage.
 
 The consumer starts a stage, replaces it (a died gather process, a thread that a process takes over
-from, a stage whose item was lost to an interrupt), and records the position behind the batch
+from, a stage whose item was lost to an interrupt), and records the position after the batch
 delivered last, from which each replacement continues.
 """
 
@@ -133,7 +133,7 @@ class Consumer:
         return replace(self._tally.report(), gather=stage.kind if stage else self._kind)
 
     def position(self) -> Position:
-        """Return the position behind the batch delivered last."""
+        """Return the position after the batch delivered last."""
         return self._tracker.state
 
     @property
@@ -182,7 +182,7 @@ class Consumer:
     def _stage_running(self) -> Stage:
         if self._pid != os.getpid():  # a fork copies no threads, and no children
             self._forked()
-        if self._loaded is not None:  # broken off before the first batch: once more
+        if self._loaded is not None:  # left before the first batch, so it is loaded again
             self.close()
         if self._stage is not None and self._stage.taken != self._handled:
             self._replace_broken()
@@ -197,9 +197,9 @@ class Consumer:
                 "an interrupt met a batch on its way here, and the other ranks go on without this "
                 "one; begin a new epoch on all ranks"
             )
-        # What is left of a broken off pass is wanted no more, and may be evicted: it would be drawn anew.
+        # The rest of an abandoned pass is not needed; its shards may be evicted and drawn again.
         self._tracker.begin_epoch(self._next_epoch)
-        self._loaded = self._behind_delivered()
+        self._loaded = self._resume_position()
 
     def _forked(self) -> None:
         self._stage, self._former, self._pid = None, None, os.getpid()
@@ -243,14 +243,14 @@ class Consumer:
                 "log names what it killed for want of memory), or use gather='thread'"
             )
         _log.warning(
-            "the gather process %s; %s goes on behind the batch delivered last",
+            "the gather process %s; %s goes on after the batch delivered last",
             *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
         )
         self._replaced = True
-        start = self._behind_delivered()
+        start = self._resume_position()
         self._adopt(self._reset_stage(self._kind, start), start)
 
-    def _behind_delivered(self) -> Position:
+    def _resume_position(self) -> Position:
         """Return where another stage continues; a pass without a delivered batch begins anew."""
         state, started_pass = self.position(), self._counted_pass
         if (
@@ -276,7 +276,7 @@ class Consumer:
             self._waited(time.perf_counter() - began)
             if item is None:
                 return None
-            self._close_former()  # what followed it has leases now, or failed
+            self._close_former()  # its successor has leases now, or failed
             if isinstance(item, Failure):
                 return item
             if isinstance(item, ProcessDied):
@@ -300,9 +300,9 @@ class Consumer:
             self._choice, self._switching = None, True
 
     def _switch_to_process(self) -> None:
-        """Have a process continue behind the batch delivered last."""
+        """Let a gather process continue after the batch delivered last."""
         self._switching = False
-        start = self._behind_delivered()
+        start = self._resume_position()
         try:
             following = self._reset_stage("process", start)
         except OSError as error:  # too many processes, or the working directory is gone
@@ -335,7 +335,7 @@ class Consumer:
         running = self._running_block = _DeliveredBlock(block, counted)
         try:
             for i, (mark, lost) in enumerate(zip(block.marks, block.lost, strict=True), 1):
-                # It would move what the loader says of itself.
+                # An abandoned iterator must not move the position.
                 if iteration is not self._iteration:
                     raise RuntimeError(EPOCH_IS_OVER)
                 before, delivered = delivered, min(delivered + size, rows)
@@ -383,7 +383,7 @@ class _DeliveredBlock:
         self.counted = counted
         self.delivered = 0
         self._rows, self._counts, self._drawn = block.rows, block.counts, block.drawn
-        self._counted: dict[int, int] = {}  # by shard, of what was counted
+        self._counted: dict[int, int] = {}  # rows by shard
 
     def uncounted(self) -> dict[int, int]:
         """Return rows per shard delivered since the last call."""
@@ -408,7 +408,7 @@ def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) ->
 
 
 class PositionTracker:
-    """Follows what is delivered, batch by batch."""
+    """The position of a loop, updated with each delivered batch."""
 
     def __init__(self, options: LoaderOptions, start: Position) -> None:
         self._whole_passes = options.samples_per_epoch is None

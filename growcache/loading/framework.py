@@ -1,8 +1,7 @@
-"""What a framework lends to the loader: copies of rows, and what a batch holds.
+"""The functions that a framework lends to the loader: copies of rows, and conversion to its tensors.
 
-NumPy's copies are here. Long rows are copied by one system call for many of them, which releases
-the GIL once; NumPy would release it for each row, and beside a busy thread wait each time to get
-it back. While the consumer waits, two threads copy half of the rows each, because one core cannot
+NumPy's copies are here. One system call copies many long rows and releases the GIL once; NumPy
+would release it for each row, and wait each time to get it back from a busy thread. While the consumer waits, two threads copy half of the rows each, because one core cannot
 use all of the memory's bandwidth.
 """
 
@@ -130,7 +129,7 @@ Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 # least one; they are back to back in out, uint8 [all lengths], not empty.
 TakeSlices: TypeAlias = Callable[[Bytes, Integers, Integers, Bytes], object]
 
-# join(parts, out): the parts, uint8 [k_i] each, one behind the other; there is at least one.
+# join(parts, out): copy the parts, uint8 [k_i] each, at least one, back to back.
 Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 
 # From here on a row takes longer to copy than a step of Python, or a system call's item.
@@ -205,22 +204,22 @@ class Transfer(Protocol):
     def send(self, batch: Any, origin: object = None) -> Any:
         """Begin to copy a batch; called by threads that make batches.
 
-        What the batch and its origin refer to must not change until the batch has arrived.
+        Memory that the batch and its origin refer to must not change until the batch has arrived.
         """
 
     def receive(self, sent: Any) -> Any:
-        """Return the batch on the device, for the calling thread, which is the loop's."""
+        """Return the batch on the device; called by the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a front door lends to the loader; NumPy's by default."""
+    """The functions that a front door lends to the loader; NumPy's by default."""
 
     take: Take = take_rows
     take_slices: TakeSlices = take_slices
     join: Join = join_parts
     deliver: Callable[[str, Any], Any] = (
-        _deliver_unchanged  # (field, array) -> what a batch holds
+        _deliver_unchanged  # (field, array) -> the value in a batch
     )
     prepare: Callable[[], None] | None = None  # called first in each thread that copies
     ranks: Callable[[], tuple[int, int] | None] = (
@@ -314,7 +313,7 @@ class ParallelCopies:
             ahead.run()
             began = time.perf_counter()
             try:
-                ahead.result()  # nothing is copied any more behind the caller's back
+                ahead.result()  # so no copy continues after this call
             finally:
                 self.waited_seconds += time.perf_counter() - began
 

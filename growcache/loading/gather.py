@@ -30,7 +30,7 @@ from growcache.loading.ragged import (
 )
 from growcache.schema import Array, Field, Schema
 
-# Of numbers that are as short as they can be.
+# Indexes in the smallest unsigned type.
 ShardPlaces: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 

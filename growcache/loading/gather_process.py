@@ -1,4 +1,8 @@
-"""A producer in a process of its own, outside of the trainer's GIL: both ends.
+"""A producer in a gather process, outside of the trainer's GIL: when it is worth it, and both ends.
+
+A thread that copies needs no interpreter lock, but it needs the lock between two copies. While the
+loop is busy in Python the thread gets the lock only every switch interval (5 ms). A process helps
+where the thread stalls for much of the time that it makes blocks.
 
 The consumer's thread reads the socket and returns free buffers with the same message. A thread of
 the trainer takes part only where `batch_transform` or a device needs one. The end of the connection
@@ -265,7 +269,7 @@ class ProcessStage(Stage):
         self._child.send(Acknowledge(self.demand.delivered, waited, *buffers))
 
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Tell the process what it cannot know; a forked child tells nothing."""
+        """Forward a change of the trainer's service; a forked child sends nothing."""
         if root == self._root and not self._child.closed:
             self._child.send(ServiceChanged(reason))
 
@@ -339,7 +343,7 @@ def main(connection: MessageSocket) -> None:
         return
     if isinstance(setup, GatherSetup):  # else there is nothing to do any more
         _run_producer(connection, setup)
-    # What threads are left hold nothing; an orderly end would wait for them.
+    # The other threads hold nothing, and an orderly exit would wait for them.
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What the loaders of all frameworks have in common."""
+"""The loader that all frameworks share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_torch_worker() -> None:
         raise ConfigError(
             f"a DataLoader with num_workers={worker.num_workers} iterates over a growcache loader "
             "in its worker processes, each of which would deliver every sample; expected "
-            "num_workers=0: growcache makes batches beside the loop by itself. For trainers "
+            "num_workers=0: growcache makes batches concurrently with the loop by itself. For trainers "
             "that ask for a DataLoader (Lightning, Accelerate, Hugging Face), use "
             "growcache.torch.EpochDataLoader; processes for a transform are the num_workers of the "
             "growcache loader"
@@ -44,10 +44,10 @@ def refuse_torch_worker() -> None:
 
 
 class Loader:
-    """Epochs over a growing cache; a framework's loader says what its batches hold.
+    """Epochs over a growing cache; a framework's loader decides the type of its batches.
 
     Attributes:
-        framework: what the front door lends.
+        framework: the functions that the front door lends.
     """
 
     framework: ClassVar[Framework] = NUMPY
@@ -82,9 +82,9 @@ class Loader:
         Args:
             path: of the cache directory; it need not exist yet.
             batch_size: samples per batch.
-            min_samples: wait until so many are cached, or the whole population is.
+            min_samples: wait until this many are cached, or the whole population is.
             samples_per_epoch: None makes an epoch of everything that is cached, so it
-                grows; a number makes every epoch of so many samples over all ranks, in whole
+                grows; a number makes every epoch of that many samples over all ranks, in whole
                 batches unless ``drop_last`` is False: part of a pass over the cache or
                 several, with the cursor carried over.
             seed: of the order, and of the transform's generators.
@@ -100,14 +100,14 @@ class Loader:
                 bytes, str, and fields named as a ragged one of the cache may differ.
             batch_transform: ``function(batch)``, called with each batch, a dict, before
                 ``as_tuple``, in the thread that makes batches, so that the loop does not
-                wait for it. What it returns is delivered.
+                wait for it. Its result is delivered.
             fields: names of the cache's fields that are wanted; the others are not read.
             as_tuple: names of fields; batches are tuples of these instead of dicts.
             ragged: how fields whose values differ in size come. ``offsets``: ``x`` holds
-                all values one behind the other, [total, *inner], value i being
+                all values back to back, [total, *inner], value i being
                 ``x[x_offsets[i]:x_offsets[i + 1]]``; where other dimensions than the first
                 alone are ragged, ``x`` is flat, the offsets count its numbers, and
-                ``x_shapes`` int64 [batch, rank] tells the shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros behind each
+                ``x_shapes`` int64 [batch, rank] has the shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros after each
                 value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
                 ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
                 lists as bytes; str always in lists.
@@ -116,12 +116,12 @@ class Loader:
                 asks torch.distributed (PyTorch's loader) and then the variables ``RANK`` and
                 ``WORLD_SIZE``; ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` say which ranks are on
                 this machine, and share its cache. With ``fixed``, or without ``drop_last``,
-                ``_valid`` bool [batch] tells samples from those that only fill a batch up.
+                ``_valid`` bool [batch] is False for samples that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted; each training on a cache needs its own.
             num_workers: processes that call ``transform``, and do nothing else; 0: threads do, which
-                is as fast where the function lets go of the interpreter's lock. What is
-                delivered is the same. Functions of modules travel by name, those of scripts
+                is as fast where the function releases the interpreter's lock. The batches
+                are the same. Functions of modules travel by name, those of scripts
                 and notebooks by value, so no ``__main__`` guard is needed.
             gather: where batches are put together. ``thread``: in a thread of this process.
                 ``process``: in a process of growcache's own, through shared memory; for
@@ -130,7 +130,7 @@ class Loader:
             verify: ``first`` checks a shard when this process first maps it, ``always`` in
                 every pass.
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
-                loader alone has any. They are copied there beside the loop, after
+                loader alone has any. They are copied there concurrently with the loop, after
                 ``batch_transform``; large columns that it hands on as they are come from
                 page-locked memory. Up to 176 MB, or five batches if those are more, are there,
                 the loop's among them. Not yet run on a GPU.
@@ -280,20 +280,20 @@ class Loader:
 
     @property
     def report(self) -> Report:
-        """What was delivered: the latest epoch, reuse, coverage, what set the pace."""
+        """Counts of deliveries: the latest epoch, reuse, coverage, and the bottleneck."""
         return self._consumer.report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this loader stands: behind the batch that was delivered last.
+        """Return this loader's position: after the batch that was delivered last.
 
-        Plain values, for `torch.save` as for `json.dumps`. Behind a batch, `load_state_dict`
+        Plain values, for `torch.save` as for `json.dumps`. After a batch, `load_state_dict`
         makes a loader deliver the very batches that this one would have delivered for the rest
         of its pass, in this process or another, on this machine or another: the same samples,
         in the same order, with the same generators for the transform. Where
         ``samples_per_epoch`` makes an epoch go on into another pass, and between epochs, a new
-        snapshot follows, as ever. Its order depends on the state and on what is cached then.
+        snapshot follows, as ever. Its order depends on the state and on the shards cached then.
 
-        Uses and all that `report` says are not part of it.
+        Uses and the figures of `report` are not part of it.
         """
         self._consumer.note_state()
         return self._consumer.position().to_dict(self._options)
@@ -301,23 +301,23 @@ class Loader:
     def load_state_dict(
         self, state: Mapping[str, Any], missing: MissingShards = "refetch"
     ) -> None:
-        """Go on where another loader stood: the next iteration is the rest of its epoch.
+        """Continue from the position of another loader: the next iteration is the rest of its epoch.
 
-        Behind the last batch of an epoch that rest is empty, and the iteration after it
+        After the last batch of an epoch that rest is empty, and the iteration after it
         begins the next one. Shards that are cached still are leased with the next iteration.
 
         Args:
             state: of `state_dict`, of a loader with the same batch_size, seed, shuffle,
                 drop_last, samples_per_epoch, fixed and world_size. The functions must be the
                 same, too.
-            missing: what to do where shards that the rest of the pass needs are not cached
+            missing: the action where shards that the rest of the pass needs are not cached
                 (any more). ``refetch``: have the service draw them again, and wait for that.
                 ``substitute``: put other shards in their places, as far as there are others.
                 ``error``: raise CacheError.
 
         Raises:
             ConfigError: no such state, other arguments, or another cache's.
-            CacheError: shards are gone; what is found out only when the next iteration
+            CacheError: shards are gone; a loss that is found only when the next iteration
                 leases them is raised there.
         """
         if missing not in MISSING_SHARDS:

@@ -37,18 +37,18 @@ from growcache.cache.system import available_memory_bytes
 from growcache.errors import CorruptShardError
 from growcache.schema import Schema
 
-# Of each file what becomes another one where it is written to, or replaced.
+# Values of each file that differ once it is written to, or replaced.
 FileIdentity: TypeAlias = tuple[tuple[int, int, int, int], ...]
 
-# What changes twice within a tick of the kernel's clock may have one time for both.
+# Two changes within one tick of the kernel's clock may have the same time.
 TICK_NS = 20_000_000
 SECOND_NS = 1_000_000_000
 
 
 def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
-    """Return what stays the same while files are untouched; None where that is not certain.
+    """Return values that stay the same while files are untouched; None where that is uncertain.
 
-    It is not certain right after a change, nor where times are whole seconds.
+    It is uncertain right after a change, and where times are whole seconds.
     """
     now, found = time.time_ns(), []
     for path in paths:
@@ -63,7 +63,7 @@ def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
     return tuple(found) or None
 
 
-# Of what could be had: the rest is for whatever else the machine does.
+# Of the available memory; the rest is for other programs.
 SHARE_OF_AVAILABLE = 0.5
 RESIDENT_WINDOWS = 2  # that are read, and read ahead
 
@@ -78,8 +78,8 @@ def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) ->
 
     Args:
         cache_bytes: of all shards that a pass reads.
-        available_bytes: of memory, what of these shards is in the page cache included.
-        window_bytes: of the shards of a window, which are in memory besides.
+        available_bytes: of memory, including these shards' pages in the page cache.
+        window_bytes: of the shards of a window, which are in memory in addition.
 
     >>> resident_share(10 * 10**9, 48 * 10**9, 10**9), resident_share(900 * 10**9, 40 * 10**9, 10**9)
     (1.0, 0.02)
@@ -120,16 +120,16 @@ class MapPool:
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
-        # Reentrant, for the collector may let go of a snapshot wherever this thread is; and taken
-        # where no fork divides it, for a child goes on with the pools of its snapshots.
+        # Reentrant, because the collector may release a snapshot at any point of this thread. Taken
+        # within the fork lock, because a forked child continues with the pools of its snapshots.
         self._lock = threading.RLock()
         self._holds: Counter[ShardKey] = Counter()
         self._maps: dict[ShardKey, MappedShard] = {}
         self._stamps: dict[
             ShardKey, FileIdentity | None
         ] = {}  # of the files as they were mapped
-        self._verified: set[ShardKey] = set()  # of what is mapped
-        self._known: dict[ShardKey, FileIdentity] = {}  # of what was found whole
+        self._verified: set[ShardKey] = set()  # of the mapped shards
+        self._known: dict[ShardKey, FileIdentity] = {}  # of files found intact
         self._bad: dict[ShardKey, str] = {}
         self._warned: set[ShardKey] = set()  # of corrupt ones, whether held or not
         self._users: Counter[ShardKey] = Counter()  # open windows
@@ -164,7 +164,7 @@ class MapPool:
                     del self._holds[key]
                     if key in self._maps:
                         self._maps.pop(key).close()
-                    # When it is here again it may be another file: mended, or drawn once more.
+                    # A later shard of this number may be another file: mended, or drawn again.
                     self._stamps.pop(key, None)
                     self._verified.discard(key)
                     self._bad.pop(key, None)
@@ -175,7 +175,7 @@ class MapPool:
     ) -> MappedShard:
         """Return the map of a held shard, checked and in memory.
 
-        Raises CorruptShardError if its content is not what was written.
+        Raises CorruptShardError if its content is not as written.
         """
         key = shard_key(row)
         if key in self._bad:
@@ -246,7 +246,7 @@ class MapPool:
     def _map(self, row: ShardRow, schema: Schema, cache_format: str) -> MappedShard:
         key, before = shard_key(row), self._stamp(row, cache_format)
         mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
-        # Only what had it before and after is sure to be what was mapped.
+        # Only files that had it before and after are certainly the mapped ones.
         stamp = before if before == self._stamp(row, cache_format) else None
         with fork_lock(), self._lock:
             first = self._stamps.setdefault(key, stamp)  # of the map that will be kept
@@ -282,7 +282,7 @@ class MapPool:
         key, now = shard_key(row), time.monotonic()
         if now - self._seen.get(key, -math.inf) < RECENT_SECONDS:
             return
-        # Of files that a user may not write the kernel does not tell what is in memory.
+        # The kernel does not report residency of files that the user may not write.
         known = os.access(shard_path(self._layout, row.number, cache_format), os.W_OK)
         if not (known and mapped.in_memory):
             mapped.bring(asking=self._asks())

@@ -90,8 +90,7 @@ def unknown_field(name: str, names: Sequence[str]) -> str:
 class Ranks:
     """This process among those of its job.
 
-    told: whether an argument or the environment named the ranks; launch: equal on all ranks of
-    one start.
+    explicit: whether an argument or the environment named the ranks.
     """
 
     rank: int = 0
@@ -273,9 +272,9 @@ class LoaderOptions:
         return self.rank_share(samples).steps
 
 
-VALID_FIELD = "_valid"  # the field that tells rows from padding
+VALID_FIELD = "_valid"  # the field that is False for padding
 
-# What is alike on all ranks of one start of a job, and another at the next one.
+# Variables that are equal on all ranks of one start of a job, and differ at the next start.
 RUN_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
@@ -285,7 +284,7 @@ RUN_VARIABLES = (
     "SLURM_STEP_ID",
     "PMIX_NAMESPACE",
 )
-# One of these tells apart what runs at the same time; without them the parent does.
+# One of these tells concurrent jobs apart; without them the parent process does.
 SUFFICIENT_VARIABLES = frozenset({"MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
 
 
@@ -310,7 +309,7 @@ def find_ranks(
         return ALONE
     _refuse_rank("rank", "world_size", *found)
     local = _rank_variables(environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    # Who names other ranks than the launcher's means a group of his own.
+    # Arguments that differ from the launcher's ranks mean a separate group.
     if local is None or outer not in (None, found):
         local = found
     _refuse_rank("LOCAL_RANK", "LOCAL_WORLD_SIZE", *local)
@@ -345,7 +344,7 @@ def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
 
 
 def launch_id(environment: Mapping[str, str], parent: int) -> str:
-    """Return what all ranks of one start of a job have alike, and no other start has.
+    """Return a name that all ranks of one start of a job share, and no other start has.
 
     Args:
         environment: of this process.
@@ -406,7 +405,7 @@ def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool)
         samples: of the epoch.
         batch_size: of a rank.
         ranks: this one among them.
-        keeps_last: whether what makes no whole step is delivered.
+        keeps_last: whether rows that make no whole step are delivered.
     """
     steps, rest = divmod(samples, batch_size * ranks.world_size)
     whole = steps * batch_size * ranks.local_world_size

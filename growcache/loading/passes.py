@@ -1,8 +1,8 @@
-"""An endless walk over the cache, pass after pass, each over a snapshot of its own.
+"""Endless passes over the cache, each over a snapshot of its own.
 
 The next step is always under way: entering a window starts the preparation of the next one in a
 thread (maps, checksums, read-ahead), and entering the last window of a pass prepares the next pass,
-as late as is safe, because samples that arrive until then are in it. A walk holds two leases at most.
+as late as is safe, because samples that arrive until then are in it. There are two leases at most.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLACK_SECONDS = 0.05
 SLACK_SHARE, MOST_SLACK_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 0.02
 KEPT = 6  # preparations, and paces, that are remembered
-FEW_LOOKS, RECENT_LOOKS = 5, 10  # that tell the present pace
+FEW_LOOKS, RECENT_LOOKS = 5, 10  # from which the present pace is computed
 
 
 def is_due(
@@ -92,8 +92,8 @@ class SnapshotTiming:
                 return
             now, rows = clock(), left()
             began, before = looks[0]
-            # A batch that happens to come within a single look tells little; and that there is
-            # nothing left may also be said of an epoch that is left early.
+            # One batch within a single look says little about the pace, and an epoch that is left
+            # early also has no rows left.
             if rows and (len(looks) >= FEW_LOOKS or not known):
                 seen = max(seen, (before - rows) / max(1e-9, now - began))
             looks.append((now, rows))
@@ -141,9 +141,9 @@ class Passes:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
-        self._again: deque[Piece] = deque()  # to be taken before what the window has
-        self._taken: list[Window] = []  # of what was taken last: it may not be read yet
-        # What a process that dies now, and comes back, would need once more.
+        self._again: deque[Piece] = deque()  # to be taken before the window's next rows
+        self._taken: list[Window] = []  # of the rows taken last, which may not be read yet
+        # Windows that a process would need again if it died now and resumed.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left: deque[OpenPass] = deque()
         self._closing = threading.RLock()  # of passes that were left
@@ -174,7 +174,7 @@ class Passes:
         self._wait_for_turn()
         if self._waits_long:
             self._leave_pass()
-            self._close_left()  # what it holds could not leave, and nothing new come
+            self._close_left()  # else its shards could not be evicted, and no new ones come
             self._demand.wake.set()
         opened = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
@@ -188,14 +188,14 @@ class Passes:
         while not self._has_turn():
             self._demand.news.wait()
             self._demand.news.clear()
-            # It may be about to begin an epoch, and this thread to be in its way.
+            # The consumer may be about to begin an epoch, which this thread would delay.
             if not (self._has_turn() or self._demand.news.wait(self._demand.head_start())):
                 self.release_delivered()
 
     def take(self, rows: int) -> list[Piece]:
         """Return the next rows; fewer only where the pass ends."""
         if not self._again:
-            self._close_through()  # what was taken before has been copied
+            self._close_through()  # the rows taken before have been copied
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
         pieces = self._retaken(rows)
@@ -285,7 +285,7 @@ class Passes:
         try:
             opened = self._next_pass.result()
         except EXPECTED_ERRORS:
-            return  # it came to hold nothing
+            return  # no snapshot was taken
         with closing(opened.snapshot):
             opened.first.close()
 
@@ -342,14 +342,14 @@ class Passes:
             self._letting_go.result()
 
     def _close_left(self) -> None:
-        # Behind this none is open, nor just being closed by the thread that produces.
+        # After this none is open, nor just being closed by the thread that produces.
         with self._closing, ExitStack() as closed:
             for opened in list(self._left):
                 closed.callback(opened.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         demand, epoch, left = self._demand, self.epoch, self._left_rows()
-        # Where epochs are parts of passes, what becomes of one says nothing of the pass.
+        # Where epochs are parts of passes, leaving an epoch does not end its pass.
         pause: Callable[[float], bool] = demand.stop.wait
         if self._options.samples_per_epoch is None and epoch is not None:
             pause = functools.partial(demand.pause, epoch)
@@ -371,7 +371,7 @@ class Passes:
     def _left_rows(self) -> Callable[[], int]:
         """Return a function that counts the rows of the running pass still to be consumed."""
         running, epoch = self._pass, None
-        # Ranks wait for one another besides, and a fixed cache has nothing new.
+        # Ranks wait for one another anyway, and a fixed cache has nothing new.
         if running is None or self._options.fixed or self._options.ranks.share:
             return lambda: 0
         number, rows = running.number, len(running.plan)

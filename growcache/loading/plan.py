@@ -1,12 +1,12 @@
-"""The order in which a pass visits the samples of a snapshot, and each rank's share. Pure.
+"""The order in which a pass visits the samples of a snapshot, and positions in it. Pure.
 
 A pass shuffles the shards and cuts them into windows of about equal size; inside a window the
 samples of all its shards are permuted. Every shard is a random mixture already, so a window of a
 few is shuffled as well as a whole epoch would be, while each gather finds many rows in one map.
 
-Ranks that share a cache walk the same plan side by side: step s of an epoch takes the next rows
-for all of them, a batch each. So the number of steps cannot differ, and what one rank brings into
-memory the others find there. To deal out shards instead would need one window per rank in memory.
+Ranks that share a cache follow the same plan side by side: step s of an epoch takes the next rows
+for all of them, a batch each. So the number of steps cannot differ, and the ranks share the pages in
+memory. Separate shards for each rank would need one window per rank in memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.seeding import generator_at
 
-# A window is read ahead, mapped and verified as a whole, so its bytes are a matter of memory,
-# its shards one of what it takes to begin, and its samples one of both.
+# A window is read ahead, mapped and verified as a whole. So its bytes are bounded by memory, its
+# shards by the time to open it, and its samples by both.
 WINDOW_BYTES = 256_000_000
 WINDOW_SAMPLES = 1 << 18
 MIN_WINDOW_SHARDS = 4  # a window of fewer would mix too little
@@ -166,7 +166,7 @@ class LazyPickle(Generic[T]):
         return _unpickle_lazily, (self._data or pickle.dumps(self.get(), protocol=5),)
 
 
-def _unpickle_lazily(data: bytes) -> LazyPickle[Any]:  # what a pickle calls
+def _unpickle_lazily(data: bytes) -> LazyPickle[Any]:  # called by pickle
     made = LazyPickle[Any](None)
     made._value, made._data = [], data
     return made
@@ -185,7 +185,7 @@ class PlannedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What the order of a pass depends on, besides the arguments of the loader."""
+    """The shards and the window size from which, with the loader's arguments, a pass is ordered."""
 
     number: int
     shards: tuple[PlannedShard, ...]
@@ -214,7 +214,7 @@ class PassPlan:
 
 def _unpickle_plan(
     number: int, columns: tuple[Any, ...], window_samples: int
-) -> PassPlan:  # what a pickle calls
+) -> PassPlan:  # called by pickle
     shards = map(PlannedShard._make, zip(*columns, strict=True))
     return PassPlan(number, tuple(shards), window_samples)
 

@@ -1,6 +1,6 @@
 """Make blocks ahead of the consumer, epoch after epoch.
 
-It does not stop at the end of an epoch but marks it and goes on, so the first batches of the next
+At the end of an epoch the producer puts a mark and continues, so the first batches of the next
 epoch are ready before they are asked for.
 """
 
@@ -109,7 +109,7 @@ class Producer:
         self._ranks = ranks
         self._assembler: BlockAssembler | None = None
         self._clock = GatherClock()
-        self._sized = False  # whether it is known how many blocks may wait
+        self._sized = False  # whether the number of blocks that may wait is decided
 
     def run(self) -> None:
         with ExitStack() as opened:  # each is closed, whatever becomes of the others
@@ -191,9 +191,9 @@ class Producer:
     ) -> None:
         """Produce this rank's share, over as many passes as it takes.
 
-        An epoch that the consumer has left is walked to its end without copying, so that later
-        epochs do not depend on where it was left. Where each epoch is a pass, it is left as
-        well.
+        The rows of an epoch that the consumer has left are skipped to its end without copying, so
+        that later epochs do not depend on where it was left. Where each epoch is a pass, the
+        pass is left as well.
         """
         done, empty_passes = min(steps * share.step_rows, share.rows), 0
         block_start = done
@@ -246,8 +246,8 @@ class Producer:
     def _fixed_length(self, epoch: int, passes: Passes, left: int) -> None:
         """Produce `left` samples, over as many passes as it takes.
 
-        An epoch that the consumer has left is walked to its end without copying, so that later
-        epochs do not depend on where it was left.
+        The rows of an epoch that the consumer has left are skipped to its end without copying, so
+        that later epochs do not depend on where it was left.
         """
         empty_passes = 0
         self._hurry()
@@ -287,7 +287,7 @@ class Producer:
         return added
 
     def _lost_after(self, passes: Passes) -> int:
-        """Return how many rows were lost behind the last block."""
+        """Return how many rows were lost after the last block."""
         return self._assembler.losses.until(passes.lost) if self._assembler else 0
 
     def _put(self, epoch: int, passes: Passes) -> None:
@@ -298,7 +298,7 @@ class Producer:
         with self._clock.timed(self._copies):
             block = self._assembler.finish(epoch)
         block.seconds, block.stalled_seconds = self._clock.restart()
-        # Not timed: what `batch_transform` waits for, it waits for beside a process as well.
+        # Not timed, because `batch_transform` runs in this thread with a gather process as well.
         finished = self._finish(block, functools.partial(self._demand.wants, epoch))
         if self._demand.stop.is_set():
             raise StoppedError

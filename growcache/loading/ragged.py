@@ -105,7 +105,7 @@ class Ragged:
 
 @dataclass(slots=True)
 class RaggedStyler:
-    """Turns ragged values into what a batch holds; used by one thread."""
+    """Turns ragged values into a batch's arrays or lists; used by one thread."""
 
     _style: RaggedStyle
     _framework: Framework

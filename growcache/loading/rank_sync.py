@@ -1,6 +1,6 @@
 """Ranks of one job read one snapshot: rank 0 takes it, the others copy its list.
 
-Ranks communicate through their leases only, so what a dead rank said disappears with it. Rank 0
+Ranks communicate through their leases only, so a dead rank's notes disappear with it. Rank 0
 takes a snapshot, settles its lease, and enters the pass only when every other rank has a lease of
 its own on the same list; until then rank 0's lease protects it for all. So no two ranks ever plan
 different passes, and none is ahead by more than one. A rank holds a lease for as long as it reads.
@@ -57,7 +57,7 @@ class RankGroup(Protocol):
 
 
 def next_rank_note(options: LoaderOptions) -> RankNote:
-    """Return what this rank announces to the others.
+    """Return the note that this rank announces to the others.
 
     Called in the thread that iterates, so that all ranks count alike.
     """
@@ -279,8 +279,8 @@ class _Follower:
     def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
         """Return whether no shard can have gone before it was leased here.
 
-        Rank 0 may have ended by an error after it saw this lease. What is live then was never
-        released.
+        Rank 0 may have ended by an error after it saw this lease. Shards that are live then were
+        never released.
         """
         if lease.name in {view.name for view in self._leader()}:
             return True
@@ -334,7 +334,7 @@ def _refuse_unlike(mine: RankNote, leader: RankNote) -> None:
 
 
 def _rank_names(ranks: set[int]) -> str:
-    """Return whom to wait for, in words.
+    """Return the ranks in words.
 
     >>> _rank_names({2, 1})
     'ranks 1, 2'
@@ -350,7 +350,7 @@ def _wait_for_ranks(
     *,
     patient: Callable[[], bool],
 ) -> T | None:
-    """Return what ``look`` finds; None if ``watch`` stopped the wait."""
+    """Return the result of ``look``; None if ``watch`` stopped the wait."""
     if (found := look()) is not None:
         return found
     began, warned, pause = time.monotonic(), False, Backoff(watch.wake)

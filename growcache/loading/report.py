@@ -1,4 +1,4 @@
-"""What a loader has delivered: the user's report, and the counters in the lease.
+"""Counts of deliveries: the user's report, and the counters in the lease.
 
 The lease belongs to the producer, which may be another process. The loop's process writes the
 counters into the same file, at fixed places: before a pass ends, and a few times a second from a
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a loader did, in its latest epoch and since it was made.
+    """Counts of a loader, in its latest epoch and since it was made.
 
     Deliveries are counted per shard. Each sample of a shard counts as delivered once before any
     counts as delivered twice, which is so where passes are not left before their end; else
@@ -53,7 +53,7 @@ class Report:
     Attributes:
         samples: delivered in the latest epoch.
         new_samples: of these, delivered for the first time by this loader.
-        passes: passes over the cache begun so far.
+        passes: passes over the cache that have started.
         cache_samples: in the latest snapshot.
         reuse: delivered over distinct samples, since the loader was made.
         reuse_recent: the same over the latest time in which the cache was turned over; before
@@ -66,7 +66,7 @@ class Report:
         age_seconds_max: of the oldest of them.
         skipped: samples of corrupt shards that the loader went past, never delivered.
         wait_seconds: that the latest epoch's consumer waited for batches.
-        limited_by: what set the pace: ``training``, ``loading`` or ``cache`` (waiting for
+        limited_by: the bottleneck: ``training``, ``loading`` or ``cache`` (waiting for
             samples).
         gather: where batches are put together: in a ``thread`` or a ``process``.
     """
@@ -100,7 +100,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """What the report needs of a snapshot, by column, because it may have ten thousand shards."""
+    """A snapshot's facts for the report, by column, because it may have ten thousand shards."""
 
     numbers: Integers
     samples: Integers
@@ -185,7 +185,7 @@ class DeliveryCounts:
         self._waited_cache += facts.waited_seconds
         numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
         self._sizes.update(zip(numbers, samples, strict=True))
-        if again:  # what is leased anew is the rest of the pass, and the snapshot the same
+        if again:  # the rest of the same pass over the same snapshot was leased again
             self._held.append((number, {*numbers, *facts.left_out.tolist()}))
             return
         self._facts = facts
@@ -210,7 +210,7 @@ class DeliveryCounts:
         """
         for number, count in counts.items():
             before, size = self._delivered.get(number, 0), self._sizes.get(number, 0)
-            if size:  # else it is gone, and an iterator that is left tells late of it
+            if size:  # else it is gone, and an abandoned iterator reports it late
                 self._delivered[number] = before + count
             self._total += count
             new = min(before + count, size) - min(before, size)
@@ -237,7 +237,7 @@ class DeliveryCounts:
         delivered, distinct, cached = self._turn
         if not cached or self._distinct - distinct < cached:
             return
-        # The first turnover is the filling of the cache, which reads what is there often.
+        # In the first turnover the cache fills, so its few samples are read often.
         if distinct:
             self._recent = (self._total - delivered) / (self._distinct - distinct)
         self._turn = (self._total, self._distinct, self._cached)
@@ -335,7 +335,7 @@ def _sample_ages(facts: PassFacts) -> tuple[float, float]:
 
 
 class ReaderCounters:
-    """What one loop received; used by its thread, except `flush` and `close`."""
+    """Counters of what one loop received; used by its thread, except `flush` and `close`."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -355,12 +355,12 @@ class ReaderCounters:
         with self._turn:
             before, self._counters = self._counters, LeaseCounters(counts=True)
             self._let_go()
-            if not self._written:  # its lease was gone: what it did not hear counts here
+            if not self._written:  # its lease was gone, so unwritten counts continue here
                 self._counters = before
             self._counters.gave_state, self._counters.epoch = before.gave_state, before.epoch
             self._counters.pass_number = number
             self._written_batches = 0
-            # Where it is gone already, the producer was closed by somebody.
+            # The lease is gone where another thread has closed the producer.
             with suppress(OSError):
                 self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
             self._written = False
@@ -389,13 +389,13 @@ class ReaderCounters:
             return
         with self._turn:
             if self._descriptor is not None and not self._written:
-                self._written = True  # first: what is counted meanwhile is not
+                self._written = True  # first, so that a concurrent count unsets it
                 if self._counters.batches != self._written_batches:
                     self._written_batches = self._counters.batches
                     self._counters.progress_at = time.time()
                 try:
                     os.pwrite(self._descriptor, self._counters.pack(), COUNTERS_AT)
-                except OSError:  # a full disk may refuse even to write over what is there
+                except OSError:  # a full disk may refuse even to overwrite
                     self._written = False
 
     def close(self) -> None:

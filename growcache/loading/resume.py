@@ -1,4 +1,7 @@
-"""Lease the rest of a pass that another loader began, and decide what to do about missing shards.
+"""The position of a loader as a value, and how another loader continues from it.
+
+A position counts the delivered rows of the pass's plan, whatever was made ahead since. It names the
+plan's shards with their digests, so the order of all that follows can be computed from it alone.
 
 A shard that was evicted since, or was never drawn on this machine, is refetched: the lease names it
 with its digest, and the service draws it again before anything new.
@@ -46,7 +49,7 @@ DIGEST_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a loader stands between two batches.
+    """The position of a loader between two batches.
 
     next_epoch is later than epoch where that was broken off; mark is None where the next epoch
     begins with a new snapshot.
@@ -329,7 +332,7 @@ def _lease_rest(
     """Return the snapshot; None where a shard was evicted before it was leased, or if stopped."""
     options, digests = request.options, _needed_digests(rest)
     there = _held_shards(view, digests, options.root)
-    # All of them: what is live now may be retired before the lease is there.
+    # All of them, because a live shard may be retired before the lease is visible.
     wishes = digests
     if request.missing != "refetch":
         digests, wishes = {number: digests[number] for number in there}, {}
@@ -341,14 +344,14 @@ def _lease_rest(
         wishes=wishes,
         ranks=resume_note(options, rest.plan.number),
         room_bytes=lease_bytes(view),
-        # Whoever goes on from a state may have to do so once more.
+        # A resumed job may have to resume again.
         counters=LeaseCounters(counts=True, gave_state=True),
     )
     lease = wait_for_room(create, request.wake, request.stopped)
     if lease is None:
         return None
     try:
-        # What is seen live from here on may not be deleted, even if it is retired.
+        # A shard that is live from here on may not be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
         rows = _held_shards(view, digests, options.root)
         if request.missing == "refetch":

@@ -50,7 +50,7 @@ def _references(bases: dict[int, BufferBytes], number: int) -> int:
     return sys.getrefcount(bases[number])
 
 
-# What `_references` counts for an array that only its dictionary holds.
+# The count of `_references` for an array that only its dictionary holds.
 _UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
 
 
@@ -205,7 +205,7 @@ class SharedSender:
         descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
-            # A process that maps it would be killed where it touches what was cut off.
+            # Without seals, truncation would kill a process that reads the mapped memory.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             base = map_shared(descriptor, size)
             for connection in receivers:

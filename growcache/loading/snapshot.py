@@ -25,7 +25,7 @@ from growcache.schema import Origin, Sample, Schema
 
 
 def mean_sample_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
-    """Return the mean bytes of a sample, with what a format adds."""
+    """Return the mean bytes of a sample, with a format's overhead."""
     if not schema.is_ragged:
         return schema.nbytes
     samples = sum(row.samples for row in shards)
@@ -43,7 +43,7 @@ class Snapshot:
         shards: rows of the index, those with samples, oldest first.
         view: the index when the snapshot was taken.
         shard_bytes: of all shards.
-        lease: what keeps the shards; whoever reads the files itself sets their states there.
+        lease: it protects the shards; a reader that opens files itself sets their states there.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Snapshot:
         without: Container[int] = (),
         view: IndexView | None = None,
     ) -> Snapshot:
-        """Return what is cached now, leased.
+        """Lease the shards that are cached now.
 
         Args:
             path: of the cache directory.
             job: whose uses are counted.
             verify: check a shard when this process first maps it, or before every use.
             only: digests by number of the shards to take; None for all. ``{row.number:
-                row.digest for row in snapshot.shards}`` takes what another snapshot has.
-            ranks: what the lease says to the other ranks of the job; it is not settled then.
+                row.digest for row in snapshot.shards}`` takes the shards of another snapshot.
+            ranks: the note in the lease for the other ranks of the job; it is not settled then.
             without: numbers of shards to leave out.
             view: the index, as the caller read it just now; None: it is read.
 
@@ -125,8 +125,8 @@ class Snapshot:
             counters=LeaseCounters(counts=True),
         )
         try:
-            # Only what is still live after the lease was there is safe: the evictor
-            # retires first and reads the leases then.
+            # Only shards that are still live once the lease is visible are safe, because the
+            # evictor retires first and reads the leases then.
             live = live_numbers(layout.root)
             found = [row for row in wanted if row.number in live]
             if len(found) < len(wanted):
@@ -136,7 +136,7 @@ class Snapshot:
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
                     f"cache {layout.root} any more; take what is there instead"
                 )
-            if ranks is None:  # else it says that others may copy the list, when it is final
+            if ranks is None:  # else `settle` tells other ranks that the list is final
                 lease.settle()
             return cls(layout, view, found, lease, job=job, verify=verify)
         except BaseException:
@@ -193,7 +193,7 @@ class Snapshot:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A lease is its process's own, so what travels is what to take.
+        # A lease belongs to its process, so the pickle holds the arguments of `take`.
         if self.closed:
             raise TypeError("a closed snapshot cannot be pickled: its shards may be gone")
         shards = {row.number: row.digest for row in self.shards}
@@ -225,7 +225,7 @@ class Snapshot:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a sample; where they differ the mean, with what a format adds."""
+        """Bytes of a sample, a mean where they differ, with a format's overhead."""
         return mean_sample_bytes(self.schema, self.shards)
 
     def origin(self, i: int) -> Origin:
@@ -360,7 +360,7 @@ class Snapshot:
 
 def _unpickle_snapshot(
     root: Path, job: str, verify: Verify, shards: Mapping[int, str]
-) -> Snapshot:  # what a pickle calls
+) -> Snapshot:  # called by pickle
     return Snapshot.take(root, job=job, verify=verify, only=shards)
 
 

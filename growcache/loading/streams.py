@@ -72,7 +72,7 @@ def open_stream_pass(
     min_samples: int,
     watch: WaitControl | None = None,
 ) -> StreamPass:
-    """Return a pass over what is cached, once that is enough."""
+    """Return a pass over the cached shards, once they are enough."""
     watch = watch or WaitControl(threading.Event(), lambda: False)
     while True:
         choice = wait_for_stream(options, min_samples, watch)
@@ -249,8 +249,8 @@ class ShardStream:
             if self._ahead is not None or self._closed:
                 return
             for old in [p for p in self._passes if p is not self._pass]:
-                # Its files are needed no more once they were read; what is not delivered
-                # yet is in memory and will be.
+                # Its files are not needed once they were read; undelivered samples are in
+                # memory and will be delivered.
                 if not all(self._given[token].read for token in old.given):
                     return
                 self._end(old, used=True)

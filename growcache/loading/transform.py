@@ -144,7 +144,7 @@ NAMED_ARGUMENTS = ("rng", "origin")
 
 
 def function_arguments(function: UserFunction) -> frozenset[str]:
-    """Return which of ``rng`` and ``origin`` the function takes besides the sample."""
+    """Return which of ``rng`` and ``origin`` the function takes with the sample."""
     if isinstance(function, PickledFunction):
         return function.takes
     if not callable(function):
@@ -194,7 +194,7 @@ class TransformRows:
 
 
 class TransformCall:
-    """The user's function and the arguments that it takes besides a sample."""
+    """The user's function and its arguments other than the sample."""
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
         self.running: dict[int, tuple[int, float]] = {}

@@ -88,19 +88,19 @@ def wait_for_samples(
 ) -> IndexView:
     """Return the index once the cache holds ``min_samples``, however long that takes.
 
-    The cache need not exist yet. What is waited for is logged once, as a warning.
+    The cache need not exist yet. The wait is logged once, as a warning.
 
     Args:
         path: of the cache directory.
         min_samples: capped by the population, once that is known.
         complete: wait until the whole population is cached.
         wake: set from outside, it makes the wait look at ``stopped`` at once.
-        stopped: whether to give up and return what is there.
+        stopped: whether to give up and return the index as it is.
         known: whether the caller has read from it: then its folder must be there.
 
     Raises:
         CacheMissingError: the folder of a cache that was read from is gone.
-        ConfigError: the cache can never hold so many.
+        ConfigError: the cache can never hold that many.
         CacheError: the cache is complete without a sample, or the service that this process
             started has failed.
     """
@@ -277,7 +277,7 @@ def _no_shards() -> Mapping[str, Iterable[int]]:
 
 @dataclass(frozen=True, slots=True)
 class WaitControl:
-    """What ends a wait early, and what a long wait has to release."""
+    """Events that end a wait early, and hooks of a long wait."""
 
     wake: threading.Event
     stopped: Callable[[], bool]
@@ -348,7 +348,7 @@ def shards_at_limit(
 def choose_shards(
     options: LoaderOptions, watch: WaitControl, view: IndexView
 ) -> SnapshotChoice:
-    """Return what the next snapshot of a job is taken of; it may wait for samples.
+    """Choose the shards of a job's next snapshot; it may wait for samples.
 
     A wait ends when enough samples are cached that were used less; it is logged once. None if
     stopped.
@@ -361,9 +361,7 @@ def choose_shards(
             limit = reuse_limit(seen)
             if limit is None:
                 return SnapshotChoice(seen)
-            unread_shards = (
-                watch.unread_shards()
-            )  # before the leases, which tell of what was read meanwhile
+            unread_shards = watch.unread_shards()  # before the leases, which report later reads
             leases = read_leases(options.root)
             view = read_index(options.root, job=options.job)
             out = shards_at_limit(view, leases, options.job, limit.most, unread_shards)
@@ -374,7 +372,7 @@ def choose_shards(
                 _warn_of_reuse(options, limit)
                 break
             watch.on_long_wait()
-            if unread_shards:  # it may not come to be read: the look without it tells
+            if unread_shards:  # they may stay unread, so a later look without them decides
                 continue
             _refuse_endless(options, view, limit)
             if not warned:
@@ -411,7 +409,7 @@ def take_snapshot(
 def take_new_snapshot(
     options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
 ) -> Snapshot | None:
-    """Return a snapshot of what this job has not used up; None if stopped."""
+    """Return a snapshot of the shards that this job may still use; None if stopped."""
     return take_snapshot(options, watch, choose_shards(options, watch, view), note)
 
 
@@ -430,7 +428,7 @@ def _refuse_endless(options: LoaderOptions, view: IndexView, limit: ReuseLimit) 
     if view.complete:
         raise CacheError(
             f"job {options.job} has used all samples of {options.root} {limit.most} times "
-            "(cache.max_reuse), and no more come, for the cache is complete; raise "
+            "(cache.max_reuse), and no more come, because the cache is complete; raise "
             "cache.max_reuse, or set cache.on_max_reuse: warn"
         )
     refuse_failed_service(CacheLayout(options.root), view)

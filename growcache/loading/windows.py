@@ -1,7 +1,7 @@
 """Open a pass and its windows: a snapshot is taken and planned, shards are mapped and verified.
 
 Rows that cannot be read are skipped. They count when the consumer goes past their place, with the
-next batch or at the end of the epoch, so each counts once wherever another process goes on.
+next batch or at the end of the epoch, so each counts once even if another process continues the pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OpenWindow:
 
     snapshot: Snapshot
     plan: Window
-    numbers: tuple[int, ...]  # of its shards; substitutes are behind the planned ones
+    numbers: tuple[int, ...]  # of its shards; substitutes follow the planned ones
     shards: MappedShards  # maps; no row refers to a corrupt one
     starts: SampleOrder  # [shards + 1], see `Window.order`
     order: SampleOrder  # [n], sample of each row, numbered shard after shard
@@ -158,7 +158,7 @@ def open_window(
     unreadable: Container[int],
     stopped: Callable[[], bool],
 ) -> OpenWindow:
-    """Return a window, behind ``start``.
+    """Return the rows of a window from position ``start``.
 
     Unreadable rows are left out; where ranks share the cache, others stand in for them, so that
     all ranks make equal steps.
@@ -200,7 +200,7 @@ def _without_missing(
     sizes: Integers,
     unread: Sequence[int],
 ) -> OpenWindow:
-    """Return the window behind its first rows, without those that are not there."""
+    """Return the window without its first rows and those that are missing."""
     plan = window.plan
     places, rows = window.located(0, len(window))
     wanted, there = np.arange(len(window)) >= skip, rows < sizes[places]

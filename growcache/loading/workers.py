@@ -172,7 +172,7 @@ class ProcessExecutor:
         try:
             self._shared_sender.send(worker.child.connection, work, lend=False)
         except OSError:
-            # It died, or has half a message: either way the end is what is received next.
+            # The worker died or has half a message; either way the next receive reports its end.
             worker.child.connection.shut()
 
     def _answer(

@@ -85,11 +85,11 @@ def files(
     shuffle: bool = True,
     job: str = "default",
 ) -> Files:
-    """Return the TFRecord files of what is cached now, and keep them from being evicted.
+    """Return the TFRecord files that are cached now, and keep them from being evicted.
 
     For pipelines written by hand, ``tf.data.TFRecordDataset(held.paths)``, on a cache whose service
     runs. Without a lease files vanish while they are read. Each call takes a new
-    snapshot, and counts as a use of every sample in it. What is held cannot make room, so close it
+    snapshot, and counts as a use of every sample in it. Held files cannot be evicted, so close them
     after each epoch.
 
     Args:
@@ -150,7 +150,7 @@ def dataset(
     verify: Verify = "first",
     reader: Reader = "native",
 ) -> EpochDataset:
-    """Return batches from a growing cache; every iteration is a new epoch over what is there.
+    """Return batches from a growing cache; every iteration is a new epoch over the shards cached by then.
 
     The shards of an epoch are leased while TensorFlow needs them. The lease ends with the
     iterator, or with its last reference. Two things outlast it: with ``samples_per_epoch``
@@ -178,7 +178,7 @@ def dataset(
         fields: names of the cache's fields that are wanted; the others are not decoded.
         as_tuple: names of fields; batches are tuples of these instead of dicts.
         ragged: how fields whose values differ in size come: ``offsets`` as
-            `tf.RaggedTensor`, ``pad`` as tensors with zeros behind each value, whose sizes
+            `tf.RaggedTensor`, ``pad`` as tensors with zeros after each value, whose sizes
             are in ``x_lengths``, int64 [batch], or [batch, k] for k ragged dimensions.
             bytes and str come as `tf.string`.
         job: in whose name uses are counted.
@@ -263,7 +263,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Spec:
-        """What a batch is made of: a dict, or a tuple, of `tf.TensorSpec`."""
+        """The spec of a batch: a dict, or a tuple, of `tf.TensorSpec`."""
         return self._made.element_spec
 
     def __iter__(self) -> Iterator[Any]:

@@ -54,7 +54,7 @@ class ConsumerPool:
         self._options = options
         self._buffer_cache = BufferCache(IDLE_SECONDS)
         self._framework = replace(framework, buffer_cache=self._buffer_cache)
-        self._maps = MapPool.of(options.root)  # which knows what was found whole
+        self._maps = MapPool.of(options.root)  # which remembers verified shards
         # One that its own thread passes: the collector may close these in the middle of a call.
         self._lock = threading.RLock()
         self._idle: Consumer | None = None
@@ -174,8 +174,8 @@ class GatherPipeline(Pipeline):
         made = GeneratorDataset(
             self._iterate, [tensor_spec(tf.bool, [None]), *specs.values()]
         ).dataset
-        # In this order: a filter that waits for what it lets through hears of no end. And
-        # without a map among them: TensorFlow would have it run ahead.
+        # In this order, because a filter that waits for a passing element is not told to end. And
+        # without a map among them, because TensorFlow would run it ahead.
         made = made.prefetch(1 if self._cuts else PREFETCH_BATCHES)
         made = made.filter(lambda there, *_: tf.size(there) > 0)
         if self._cuts:
@@ -195,7 +195,7 @@ class GatherPipeline(Pipeline):
             made |= column.tensors(values, rows)
         return self._form.batch(made)
 
-    # What TensorFlow's threads call
+    # Called by TensorFlow's threads
 
     def _iterate(self) -> Iterator[tuple[Any, ...]]:
         keep_freed_memory()
@@ -216,8 +216,8 @@ class GatherPipeline(Pipeline):
             del made  # its memory is wanted once TensorFlow has done with it
             yield ready.pop()
             if several:
-                # This is what TensorFlow asks for beforehand: what follows, be it the end, it
-                # asks for once it wants more.
+                # TensorFlow requests one element ahead. It gets this empty one, and requests the
+                # next batch, or the end, only when it needs it.
                 yield self._nothing
 
     def _arrays(self, batch: Mapping[str, Any] | None) -> tuple[Any, ...]:

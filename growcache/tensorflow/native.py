@@ -195,7 +195,7 @@ BLOCKS_PER_PASS = 4
 
 @dataclass(frozen=True)
 class PipelineSizes:
-    """What there is when an iteration begins."""
+    """The number and size of the cached samples when an iteration begins."""
 
     samples: int
     sample_bytes: int
@@ -232,7 +232,7 @@ class PipelineSizes:
 
 CYCLE_SHARDS = 4  # shards that are read at a time
 PREFETCH_BATCHES = 4
-# What runs ahead counts as used, so not a block for each of many cores; decoding is copying,
+# Blocks that are decoded ahead count as used, so there is not one for each core; decoding copies,
 # and a few threads copy as fast as memory can.
 MAX_DECODED_BLOCKS = 4  # blocks of batches, at a time
 ROW_BITS = 32  # of a record's number; the token of its shard stands above
@@ -282,7 +282,7 @@ class NativePipeline(Pipeline):
     def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
         self._records = records
-        self._maps = MapPool.of(options.root)  # which knows what was found whole
+        self._maps = MapPool.of(options.root)  # which remembers verified shards
         self._passes, self._tokens = itertools.count(), itertools.count()
         self._names = itertools.count()
         self._iterations: dict[int, NativeIteration] = {}
@@ -317,7 +317,7 @@ class NativePipeline(Pipeline):
     def _full_batches(self) -> bool:
         return self._runs_on or not self._options.keep_last
 
-    # What TensorFlow runs
+    # Traced into TensorFlow's graph
 
     def _groups(
         self,
@@ -351,7 +351,7 @@ class NativePipeline(Pipeline):
     def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
         """Return (number, record) of each sample of a shard, and note when it was read.
 
-        The numbers come first, so that they are asked once more behind the last record.
+        The numbers come first, so that one more is requested after the last record.
         """
         types = [tf.string, *[tf.int64] * 4]
         found = tf.numpy_function(self._shard, [name, turn], types)
@@ -374,7 +374,7 @@ class NativePipeline(Pipeline):
         with tf.control_dependencies([counted]):
             return tf.identity(records)
 
-    # What TensorFlow's threads call
+    # Called by TensorFlow's threads
 
     def _iterate(self) -> Iterator[tuple[int, ...]]:
         keep_freed_memory()
@@ -391,7 +391,7 @@ class NativePipeline(Pipeline):
             self._begun = True
             if self._options.fixed:
                 self._refuse_change(first)
-            # One turn more, in which the stream hears that it is asked no more.
+            # One turn more, in which the stream learns that no shard is wanted any more.
             turns = ENDLESS_TURNS if self._runs_on else len(first.rows) + 1
             samples = sum(row.samples for row in first.rows)
             cached = PipelineSizes(samples, first.snapshot.sample_bytes, self._runs_on)

@@ -1,4 +1,4 @@
-"""What both readers have in common: epochs, generators as datasets, and their end.
+"""Code that both readers share: epochs, generators as datasets, and their end.
 
 `tf.data.Dataset.from_generator` makes a dataset anew for each iterator, within a `flat_map`, which
 takes TensorFlow twice as long to prepare as everything here.
@@ -75,7 +75,7 @@ Dataset: TypeAlias = Any
 class Pipeline(ABC):
     """Makes the pipeline, and answers TensorFlow's calls while it runs.
 
-    TensorFlow keeps it for the life of the process, so what it holds ends with its iterations.
+    TensorFlow keeps it for the life of the process, so its resources end with its iterations.
     """
 
     def __init__(self, options: LoaderOptions, *, runs_on: bool) -> None:
@@ -165,7 +165,7 @@ class GeneratorDataset:
             "finalize_func": traced(end, name),
         }
 
-    # What TensorFlow's threads call
+    # Called by TensorFlow's threads
 
     def _begin(self) -> np.int64:
         name = next(self._names)

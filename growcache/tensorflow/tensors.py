@@ -19,7 +19,7 @@ from growcache.schema import Array, Field, Schema
 Tensor: TypeAlias = Any  # TensorFlow has no types
 Spec: TypeAlias = Any
 
-# What decode_raw has no kernel for is read as an integer of that size first.
+# Types without a kernel of decode_raw are read as an integer of that size first.
 SAME_SIZE = {"uint32": "int32", "uint64": "int64"}
 DECODABLE = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32"}

@@ -117,7 +117,7 @@ def _process_group() -> tuple[int, int] | None:
 
 
 class EpochLoader(Loader):
-    """Batches from a growing cache; every iteration is a new epoch over what is there by now.
+    """Batches from a growing cache; every iteration is a new epoch over the shards cached by then.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.
     Tensors may be kept: their memory is recycled only once nothing refers to it. A loader
@@ -143,7 +143,7 @@ class EpochLoader(Loader):
 
 
 P = ParamSpec("P")
-# Who makes a loader anew, as Lightning does to predict, gives what it found in the old one.
+# Trainers that rebuild a loader, as Lightning does to predict, pass the old one's attributes.
 REMADE_ARGUMENTS = ("dataset", "sampler", "batch_sampler")
 
 
@@ -264,8 +264,8 @@ class EpochDataLoader(DataLoader[Any]):
     def _epoch(self) -> Iterator[Any]:
         steps, batches = len(self), iter(self.loader)
         for batch in batches:
-            # Trainers count, and do not ask once more: so the epoch ends with its last batch,
-            # in the report and in what `state_dict` says while that is trained on.
+            # Trainers count steps and do not ask again. So the epoch ends with its last batch, in
+            # the report and in the state while that batch is trained on.
             if self.loader.step >= steps:
                 next(batches, None)
             yield batch
@@ -277,7 +277,7 @@ class EpochDataLoader(DataLoader[Any]):
 
     @property
     def report(self) -> Report:
-        """What was delivered; see `EpochLoader.report`."""
+        """Counts of deliveries; see `EpochLoader.report`."""
         return self.loader.report
 
     def state_dict(self) -> dict[str, Any]:

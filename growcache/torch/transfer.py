@@ -1,13 +1,13 @@
 """Bring batches to a device concurrently with the loop, from memory that is page-locked.
 
 The thread that makes batches begins the copies in a stream of its own and records an event after
-them. What `batch_transform` computes on the device is in that stream, too. The loop's stream waits
+them. The computations of `batch_transform` on the device are in that stream, too. The loop's stream waits
 for the event, which costs the process nothing. Two kinds of memory must not be reused too early:
 
-- what is copied *from*: buffers are recycled when nothing refers to them, so they are referred to
+- the source of a copy: buffers are recycled when nothing refers to them, so a reference is kept
   until the event has happened;
-- what is copied *to*: it belongs to the copying stream, and the user's stream may still compute with
-  a tensor that the user has dropped. The stream is told (``record_stream``).
+- the target of a copy: it belongs to the copying stream, and the user's stream may still compute with
+  a tensor that the user has dropped, so that use is registered (``record_stream``).
 
 Buffers are page-locked where they are (``cudaHostRegister``) instead of allocated by CUDA, so shared
 memory can be locked as well. Every thread has a current device, GPU 0 at first, and its first call of
@@ -109,7 +109,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaEvent(NamedTuple):
-    """An event behind copies."""
+    """An event after copies."""
 
     event: torch.cuda.Event
     device: torch.device
@@ -133,7 +133,7 @@ class CudaCopies:
             "cuda", torch.cuda.current_device() if found is None else found
         )
         self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        # What `batch_transform` refers to may have been made just now.
+        # Tensors that `batch_transform` refers to may have been made just now.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._locks = True
 
@@ -272,7 +272,7 @@ def _await_copies(under_way: deque[SentBatch], pid: int) -> None:
     try:
         while under_way and pid == os.getpid():
             under_way[0].mark.synchronize()
-            under_way.popleft()  # only now: it is what keeps the memory
+            under_way.popleft()  # only now, because it keeps the memory
     except RuntimeError as error:
         under_way.clear()
         _log.warning("copies are not awaited any more: %s", str(error).partition("\n")[0])

@@ -28,7 +28,7 @@ def watching_sigterm() -> None:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have who waits get blocks of one batch, of these small samples, too."""
+    """Give a waiting consumer blocks of one batch, although these samples are small."""
     monkeypatch.setattr(blocks, "FIRST_BYTES", 0)
 
 

@@ -241,7 +241,7 @@ def test_a_loader_that_is_closed_while_it_changes_leaves_nothing(
 def test_a_thread_that_waits_for_its_turn_to_go_on_ends_with_the_loader(
     make_cache: Callable[..., Filled], eager: pytest.MonkeyPatch, end: str
 ) -> None:
-    """It passes on what the process makes; there is room for a few blocks, and nobody takes them."""
+    """Its thread passes blocks on; there is room for a few, and the loop takes none."""
     cache = make_cache()
     cache.add(*range(12))
     loader = EpochLoader(
@@ -278,7 +278,7 @@ def test_where_the_process_dies_the_thread_goes_on(
 
     found, kinds = read(cache, "auto", deadly)
     assert found == read(cache, "thread", as_many(kinds))[0]
-    assert caplog.text.count("a thread goes on behind the batch") == 1
+    assert caplog.text.count("a thread goes on after the batch") == 1
 
 
 def test_where_no_process_can_be_started_the_thread_goes_on(

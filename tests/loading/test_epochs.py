@@ -145,7 +145,7 @@ def test_epochs_grow_with_the_cache(cache: Any, make_consumer: MakeConsumer) -> 
 
 
 class Due:
-    """Says that the next snapshot is due by what is left of the pass, and counts who asks.
+    """Decides by the rows left of the pass whether the next snapshot is due, and counts the calls.
 
     By the pace of the loop it is another matter, which `test_timing` is about: on a machine
     with other work the pace is anything.
@@ -422,7 +422,7 @@ def test_who_waits_for_an_epoch_gets_its_first_batches_in_small_blocks(
     loader = make_consumer(cache, gather="thread", samples_per_epoch=length, drop_last=False)
     for _ in range(3):
         for batch, _ in enumerate(loader.epoch(), 1):
-            # What follows is there before it is asked for, so nobody waits for it; behind the
+            # The next block is ready before it is asked for, so nothing waits for it; behind the
             # last batch that is the end, another pass, and a block.
             assert settled(functools.partial(has_made, loader, 1 if batch < 25 else 3))
     assert made[:4] == [8, 32, 96, 64]
@@ -811,7 +811,7 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     expected = [ids(through.epoch()) for _ in range(9)]
     through.close()  # or it would hold what is retired
     made = make_consumer(cache, samples_per_epoch=length, gather=gather)
-    begun = sum(interrupted_epoch(made, is_item, lost) + 1 for _ in range(2))
+    delivered = sum(interrupted_epoch(made, is_item, lost) + 1 for _ in range(2))
     if length is None:
         cache.retire(3)  # of which nothing would be drawn again
         cache.add(4)
@@ -823,7 +823,7 @@ def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     if length is None:  # a pass of which nothing was delivered begins anew
         assert sorted(found[-1]) == everything(0, 1, 2, 4)
     else:  # what another goes on with is not over before something of it was delivered
-        assert found in (expected[begun:][:3], expected[begun - 1 :][:3])
+        assert found in (expected[delivered:][:3], expected[delivered - 1 :][:3])
 
 
 @pytest.mark.timeout(20)

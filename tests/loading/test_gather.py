@@ -105,9 +105,9 @@ def test_who_waits_gets_small_blocks_first_and_comes_to_full_ones(
     filled = min(filled, full - 1)  # there is room, or the block were over
     ramp.begin(filled)
     assert filled < ramp.rows <= min(full, filled + least * batch_size)
-    begun = ramp.rows
-    ramp.begin(begun - 1)  # it is nearly full: that it is waited for makes it no larger
-    assert ramp.rows == begun
+    first_rows = ramp.rows
+    ramp.begin(first_rows - 1)  # it is nearly full, so a waiting consumer makes it no larger
+    assert ramp.rows == first_rows
     ramp.begin(0)
     rows = [ramp.rows]
     while rows[-1] < full:

@@ -1,6 +1,6 @@
 """Epoch after epoch a loader keeps nothing: no object, descriptor, map, thread or process.
 
-A short run that counts, beside the long ones that measure (`test_soak`, `benchmarks/soak.py`).
+A short run that counts; the long ones measure (`test_soak`, `benchmarks/soak.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from growcache.loading.report import DeliveryCounts, PassFacts
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 
-# What is known of a shard lies in several tables, each with a key of its own: until these come
+# The facts about a shard are in several tables, each with a key of its own: until these come
 # and go, what they hold grows for some epochs. Fewer looks took that for a leak.
 WARM, EVERY, LOOKS = 8, 3, 12
 OURS = tracemalloc.Filter(True, str(Path(growcache.__file__).parent / "*"))

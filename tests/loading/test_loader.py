@@ -106,18 +106,18 @@ def test_closing_does_not_wait_for_the_function_on_all_of_a_block(
     cache: Any, loader: Any, gather: str
 ) -> None:
     cache.add(0, samples=3 * BLOCK_BATCHES)
-    calls, begun = list[int](), threading.Event()
+    calls, started = list[int](), threading.Event()
 
     def slow(batch: dict[str, Any]) -> dict[str, Any]:
         calls.append(1)
         if len(calls) > BLOCK_BATCHES:  # ahead of the loop, which has the first block
-            begun.set()
+            started.set()
             time.sleep(0.02)
         return batch
 
     made = loader(batch_size=1, batch_transform=slow, gather=gather)
     next(iter(made))
-    assert begun.wait(20)
+    assert started.wait(20)
     made.close()
     assert len(calls) < 1.5 * BLOCK_BATCHES
 

@@ -85,7 +85,7 @@ def test_epochs_of_a_length_go_on_counting(damaged: Filled, window_shards: int) 
 
 
 def counted(made: EpochLoader, *steps: int | None) -> dict[int, int]:
-    """What each batch added, by where it ended, of epochs left after so many; None: all."""
+    """The loss that each batch added, by its end, of epochs left after `batches`; None: all."""
     found, before = {}, 0
     for most in steps:
         for _batch in itertools.islice(made, most):

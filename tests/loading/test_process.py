@@ -339,7 +339,7 @@ def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
 def test_a_process_that_hears_no_more_is_replaced(
     large: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here by an order that cannot be followed: buffers are given back that nobody lent."""
+    """A command that cannot be followed ends it: buffers are returned that were never lent."""
     expected = stream(large, gather="thread")
     nobodys = [([10**6], list[int]())]
     take_back = shared_memory.SharedReceiver.take_back
@@ -414,7 +414,7 @@ def test_a_service_that_is_started_anew_is_told_as_well(large: Filled, told: lis
         system.service_started(large.root)
         news = [command for command in told if isinstance(command, ServiceChanged)]
         assert news == [ServiceChanged("the store is gone"), ServiceChanged(None)]
-    system.service_failed(large.root, "nobody listens any more")
+    system.service_failed(large.root, "no listener is left")
     system.service_started(large.root)
     assert len([command for command in told if isinstance(command, ServiceChanged)]) == 2
 

@@ -1,4 +1,4 @@
-"""Ranks of one job: equal steps, disjoint samples, one snapshot, and nobody waits for the dead."""
+"""Ranks of one job: equal steps, disjoint samples, one snapshot, and no wait for a dead rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.sampling.services import make_source, service, wait_until, write_conf
 HERE = Path(__file__).parent
 MakeCache = Callable[..., Filled]
 
-# --- who is which rank ---
+# --- which process is which rank ---
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_all_ranks_together_count_as_one_use(cache: Filled) -> None:
     cache.add(0, 1, 2, 3)
     train(cache, 2, 3)
     uses = cache.uses()
-    # Whoever closes its loader has begun the next pass, whose first window counts or not.
+    # A rank that closes its loader has started the next pass, whose first window counts or not.
     assert set(uses.values()) <= {3, 4}
 
 
@@ -398,7 +398,7 @@ def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Fi
         wait_until(lambda: follower.offers(0))
         cache.add(3)
         cache.cache.evict([1])
-        assert not settled.done()  # nobody follows yet
+        assert not settled.done()  # no rank follows yet
         second = follower.take(0, watch(), read_index(cache.root))
         assert second is not None
         settled.result(10)

@@ -1,4 +1,4 @@
-"""Going on beside a real service: after a kill, after eviction, on another machine."""
+"""Resuming with a real service: after a kill, after eviction, on another machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, url: str) -> Path:
-    """A full cache, which holds a part of the population; nobody changes it."""
+    """A full cache, which holds a part of the population and does not change."""
     folder = tmp_path_factory.mktemp("filled")
     config = write_config(folder / "c.yaml", url, cache={"max_bytes": BOUND})
     assert run(config, "--until-full")[0] == 0

@@ -1,4 +1,4 @@
-"""A job uses a shard so often and no more; who waits for new samples holds nothing."""
+"""A job uses a shard up to the limit; a reader that waits for new samples holds nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,9 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
         assert shards(loader) == {0, 1, 2}
 
 
-@pytest.mark.mutant(23, "growcache.loading.waiting:choose_shards", "watch.hold()", "pass")
+@pytest.mark.mutant(
+    23, "growcache.loading.waiting:choose_shards", "watch.on_long_wait()", "pass"
+)
 def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,7 +207,7 @@ def test_a_wait_without_an_end_is_an_error(make_cache: MakeCache) -> None:
     cache.complete()
     with EpochLoader(cache.root, batch_size=5, min_samples=1) as loader:
         assert shards(loader) == {0}
-        with pytest.raises(CacheError, match=r"no more come, for the cache is complete"):
+        with pytest.raises(CacheError, match=r"no more come, because the cache is complete"):
             ids(loader)
     with EpochLoader(cache.root, batch_size=5, min_samples=1, fixed=True) as validation:
         assert [shards(validation) for _ in range(3)] == [{0}] * 3
@@ -231,7 +233,7 @@ def test_what_an_epoch_that_was_broken_off_did_not_read_is_not_used(
         used = shards(itertools.islice(loader, 1))
         epoch = iter(loader)
         second = shards([next(epoch)])
-        # Before it ends the next one is begun, and that finds nothing any more.
+        # Before it ends the next pass starts, which finds no usable shard.
         assert "goes on with them" not in caplog.text
         second |= shards(itertools.islice(epoch, 59))
     assert len(second) >= 12

@@ -68,7 +68,7 @@ def test_who_delivers_is_told_that_nothing_comes(ends: Ends) -> None:
 
 
 def place(array: Any) -> tuple[int, int]:
-    """Address and inode: a map of another file may lie at the same address."""
+    """Address and inode: a map of another file may have the same address."""
     address = int(np.asarray(array).view(np.uint8).ctypes.data)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         bounds, _, _, _, inode, *_ = line.split()

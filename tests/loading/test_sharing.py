@@ -193,13 +193,13 @@ def test_a_loop_that_computes_is_not_disturbed_because_it_waited_once(
 def test_the_wait_for_the_other_half_is_known() -> None:
     """Or it would be taken for one for the interpreter's lock."""
 
-    begun = threading.Event()
+    started = threading.Event()
 
     def slow(memory: Bytes, starts: Integers, out: Bytes) -> None:
         if threading.current_thread().name == NAME:
-            begun.set()
+            started.set()
             time.sleep(0.1)
-        assert begun.wait(30)
+        assert started.wait(30)
 
     with closing(ParallelCopies(Framework(slow, frees_lock=True), lambda: True)) as copies:
         copies.lent().take(MEMORY, *rows())

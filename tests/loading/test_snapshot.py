@@ -152,7 +152,7 @@ def test_a_shard_that_comes_back_is_looked_at_anew(cache: Any) -> None:
 def test_what_was_found_whole_is_not_read_through_again_until_it_is_touched(
     cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two iterations of a dataset nobody holds its shards."""
+    """Between two iterations of a dataset its shards are not held."""
     read: list[int] = []
     digest = MappedShard.digest
 

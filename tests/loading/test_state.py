@@ -82,7 +82,7 @@ def run(loader: Loader, epochs: int, states: list[str] | None = None) -> Epochs:
 
 
 def rest_of_run(epochs: Epochs, events: int) -> Epochs:
-    """What is left of epochs after so many events: batches, and ends of epochs."""
+    """The rest of epochs after a number of events: batches, and ends of epochs."""
     for index, epoch in enumerate(epochs):
         if events <= len(epoch):
             return [epoch[events:], *epochs[index + 1 :]]
@@ -172,12 +172,12 @@ def first(loader: Loader, batches: int) -> tuple[list[int], dict[str, Any]]:
 def test_only_what_is_still_to_come_must_be_there(cache: Any, loader: Any) -> None:
     cache.add(*range(6))
     whole, _ = first(loader(shuffle=False), 100)
-    begun, state = first(loader(shuffle=False), 5)
+    delivered, state = first(loader(shuffle=False), 5)
     cache.retire(0, 1)  # all of both was delivered
     resumed = loader(shuffle=False)
     resumed.load_state_dict(state, missing="error")
     rest = iter(resumed)
-    assert begun + ids([next(rest)]) == whole[:30]
+    assert delivered + ids([next(rest)]) == whole[:30]
     leases = open_leases(cache.root)
     assert {lease.numbers for lease in leases} == {(2, 3, 4, 5)}
     assert len(leases) <= 2
@@ -197,7 +197,7 @@ def test_a_shard_that_is_gone_is_an_error_where_it_must_not_be(cache: Any, loade
 
 def test_a_shard_that_goes_before_it_is_leased_is_an_error(cache: Any, loader: Any) -> None:
     cache.add(*range(6))
-    begun, state = first(loader(drop_last=False), 2)
+    delivered, state = first(loader(drop_last=False), 2)
     resumed = loader(drop_last=False)
     resumed.load_state_dict(state, missing="error")
     cache.retire(1, 3, 4)
@@ -206,7 +206,7 @@ def test_a_shard_that_goes_before_it_is_leased_is_an_error(cache: Any, loader: A
             next(iter(resumed))
     resumed.load_state_dict(state, missing="substitute")
     there = {1000 * number + row for number in (0, 2, 5) for row in range(10)}
-    assert sorted(ids(resumed)) == sorted(there - set(begun))
+    assert sorted(ids(resumed)) == sorted(there - set(delivered))
 
 
 def test_a_shard_that_retires_before_it_is_leased_is_wished_for(
@@ -226,22 +226,22 @@ def test_a_shard_that_retires_before_it_is_leased_is_wished_for(
 def test_what_is_on_its_way_out_is_there_while_another_holds_it(
     cache: Any, loader: Any, missing: Any
 ) -> None:
-    """Nobody draws it again, nobody waits, and it stays when the other has gone."""
+    """It is not drawn again, no reader waits, and it stays when the other has gone."""
     cache.add(*range(6))
     whole, _ = first(loader(shuffle=False), 100)
     other = loader(shuffle=False)
     batches = iter(other)
-    begun = ids([next(batches) for _ in range(2)])
+    delivered = ids([next(batches) for _ in range(2)])
     state = other.state_dict()
     cache.retire(1, 3, 4)
     resumed = loader(shuffle=False)
     resumed.load_state_dict(state, missing=missing)
     rest = iter(resumed)
-    begun += ids([next(rest)])
+    delivered += ids([next(rest)])
     batches.close()
     other.close()
-    cache.poll()  # the evictor: what nobody holds goes
-    assert begun + ids(rest) == whole
+    cache.poll()  # the evictor: shards without a lease go
+    assert delivered + ids(rest) == whole
 
 
 @pytest.mark.mutant(
@@ -250,7 +250,7 @@ def test_what_is_on_its_way_out_is_there_while_another_holds_it(
 def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
     cache: Any, loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then it may name shards that the evictor found to be held by nobody."""
+    """Until then it may name shards that the evictor found without a lease."""
     cache.add(*range(6))
     _, state = first(loader(shuffle=False), 1)
     resumed, looked = loader(shuffle=False), []
@@ -278,22 +278,22 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
 def test_a_loader_that_resumes_relies_on_another_that_did(cache: Any, loader: Any) -> None:
     cache.add(*range(6))
     whole, _ = first(loader(shuffle=False), 100)
-    begun, state = first(loader(shuffle=False), 1)
+    delivered, state = first(loader(shuffle=False), 1)
     with Snapshot.take(cache.root):
         cache.retire(1, 3, 4)
         one = loader(shuffle=False)
         one.load_state_dict(state, missing="error")
         batches = iter(one)
-        assert begun + ids([next(batches)]) == whole[:10]
+        assert delivered + ids([next(batches)]) == whole[:10]
     cache.poll()
     other = loader(shuffle=False)
     other.load_state_dict(one.state_dict(), missing="error")
     rest = iter(other)
-    begun = whole[:10] + ids([next(rest)])
+    delivered = whole[:10] + ids([next(rest)])
     batches.close()
     one.close()
     cache.poll()
-    assert begun + ids(rest) == whole
+    assert delivered + ids(rest) == whole
 
 
 def test_others_stand_in_for_shards_that_are_gone(
@@ -417,11 +417,11 @@ def test_what_was_broken_off_is_gone_for_the_resumed_as_well(
     through = loader(samples_per_epoch=length)
     next(iter(through))
     state = through.state_dict()  # in the middle of the epoch: its rest comes next
-    begun, third = ids(itertools.islice(through, 1)), ids(through)
+    delivered, third = ids(itertools.islice(through, 1)), ids(through)
     behind = through.state_dict()
     resumed = loader(samples_per_epoch=length)
     resumed.load_state_dict(state)
-    assert [len(ids(resumed)), ids(resumed)[:5]] == [35 if length is None else 10, begun]
+    assert [len(ids(resumed)), ids(resumed)[:5]] == [35 if length is None else 10, delivered]
     assert ids(resumed) == third
     assert resumed.state_dict() == behind
 

@@ -243,7 +243,7 @@ def test_a_consumer_in_another_process_needs_no_head_start() -> None:
     link.stop, link.by_block = waits, _ = Waits(), True
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.0]
-    assert math.isinf(link.step_seconds)  # for nobody tells
+    assert math.isinf(link.step_seconds)  # no consumer reports it
 
 
 def test_a_thread_that_waited_for_a_token_gives_way_once() -> None:

@@ -69,7 +69,7 @@ def test_last_words_are_heard_of_one_who_left_something_unread(
     ends: tuple[MessageSocket, MessageSocket],
 ) -> None:
     ours, theirs = ends
-    ours.send(Message("an order that nobody takes"))
+    ours.send(Message("a command that is never received"))
     theirs.tell(RuntimeError("no such thing here"))
     theirs.close()
     with pytest.raises(PeerFailedError, match="no such thing here"):

@@ -1,4 +1,4 @@
-"""Loaders beside a real service: small populations, sets that are fixed for validation."""
+"""Loaders with a real service: small populations, sets that are fixed for validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a job: it trains beside the others, and all reduce at every step.
+"""One rank of a job: it trains with the others, and all reduce at every step.
 
     python train_rank.py CACHE OUT EPOCHS key=value…    (the arguments of the loader)
 
