@@ -1,6 +1,6 @@
 """Child processes of a trainer, and messages to and from them over a pair of sockets.
 
-A message is a pickled head and a body of bytes; file descriptors may come with it. Both ends are
+A message is a pickled head and a body of bytes; a file descriptor may come with it. Both ends are
 growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so receiving a short
 message takes one system call. This module imports little, because a child whose imports fail still
 has to report that to its parent.
@@ -8,7 +8,6 @@ has to report that to its parent.
 
 from __future__ import annotations
 
-import array
 import importlib
 import os
 import pickle
@@ -22,7 +21,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +31,9 @@ from growcache.cache.system import at_sigterm
 from growcache.errors import CacheError
 from growcache.usercode import child_environment
 
-LENGTHS = struct.Struct("<QQI")  # of head and body, and how many descriptors
-DESCRIPTOR_BYTES = array.array("i").itemsize
-MAX_DESCRIPTORS = 64
-ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * DESCRIPTOR_BYTES)
+LENGTHS = struct.Struct("<QQ?")  # of head and body, and whether a descriptor comes with them
+DESCRIPTOR = struct.Struct("i")
+ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTOR.size)
 PACKET_BYTES = 32 * 1024  # far less than a socket's buffer
 TELL_SECONDS = 0.1
 MAX_ERROR_CHARACTERS = 2000  # of an error, so that it takes one packet
@@ -45,14 +43,11 @@ _Packet = TypeVar("_Packet")
 
 
 class Message(NamedTuple):
-    """A pickled value, bytes, and descriptors.
-
-    The receiver closes those it got; the sender keeps its own.
-    """
+    """A pickled value, bytes, and a descriptor, of which each side closes its own copy."""
 
     head: Any
     body: bytes | memoryview = b""
-    descriptors: Sequence[int] = ()
+    descriptor: int | None = None
 
 
 class PeerFailedError(EOFError):
@@ -95,14 +90,11 @@ class MessageSocket:
     def send(self, frame: Message) -> None:
         """Send a message, whole; OSError if the peer is gone."""
         head = pickle.dumps(frame.head, protocol=5)
-        lengths = LENGTHS.pack(len(head), len(frame.body), len(frame.descriptors))
+        descriptors = [] if frame.descriptor is None else [frame.descriptor]
+        lengths = LENGTHS.pack(len(head), len(frame.body), bool(descriptors))
         message = memoryview(b"".join((lengths, head, frame.body)))
-        rights = []
-        if frame.descriptors:
-            descriptors = array.array("i", frame.descriptors)
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         with self._turn:
-            self._socket.sendmsg([message[:PACKET_BYTES]], rights)
+            socket.send_fds(self._socket, [message[:PACKET_BYTES]], descriptors)
             for start in range(PACKET_BYTES, len(message), PACKET_BYTES):
                 self._socket.send(message[start : start + PACKET_BYTES])
 
@@ -112,7 +104,7 @@ class MessageSocket:
             return  # a message is under way that the peer does not receive
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
         try:
-            self._socket.send(LENGTHS.pack(len(head), 0, 0) + head, socket.MSG_DONTWAIT)
+            self._socket.send(LENGTHS.pack(len(head), 0, False) + head, socket.MSG_DONTWAIT)
         except OSError:
             return  # the socket is full, or the peer is gone
         finally:
@@ -128,32 +120,31 @@ class MessageSocket:
             message, descriptors = self._message()
         except OSError as error:
             raise EOFError(str(error)) from None
-        head, body, count = LENGTHS.unpack_from(message)
-        if len(descriptors) < count:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        head, body, has_descriptor = LENGTHS.unpack_from(message)
+        if has_descriptor and not descriptors:
             raise CacheError(
-                f"a process of growcache's sent {count} file descriptors, {len(descriptors)} "
-                "came: this process has as many open as it may (ulimit -n)"
+                "a file descriptor of another process of growcache's did not arrive: this process "
+                "has as many open as it may (ulimit -n)"
             )
         end = LENGTHS.size + head
         found = pickle.loads(message[LENGTHS.size : end])
         if isinstance(found, _PeerFailed):
             raise PeerFailedError(found.why)
-        return Message(found, message[end : end + body], descriptors)
+        return Message(found, message[end : end + body], *descriptors)
 
     def _message(self) -> tuple[memoryview, list[int]]:
+        # Not `socket.recv_fds`, which drops the flags, so that a child would inherit the descriptor.
         first, rights, _, _ = _receive_past_reset(
             lambda: self._socket.recvmsg(PACKET_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         )
-        descriptors = array.array("i")
-        for _, _, content in rights:
-            descriptors.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
+        descriptors = [
+            number for *_, content in rights for number in DESCRIPTOR.unpack(content)
+        ]
         if len(first) < LENGTHS.size:
             raise EOFError("the other side is gone")
         if len(first) < PACKET_BYTES:
-            return memoryview(first), descriptors.tolist()
-        return self._rest(first), descriptors.tolist()
+            return memoryview(first), descriptors
+        return self._rest(first), descriptors
 
     def _rest(self, first: bytes) -> memoryview:
         message = memoryview(bytearray(LENGTHS.size + sum(LENGTHS.unpack_from(first)[:2])))

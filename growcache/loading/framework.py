@@ -26,14 +26,15 @@ from growcache.loading.buffers import Allocate, BufferCache, BufferPool, allocat
 from growcache.schema import Array
 from growcache.threads import DaemonThread
 
-_Bytes: TypeAlias = npt.NDArray[np.uint8]
-_Integers: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 # Of a call. IOV_MAX is 1024, but NumPy lets go of the GIL to compute more than 500 numbers.
 MAX_IOVEC_ROWS = 500
 
 
-def copy_rows(memory: _Bytes, starts: _Integers, lengths: _Integers, out: _Bytes) -> bool:
+def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> bool:
     """Copy rows of one memory into ``out`` back to back; return whether the system could.
 
     Uses Linux' ``process_vm_readv``, a tenth to a sixth slower than ``memcpy``. A row that
@@ -57,7 +58,7 @@ def copy_rows(memory: _Bytes, starts: _Integers, lengths: _Integers, out: _Bytes
     return True
 
 
-def _iovec(memory: _Bytes, starts: _Integers, lengths: _Integers) -> _Integers:
+def _iovec(memory: Bytes, starts: Integers, lengths: Integers) -> Integers:
     """Return address and length of each row: int64 [n, 2], the kernel's ``iovec``."""
     rows = np.empty((len(starts), 2), np.int64)
     rows[:, 0], rows[:, 1] = starts, lengths
@@ -68,7 +69,7 @@ def _iovec(memory: _Bytes, starts: _Integers, lengths: _Integers) -> _Integers:
     return rows
 
 
-def _readv_all(read: _ReadvCall, rows: _Integers, target: int, wanted: int) -> bool:
+def _readv_all(read: _ReadvCall, rows: Integers, target: int, wanted: int) -> bool:
     while wanted:
         into = (ctypes.c_size_t * 2)(target, wanted)
         copied = read(os.getpid(), into, 1, rows.ctypes.data, len(rows), 0)
@@ -87,7 +88,7 @@ def _readv_all(read: _ReadvCall, rows: _Integers, target: int, wanted: int) -> b
     return True
 
 
-def _remaining_iovec(rows: _Integers, copied: int) -> _Integers:
+def _remaining_iovec(rows: Integers, copied: int) -> Integers:
     """Return the rows that are left; a call copies at most 2 GB, or up to an unreadable page."""
     ends = np.cumsum(rows[:, 1])
     first = int(np.searchsorted(ends, copied, side="right"))
@@ -116,10 +117,6 @@ def _load_process_vm_readv() -> _ReadvCall | None:
 
 _process_vm_readv = _load_process_vm_readv()
 
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Integers: TypeAlias = npt.NDArray[np.int64]
-Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 # take(memory, starts, out): out[i] = memory[starts[i] : starts[i] + nbytes]; uint8 [k], of which
 # nothing else may be touched, int64 [n], uint8 [n, nbytes] contiguous and not empty.

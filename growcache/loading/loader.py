@@ -343,7 +343,7 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_options", "_as_tuple", "_said", "_device")
+        names = ("_options", "_as_tuple", "_rank_arguments", "_device")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

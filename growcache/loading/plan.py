@@ -32,7 +32,6 @@ WINDOW_SAMPLES = 1 << 18
 MIN_WINDOW_SHARDS = 4  # a window of fewer would mix too little
 MAX_WINDOW_SHARDS = 64
 
-_Integers = npt.NDArray[np.int64]
 SampleOrder = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
@@ -66,13 +65,13 @@ class Window:
         return _smallest_dtype(np.cumsum((0, *self.counts)))
 
 
-def locate_samples(order: SampleOrder, starts: SampleOrder) -> tuple[_Integers, _Integers]:
+def locate_samples(order: SampleOrder, starts: SampleOrder) -> tuple[Integers, Integers]:
     """Return for each sample the index of its shard and its row there: int64 [n] each."""
     places = np.searchsorted(starts, order, side="right") - 1
     return places, (order - starts[places]).astype(np.int64)
 
 
-def _smallest_dtype(numbers: _Integers) -> SampleOrder:
+def _smallest_dtype(numbers: Integers) -> SampleOrder:
     last = numbers[-1] if len(numbers) else 0
     return numbers.astype(np.int32) if last <= np.iinfo(np.int32).max else numbers
 

@@ -79,11 +79,11 @@ class SharedReceiver:
     def receive_message(self, connection: MessageSocket) -> Any | None:
         """Return an item as `receive` does, or None after a message that brings a new buffer."""
         frame = connection.receive()
-        if not frame.body:
-            if isinstance(frame.head, StopCommand):
-                raise EOFError
-            self._map(frame.head, frame.descriptors[0])
+        if frame.descriptor is not None:
+            self._map(frame.head, frame.descriptor)
             return None
+        if isinstance(frame.head, StopCommand):
+            raise EOFError
         places, gone = frame.head
         buffers = [self._bytes(place) for place in places]
         now = fork_mark()
@@ -210,7 +210,7 @@ class SharedSender:
             base = map_shared(descriptor, size)
             for connection in receivers:
                 with suppress(OSError):  # it is gone, which the next message finds out
-                    connection.send(Message(new, b"", [descriptor]))
+                    connection.send(Message(new, b"", descriptor))
         finally:
             os.close(descriptor)
         if kept is not None:

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -45,23 +45,6 @@ SMALL_RECORD_BYTES = 16 * 1024
 
 READ_BYTES = 256 * 1024  # as TensorFlow does by itself
 UNBUFFERED = 0  # to where it stays: a copy less
-
-
-class RecordReader(Protocol):
-    """How the records of a cache are read."""
-
-    threads: int | None
-    cuts: bool
-
-    def read_bytes(self, sample_bytes: int) -> int: ...
-
-    def read(self, paths: Tensor, read_bytes: Tensor) -> Dataset: ...
-
-    def decode(self, records: Tensor) -> Any: ...
-
-
-def record_reader(schema: Schema, form: BatchForm) -> RecordReader:
-    return _ExampleRecords(form) if schema.is_ragged else _FixedRecords(schema, form)
 
 
 class _FixedRecords:
@@ -145,6 +128,14 @@ class _ExampleRecords:
         for field in self._form.fields:
             values |= _decode_field(field, parsed, self._form.style)
         return self._form.batch(values)
+
+
+# How the records of a cache are read.
+RecordReader: TypeAlias = _FixedRecords | _ExampleRecords
+
+
+def record_reader(schema: Schema, form: BatchForm) -> RecordReader:
+    return _ExampleRecords(form) if schema.is_ragged else _FixedRecords(schema, form)
 
 
 def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[str, Any]:

@@ -113,13 +113,13 @@ def test_several_machines_need_samples_per_epoch_and_whole_steps(
     with pytest.raises(ConfigError, match="world_size as on its machine alone"):
         EpochLoader("nowhere", batch_size=8, fixed=True)
     validation = EpochLoader("nowhere", batch_size=8, fixed=True, rank=1, world_size=2)
-    assert validation._options.ranks.local_rank == 1
+    assert validation.options.ranks.local_rank == 1
     with pytest.raises(ConfigError, match=r"samples_per_epoch 31 .* world_size 4"):
         EpochLoader("nowhere", batch_size=8, samples_per_epoch=31)
     loader = EpochLoader("nowhere", batch_size=8, samples_per_epoch=100)
     assert len(loader) == 3
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert pickle.loads(pickle.dumps(loader))._options.ranks.local_rank == 0
+    assert pickle.loads(pickle.dumps(loader)).options.ranks.local_rank == 0
 
 
 # --- dealing ---
