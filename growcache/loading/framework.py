@@ -318,7 +318,7 @@ class ParallelCopies:
         if self._thread is None:
             thread = DaemonThread("copies")
             if self._own.prepare is not None:
-                thread.ahead(self._own.prepare)
+                thread.submit(self._own.prepare)
             self._thread = thread
         return self._thread
 

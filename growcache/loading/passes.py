@@ -300,7 +300,7 @@ class Passes:
         index, opened = window.plan.index + 1, self._pass
         if index < len(opened.windows):
             plan = opened.windows[index]
-            self._next_window = self._threads["window"].ahead(
+            self._next_window = self._threads["window"].submit(
                 lambda: self._opener.window(opened, plan)
             )
         else:
@@ -333,7 +333,7 @@ class Passes:
         for window in through:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
         try:
-            self._letting_go = self._threads["let-go"].ahead(lambda: _close_all(through))
+            self._letting_go = self._threads["let-go"].submit(lambda: _close_all(through))
         except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
             _close_all(through)
 
@@ -399,7 +399,7 @@ class Passes:
             finally:
                 self._take_turn()
 
-        self._next_pass = self._threads["snapshot"].ahead(prepare)
+        self._next_pass = self._threads["snapshot"].submit(prepare)
 
     def _on_long_wait(self) -> None:
         self._waits_long = True

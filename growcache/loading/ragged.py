@@ -83,7 +83,9 @@ class Ragged:
         if self.field.is_blob:
             data = raw.tobytes()
             return data.decode() if self.field.dtype == STR else data
-        return raw.view(self.field.item).reshape(self.field.shape_of(self.dims[i].tolist()))
+        return raw.view(self.field.item_dtype).reshape(
+            self.field.shape_of(self.dims[i].tolist())
+        )
 
     @property
     def nbytes(self) -> int:
@@ -125,11 +127,11 @@ class RaggedStyler:
     def _padded(self, values: Ragged) -> dict[str, Array]:
         field, name = values.field, values.field.name
         longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
-        nbytes = len(values) * math.prod(longest) * field.item.itemsize
+        nbytes = len(values) * math.prod(longest) * field.item_dtype.itemsize
         if name not in self._pools:
             self._pools[name] = self._framework.pool(_padded_pool_name(name))
         memory = self._pools[name].take(nbytes)
-        out: Array = memory.view(field.item).reshape(len(values), *longest)
+        out: Array = memory.view(field.item_dtype).reshape(len(values), *longest)
         if values.grows_along_rows and nbytes:
             _pad_rows(values, memory.reshape(len(values), -1), self._framework.join)
         else:
@@ -146,21 +148,21 @@ def _padded_pool_name(name: str) -> str:
 
 def _with_offsets(values: Ragged) -> dict[str, Array]:
     field, name = values.field, values.field.name
-    flat: Array = values.values.view(field.item)
+    flat: Array = values.values.view(field.item_dtype)
     if values.grows_along_rows:
         offsets = offsets_of(values.dims[:, 0])
         return {name: flat.reshape(offsets[-1], *values.inner), f"{name}_offsets": offsets}
     shapes = np.empty((len(values), len(field.dims)), np.int64)
     shapes[:] = [0 if size is None else size for size in field.dims]
     shapes[:, list(field.ragged_dims)] = values.dims
-    offsets = values.ends // field.item.itemsize
+    offsets = values.ends // field.item_dtype.itemsize
     return {name: flat, f"{name}_offsets": offsets, f"{name}_shapes": shapes}
 
 
 def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
     """Copy each value to the start of a row, followed by zeros."""
     width, lengths = out.shape[1], np.diff(values.ends)
-    if len(values.values) > SMALL_ITEMS * values.field.item.itemsize * len(values):
+    if len(values.values) > SMALL_ITEMS * values.field.item_dtype.itemsize * len(values):
         run = ValueRanges(values.values, values.ends[:-1], lengths)
         zeros = np.zeros(width - int(lengths.min()), np.uint8)
         rests = map(zeros.__getitem__, map(slice, (width - lengths).tolist()))
@@ -168,7 +170,7 @@ def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
         join(list(chain.from_iterable(pairs)), out.reshape(-1))
         return
     out[...] = 0
-    item = f"V{math.gcd(values.field.item.itemsize, 8)}"
+    item = f"V{math.gcd(values.field.item_dtype.itemsize, 8)}"
     cells: Array = out.view(item)
     filled = np.arange(cells.shape[1]) < (lengths // cells.dtype.itemsize)[:, None]
     cells[filled] = values.values.view(item)

@@ -257,7 +257,7 @@ class ShardStream:
             self._ahead_ready.clear()
             self._waits_long = False
             thread = DaemonThread("snapshot")
-            self._ahead = thread.ahead(self._open_ahead)
+            self._ahead = thread.submit(self._open_ahead)
             thread.close(wait=False)
 
     def _open_ahead(self) -> StreamPass:

@@ -294,7 +294,7 @@ class ThreadExecutor:
             finally:
                 self._call.running.pop(threading.get_ident(), None)
 
-        for done in [thread.ahead(some) for thread in self._threads[:n]]:
+        for done in [thread.submit(some) for thread in self._threads[:n]]:
             while not done.wait(slow_calls.pause_seconds):
                 slow_calls.look(dict(self._call.running), time.monotonic())
             done.result()
