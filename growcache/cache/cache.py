@@ -130,9 +130,12 @@ class Cache:
         finally:
             self._lock.close()
 
-    def require_in_place(self) -> None:
-        """Raise CacheGoneError if the directory, its lock or its index was moved or replaced."""
-        self._directory.require()
+    def require_in_place(self, error: Exception | None = None) -> None:
+        """Raise CacheGoneError if the directory, its lock or its index was moved or replaced.
+
+        Or if ``error`` says that another file of the cache is missing.
+        """
+        self._directory.require(error)
 
     def __enter__(self) -> Cache:
         return self

@@ -249,18 +249,27 @@ class OpenDirectory:
         self._root: int | None = open_owned(layout.root.resolve(), os.O_RDONLY | os.O_DIRECTORY)
         self._known = {path: path.stat() for path in (layout.supervisor_lock, layout.index)}
 
-    def require(self) -> None:
-        """Raise CacheGoneError if one of them is not in its place."""
+    def require(self, error: Exception | None = None) -> None:
+        """Raise CacheGoneError if one of them, or the file that ``error`` misses, is not in its place.
+
+        Whoever removes the directory may be at a file that is neither the first nor the last.
+        """
         if not self.in_place:
             raise CacheGoneError(
                 f"the cache directory {self._layout.root} was removed, moved or replaced while "
                 "the service ran; start it again when the folder is what it is to be"
             )
-        if lost := next(self._lost(), None):
+        if lost := next(self._lost(), None) or self._missing_file(error):
             raise CacheGoneError(
                 f"{lost} was removed or replaced while the service ran; the next growcache run "
                 "puts right what can be"
             )
+
+    def _missing_file(self, error: Exception | None) -> Path | None:
+        if not isinstance(error, FileNotFoundError) or error.filename is None:
+            return None
+        path = Path(os.fsdecode(error.filename))
+        return path if path.is_relative_to(self._layout.root) else None
 
     @property
     def in_place(self) -> bool:

@@ -320,8 +320,8 @@ class Supervisor:
         try:
             try:
                 step()
-            except (GrowcacheError, OSError):
-                self._cache.require_in_place()
+            except (GrowcacheError, OSError) as error:
+                self._cache.require_in_place(error)
                 raise
         except CacheGoneError as error:
             self._fail(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -148,6 +149,27 @@ def test_a_service_ends_when_its_cache_is_taken_away(
     assert (done.returncode, done.stderr) == (0, "")
     assert growcache("check", cache).returncode == 0
     assert status(cache)["samples"] >= 16
+
+
+VANISHING = """
+import pathlib, runpy, sys
+rename = pathlib.Path.rename
+def vanish(self, target):
+    if target.name == "issued":
+        self.unlink()
+    return rename(self, target)
+pathlib.Path.rename = vanish
+sys.argv = ["growcache", "run", sys.argv[1]]
+runpy.run_module("growcache", run_name="__main__")
+"""
+
+
+def test_a_removed_temporary_file_is_a_cache_taken_away(config: Path) -> None:
+    """Whoever removes the directory may have removed no other file so far."""
+    program = [sys.executable, "-c", VANISHING, str(config)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+    assert re.search(rf"/c/\.issued\.[0-9a-f]{{8}}\.tmp {INSIDE}", done.stderr), done
 
 
 @contextmanager
