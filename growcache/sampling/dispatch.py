@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from growcache.cache.cache import Cache
@@ -21,9 +21,7 @@ from growcache.sampling.draws import GroupDraw
 from growcache.sampling.failed_visits import (
     HoleCounter,
     Makeups,
-    has_new_version,
     object_name,
-    retry_holes,
 )
 from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchScheduler
 from growcache.sampling.messages import Message, PartVisit, Permit
@@ -510,19 +508,6 @@ class Dispatcher:
                 self.breaker.waiting_for = f"the store to answer ({self.last_error})"
             if disk:
                 self.space.make_room(self._cache.room_for_shards() + issued.estimate_bytes)
-
-    def retry_holes(self) -> int:
-        return retry_holes(self._cache, self.draws, self.makeups, self._sizing.group_shards)
-
-    def retry_rewritten(self, relisted: Iterable[Entry]) -> int:
-        """Let holes of objects be tried again of which another version is listed now."""
-        return retry_holes(
-            self._cache,
-            self.draws,
-            self.makeups,
-            self._sizing.group_shards,
-            has_new_version(relisted),
-        )
 
     def set_back(self, permit_id: str, place: int, error: str) -> None:
         """Note that a visit is set aside: its object keeps failing while others answer."""

@@ -116,6 +116,7 @@ class Setbacks:
         return all(n in self.failing and self.failing[n].tries for n in names)
 
 
+IsRetried = Callable[[KnownHole, PartVisit], bool]
 PENDING_SHARE = 4  # 1/4 of the record may be pending; the rest is history
 
 
@@ -191,20 +192,34 @@ class Makeups:
         name, now = object_name(permit.stops[place]), time.monotonic()
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
-    def retry(self, group: int, stops: Sequence[PartVisit], places: Sequence[int]) -> int:
-        """Let holes of a committed group be tried again; return how many.
+    def retry_holes(self, is_retried: IsRetried = lambda hole, stop: True) -> int:
+        """Let known holes be tried again; return how many.
 
         Raises:
             CacheFullError: no room on the disk.
         """
+        holes: dict[int, list[KnownHole]] = {}
+        for hole in self._cache.holes():
+            holes.setdefault(hole.shard // self._sizing.group_shards, []).append(hole)
+        count = 0
+        for group in sorted(holes):
+            draw = self._draws.again(group)
+            if draw is None or not self.may_defer:
+                continue
+            stops = self._draws.population.stops(draw)
+            left_out = self._cache.meta.deferrals.left_out(group)
+            places = _places_of_holes(holes[group], stops, left_out, is_retried)
+            count += len(places)
+            if places:
+                self.retry(group, stops, places)
+        return count
+
+    def retry(self, group: int, stops: Sequence[PartVisit], places: Sequence[int]) -> None:
         record = self._cache.meta.deferrals
-        if not places:
-            return 0
         for place in places:
             self._names[record.first_drawn((group, place))] = object_name(stops[place])
         self._cache.meta.set_deferrals(record.retrying(group, places), retried=len(places))
         self._follow()
-        return len(places)
 
     # Makeup groups
 
@@ -316,7 +331,6 @@ def object_name(stop: PartVisit) -> ObjectName:
 
 
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
-IsRetried = Callable[[KnownHole, PartVisit], bool]
 
 
 class HoleCounter:
@@ -356,30 +370,6 @@ class HoleCounter:
             f"sampling.max_skipped ({allowed:g}) allows; raise it to "
             "leave them out. The last: " + "; ".join(self._reasons)
         )
-
-
-def retry_holes(
-    cache: Cache,
-    draws: DrawSequence,
-    makeups: Makeups,
-    group_shards: int,
-    is_retried: IsRetried = lambda hole, stop: True,
-) -> int:
-    """Let holes that are known be tried again; return how many."""
-    holes: dict[int, list[KnownHole]] = {}
-    for hole in cache.holes():
-        holes.setdefault(hole.shard // group_shards, []).append(hole)
-    count = 0
-    for group in sorted(holes):
-        draw = draws.again(group)
-        if draw is None or not makeups.may_defer:
-            continue
-        stops = draws.population.stops(draw)
-        wanted = _places_of_holes(
-            holes[group], stops, cache.meta.deferrals.left_out(group), is_retried
-        )
-        count += makeups.retry(group, stops, wanted)
-    return count
 
 
 def _places_of_holes(

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -370,33 +370,24 @@ def encode_group(
     cache_format: str,
 ) -> list[EncodedShard]:
     """Return the shards to be written: samples of visits are dealt round-robin over a group."""
-    hands: list[list[tuple[Sample, SampleOrigin]]] = [[] for _ in permit.shards]
-    holes: list[list[Hole]] = [[] for _ in permit.shards]
-    empty = [0 for _ in permit.shards]
-    left_out: list[list[int]] = [[] for _ in permit.shards]
+    shards = [_ShardContents() for _ in permit.shards]
     for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
+        shard = shards[place % len(shards)]
         if result.left_out:
-            left_out[place % len(hands)].append(place)
+            shard.left_out.append(place)
         elif result.hole is not None:
-            hole = Hole(stop.entry.key, stop.part, result.hole, _version(result.entry))
-            holes[place % len(hands)].append(hole)
+            version = _version(result.entry)
+            shard.holes.append(Hole(stop.entry.key, stop.part, result.hole, version))
         elif not result.samples and stop.parts == 1:  # one of several parts may well be empty
-            empty[place % len(hands)] += 1
+            shard.empty += 1
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
-            hand = hands[(place + index) % len(hands)]
-            hand.append((sample, _drawn_from(stop, result.entry or stop.entry, start, end)))
+            shard = shards[(place + index) % len(shards)]
+            shard.samples.append(sample)
+            shard.origins.append(_origin_of(stop, result.entry or stop.entry, start, end))
     return [
-        _encode(
-            permit,
-            place,
-            hand,
-            _EmptyVisits(holes[place], empty[place], left_out[place]),
-            schema,
-            fingerprint,
-            cache_format,
-        )
-        for place, hand in enumerate(hands)
+        _encode(permit, place, shard, schema, fingerprint, cache_format)
+        for place, shard in enumerate(shards)
         if permit.shards[place] in permit.written
     ]
 
@@ -405,14 +396,16 @@ def _version(entry: Entry | None) -> str:
     return "" if entry is None else version_of(entry.etag, entry.size, entry.mtime)
 
 
-@dataclass(frozen=True, slots=True)
-class _EmptyVisits:
-    holes: list[Hole]
-    empty: int
-    left_out: list[int]
+@dataclass(slots=True)
+class _ShardContents:
+    samples: list[Sample] = field(default_factory=list)
+    origins: list[SampleOrigin] = field(default_factory=list)
+    holes: list[Hole] = field(default_factory=list)
+    empty: int = 0
+    left_out: list[int] = field(default_factory=list)
 
 
-def _drawn_from(stop: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin:
+def _origin_of(stop: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin:
     place = (stop.part, stop.parts, start, end)
     return SampleOrigin(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
 
@@ -420,13 +413,12 @@ def _drawn_from(stop: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin
 def _encode(
     permit: Permit,
     place: int,
-    hand: list[tuple[Sample, SampleOrigin]],
-    without: _EmptyVisits,
+    contents: _ShardContents,
     schema: Schema,
     fingerprint: str,
     cache_format: str,
 ) -> EncodedShard:
-    packed = encode_shard(cache_format, schema, [sample for sample, _ in hand])
+    packed = encode_shard(cache_format, schema, contents.samples)
     visits = len(range(place, len(permit.stops), len(permit.shards)))
     sidecar = Sidecar(
         fingerprint=fingerprint,
@@ -434,12 +426,12 @@ def _encode(
         round=permit.round,
         number=permit.shards[place],
         group=permit.group,
-        parts=visits - len(without.left_out),
-        origins=Origins.pack(drawn for _, drawn in hand),
-        holes=tuple(without.holes),
-        counts={EMPTY: without.empty} if without.empty else {},
+        parts=visits - len(contents.left_out),
+        origins=Origins.pack(contents.origins),
+        holes=tuple(contents.holes),
+        counts={EMPTY: contents.empty} if contents.empty else {},
         editions=permit.editions,
-        left_out=tuple(without.left_out),
+        left_out=tuple(contents.left_out),
         makeups=permit.makeups,
         made_up=permit.made_up,
         **packed.facts,

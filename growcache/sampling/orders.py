@@ -11,33 +11,36 @@ on the turns that they missed, because that would fill shard after shard with ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from growcache.seeding import GOLDEN, Uint64Array, derive_seed, finalize64, stream64
 
-_TURN_FEISTEL_ROUNDS = 6
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_FEISTEL_ROUNDS = 6
 _WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class ManyPermutations:
-    """A keyed bijection of 0 … size-1 for each place of an array; see `draws.Permutation`."""
+    """A keyed bijection of 0 … size-1 for each place of an array; see `Permutation`."""
 
     sizes: Ints
     keys: Uint64Array
 
     def forward(self, positions: Ints) -> Ints:
         """Return the elements at these positions, one of each bijection."""
-        return self._walk(positions, range(_TURN_FEISTEL_ROUNDS), backward=False)
+        return self._walk(positions, range(_FEISTEL_ROUNDS), backward=False)
 
     def inverse(self, elements: Ints) -> Ints:
         """Return the positions at which these elements stand, one of each bijection."""
-        return self._walk(elements, range(_TURN_FEISTEL_ROUNDS - 1, -1, -1), backward=True)
+        return self._walk(elements, range(_FEISTEL_ROUNDS - 1, -1, -1), backward=True)
 
     def _walk(self, values: Ints, rounds: range, *, backward: bool) -> Ints:
         found = np.zeros(len(values), np.int64)
@@ -45,7 +48,9 @@ class ManyPermutations:
         words = values[left].astype(np.uint64)
         halves = _half_bits(self.sizes)
         while len(left):
-            words = _feistel(words, halves[left], self.keys[left], rounds, backward=backward)
+            of_rounds = (np.full(len(left), number, np.uint64) for number in rounds)
+            keys = (stream64(self.keys[left], number) for number in of_rounds)
+            words = _feistel(words, halves[left], keys, backward=backward)
             inside = words < self.sizes[left].astype(np.uint64)
             found[left[inside]] = words[inside].astype(np.int64)
             left, words = left[~inside], words[~inside]
@@ -60,18 +65,23 @@ def _half_bits(sizes: Ints) -> Uint64Array:
 
 
 def _feistel(
-    words: Uint64Array, halves: Uint64Array, keys: Uint64Array, rounds: range, *, backward: bool
+    words: Uint64Array,
+    halves: Uint64Array | np.uint64,
+    keys: Iterable[Uint64Array | np.uint64],
+    *,
+    backward: bool,
 ) -> Uint64Array:
+    """Return the words after one round per key; backward with the keys in reverse."""
     masks = (np.uint64(1) << halves) - np.uint64(1)
     left, right = words >> halves, words & masks
     if backward:
         left, right = right, left
-    for number in rounds:
-        key = stream64(keys, np.full(len(keys), number, np.uint64))
+    for key in keys:
         left, right = right, left ^ (finalize64((right + GOLDEN) ^ key) & masks)
     if backward:
         left, right = right, left
-    return left << halves | right
+    found: Uint64Array = left << halves | right
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +274,6 @@ class TurnOrders:
         return self._table
 
 
-Ints = npt.NDArray[np.int64]
-
-
-_FEISTEL_ROUNDS = 6
-
-
 @dataclass(frozen=True)
 class Permutation:
     """A keyed bijection of 0 … size-1."""
@@ -277,7 +281,7 @@ class Permutation:
     size: int
     key: int
     _keys: tuple[np.uint64, ...] = field(init=False, repr=False)
-    _half: int = field(init=False, repr=False)
+    _half: np.uint64 = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         keys = tuple(
@@ -285,48 +289,26 @@ class Permutation:
             for i in range(_FEISTEL_ROUNDS)
         )
         object.__setattr__(self, "_keys", keys)
-        object.__setattr__(self, "_half", max(1, (max(2, self.size) - 1).bit_length() + 1 >> 1))
+        half = max(1, (max(2, self.size) - 1).bit_length() + 1 >> 1)
+        object.__setattr__(self, "_half", np.uint64(half))
 
     def forward(self, positions: Ints) -> Ints:
         """Return the elements at these positions of the order."""
-        return self._walk(positions, self._encrypt)
+        return self._walk(positions, backward=False)
 
     def inverse(self, elements: Ints) -> Ints:
         """Return the positions at which these elements stand."""
-        return self._walk(elements, self._decrypt)
+        return self._walk(elements, backward=True)
 
-    def _walk(self, values: Ints, step: Callable[[Ints], Ints]) -> Ints:
-        values = step(values)
-        outside = np.flatnonzero(values >= self.size)
+    def _walk(self, values: Ints, *, backward: bool) -> Ints:
+        keys = self._keys[::-1] if backward else self._keys
+        words = _feistel(values.astype(np.uint64), self._half, keys, backward=backward)
+        size = np.uint64(self.size)
+        outside = np.flatnonzero(words >= size)
         while len(outside):
-            values[outside] = step(values[outside])
-            outside = outside[values[outside] >= self.size]
-        return values
-
-    def _split(self, values: Ints) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        word = values.astype(np.uint64)
-        return word >> np.uint64(self._half), word & self._mask
-
-    @property
-    def _mask(self) -> np.uint64:
-        return np.uint64((1 << self._half) - 1)
-
-    def _encrypt(self, values: Ints) -> Ints:
-        left, right = self._split(values)
-        for key in self._keys:
-            left, right = right, left ^ (_round_function(right, key) & self._mask)
-        return (left << np.uint64(self._half) | right).astype(np.int64)
-
-    def _decrypt(self, values: Ints) -> Ints:
-        left, right = self._split(values)
-        for key in reversed(self._keys):
-            left, right = right ^ (_round_function(left, key) & self._mask), left
-        return (left << np.uint64(self._half) | right).astype(np.int64)
-
-
-def _round_function(word: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """The round function: SplitMix64's finalizer over word and key."""
-    return finalize64((word + GOLDEN) ^ key)
+            words[outside] = _feistel(words[outside], self._half, keys, backward=backward)
+            outside = outside[words[outside] >= size]
+        return words.astype(np.int64)
 
 
 class PartOrder(Protocol):
@@ -350,6 +332,3 @@ def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
     """
     ordinals = np.searchsorted(starts, parts, side="right") - 1
     return ordinals, parts - starts[ordinals]
-
-
-Floats = npt.NDArray[np.float64]

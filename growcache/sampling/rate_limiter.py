@@ -50,7 +50,6 @@ class LimiterInputs:
 
     Attributes:
         refused: what the store refuses everybody for, in words, and what has to be done.
-        measured: whether schema and sizes are known.
         parts_known: whether the next group has parts left in this round.
         listing_complete: whether the source is listed to its end.
         needs_whole_listing: whether nothing is drawn before that.
@@ -84,7 +83,6 @@ class LimiterInputs:
     """
 
     refused: str = ""
-    measured: bool = True
     parts_known: bool = True
     listing_complete: bool = True
     needs_whole_listing: bool = False
@@ -158,8 +156,6 @@ def _for_refetch_room(o: LimiterInputs) -> Verdict | None:
 
 
 def _for_work(o: LimiterInputs) -> Verdict | None:
-    if not o.measured:
-        return _wait("a first object that can be read")
     if o.retrying >= o.max_retrying:
         return _wait(f"{o.retry_event} ({o.last_error})")
     if not o.parts_known and not o.listing_complete and o.needs_whole_listing:

@@ -334,7 +334,7 @@ class SamplerPool:
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
         self.slots = [SamplerSlot(number) for number in range(count)]
-        self._setup = setup
+        self.setup = setup
         self._on_message = on_message
         self._on_death = on_death
         self._on_failure = on_failure
@@ -351,9 +351,6 @@ class SamplerPool:
     @property
     def restarts(self) -> int:
         return sum(slot.restarts for slot in self.slots)
-
-    def adopt(self, setup: Message) -> None:
-        self._setup = setup
 
     def broadcast(self, message: Message) -> None:
         """Send a message to every sampler that is ready."""
@@ -394,7 +391,7 @@ class SamplerPool:
                 lambda message: self._on_message(slot, message), self._on_stderr
             )
             slot.note_progress()
-            slot.send(self._setup)
+            slot.send(self.setup)
             code = await slot.process.ended()
             self._note_end(slot, code)
             if self._stopping:

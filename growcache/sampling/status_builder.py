@@ -1,9 +1,10 @@
-"""The status of a running service, gathered from the components that know it."""
+"""The status of a running service: counts, outages and recent errors, and what the components know."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import replace
 
 from growcache.cache.cache import Cache
@@ -22,24 +23,38 @@ from growcache.cache.status import (
     WorkerStatus,
 )
 from growcache.config import Config
+from growcache.errors import StoreRefusedError
 from growcache.sampling.dispatch import Dispatcher
+from growcache.sampling.messages import Message, awaited_event
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
 from growcache.sampling.sampler_pool import SamplerPool
 from growcache.sampling.sizing import RAMP_END
 from growcache.sampling.space_allocator import Rate
 from growcache.secrecy import url_without_secrets
 from growcache.store.catalog import Catalog
+from growcache.usercode import printable
+
+LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # the clients of a store
 
 
 class StatusBuilder:
-    """Counts what no one else counts, and puts the status together."""
+    """Counts what no other component counts, and puts the status together.
+
+    Attributes:
+        failures: requests and visits that failed and are tried again.
+        silences: of the store, by its client.
+    """
 
     def __init__(
         self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
     ) -> None:
         self.failures = 0
         self.egress_bytes = 0
+        self.last_errors: deque[str] = deque(maxlen=5)
+        self.silences = {client: StoreSilence() for client in (LISTING, TABLES, SAMPLERS)}
+        self._notice = OutageNotice()
         self._config = config
         self._cache = cache
         self._catalog = catalog
@@ -55,9 +70,39 @@ class StatusBuilder:
         self._subsets: list[SubsetStatus] = []
         self._sources: list[tuple[int, float]] = []
 
-    def measure_population(self, population: Population, *, listed: bool) -> None:
+    def note_bytes(self, nbytes: int) -> None:
+        self.egress_bytes += nbytes
+
+    def note_retry(self, client: str, error: BaseException) -> None:
+        self.failures += 1
+        refused = isinstance(error, StoreRefusedError)
+        self.silences[client].failed(awaited_event(error), time.monotonic(), refused=refused)
+
+    def note_progress(self, message: Message) -> None:
+        """Count what a sampler's progress message reports."""
+        self.failures += message["retries"]
+        self.egress_bytes += message["nbytes"]
+        if message["retries"]:
+            self.last_errors.append(message["last_error"])
+        if message["nbytes"]:
+            self.silences[SAMPLERS].answered()
+        elif message["retries"]:
+            awaited = f"the store to answer ({printable(message['last_error'])})"
+            self.silences[SAMPLERS].failed(awaited, time.monotonic())
+
+    def _silent_store(self, now: float) -> str:
+        """Return the event that a silent store owes, in words; empty where all stores answer."""
+        found = (silence.waiting_for(now) for silence in self.silences.values())
+        return next(filter(None, found), "")
+
+    def outage_messages(self, dispatcher: Dispatcher | None, now: float) -> list[str]:
+        """Return warnings: an outage that lasts for some seconds is reported once, and its end."""
+        refused = dispatcher.breaker.waiting_for if dispatcher is not None else ""
+        return self._notice.look(refused or self._silent_store(now), now)
+
+    def measure_population(self, population: Population) -> None:
         objects = len(self._catalog)
-        if not listed or objects == self._measured:
+        if objects == self._measured:
             return
         self._parts = population.parts(objects)
         self._sources = population.sources(objects)
@@ -88,11 +133,9 @@ class StatusBuilder:
         dispatcher: Dispatcher | None,
         pool: SamplerPool,
         *,
-        last_errors: list[str],
         listed: bool,
         endless: bool,
         startup_event: str,
-        silent_store: str,
         stopped: bool,
         disk_full: bool,
         restart_for: list[str],
@@ -108,9 +151,10 @@ class StatusBuilder:
         elif disk_full:
             state, waiting_for = "waiting", "free space on the disk: it is full"
         elif dispatcher is None:
-            state, waiting_for = "waiting", startup_event
+            state, waiting_for = "waiting", printable(self._silent_store(now) or startup_event)
         else:
-            state, waiting_for = self._state(dispatcher, silent_store)
+            silent_store = self.silences[SAMPLERS].waiting_for(now)
+            state, waiting_for = self._state(dispatcher, printable(silent_store))
         identity = cache.meta.identity
         return Status(
             state=state,
@@ -153,7 +197,7 @@ class StatusBuilder:
             objects=0 if endless else self._objects.listed,
             retries=self.failures,
             restarts=pool.restarts,
-            last_errors=last_errors,
+            last_errors=[printable(error) for error in self.last_errors],
             worker_states=[] if stopped else self._workers(dispatcher, pool),
             sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
             full=dispatcher is not None
@@ -184,7 +228,7 @@ class StatusBuilder:
         if silent_store and dispatcher.at_work:
             return "waiting", silent_store
         if verdict.granted or (verdict.state == "waiting" and writes.permits):
-            # Work is under way; why no more of it is given out is said all the same.
+            # Work is under way; the status still says why no further permit is granted.
             return "running", verdict.waiting_for
         return verdict.state, verdict.waiting_for
 

@@ -14,10 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import is_full_disk
@@ -38,33 +36,30 @@ from growcache.errors import (
 from growcache.formats import check_source
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
+from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
-from growcache.sampling.messages import Message, awaited_event
+from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects, Split, field_join
-from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.sources import first_urls, make_each
-from growcache.sampling.status_builder import StatusBuilder
+from growcache.sampling.status_builder import LISTING, TABLES, StatusBuilder
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
-from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
 LEASES_SECONDS = 0.1
 UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
-FULL_SECONDS = 2 * UPKEEP_SECONDS  # that a full disk is spoken of after the last sign of it
+FULL_SECONDS = 2 * UPKEEP_SECONDS  # that the status says so, after the last failed write
 WARN_SECONDS = 60.0
-MOST_FAILED_STARTS = 5  # samplers in one place that end before they are ready
+MOST_FAILED_STARTS = 5  # in a row, of samplers in one slot
 PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
 GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
-
-LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # the clients of a store
 
 OnStatus = Callable[[Status], None]
 
@@ -98,8 +93,8 @@ def run(
         refresh: list the source again, for objects that are new, and for other versions of
             those that are holes.
         retry_holes: try the holes again that are known.
-        on_status: told the status about four times a second.
-        on_ready: told once the cache exists and is ours.
+        on_status: gets the status about four times a second.
+        on_ready: called once the cache exists and is ours.
         on_stderr: takes what samplers write to the error stream; None: it goes where ours does.
         parent: a descriptor; the service stops when its other end is closed.
         handle_interrupt: whether SIGINT stops the service; SIGTERM always does.
@@ -129,7 +124,7 @@ def run(
 
 
 def _check(source: SourceConfig) -> None:
-    """Refuse what can be seen to be wrong: a typing error costs no process."""
+    """Refuse visible errors before a process is started."""
     check_source(source)
     if source.labels is not None:
         require_table_library(source.labels.url)
@@ -170,7 +165,6 @@ class Supervisor:
         self._identity: Identity | None = None
         self._introduction: Message | None = None
         self._search = SchemaSearch(config, cache, self._catalog, self._objects)
-        self._silences = {who: StoreSilence() for who in (LISTING, TABLES, SAMPLERS)}
         self._listing = ListingIngest(
             config,
             cache,
@@ -178,23 +172,21 @@ class Supervisor:
             self._wake,
             self._fail,
             self._listing_retried,
-            self._silences[LISTING].answered,
+            self._status.silences[LISTING].answered,
         )
-        self._reading: LabelsReader | None = None
-        self._notice = OutageNotice()
+        self._labels: LabelsReader | None = None
         self._file = file
-        self._following: ConfigReload | None = None
+        self._reload: ConfigReload | None = None
         self._found: FoundIdentity | None = None
         self._full_at = -math.inf  # when the disk was full last, monotonic seconds
         self._error: Exception | None = None
         self._ended = False
         self._blocked_since = time.monotonic()
         self._next: dict[str, float] = {}
-        self._last_errors: deque[str] = deque(maxlen=5)
         self._shown = Status()
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
-        """Serve until told to stop, or until a limit or an error ends the run."""
+        """Serve until a signal, a limit or an error ends the run."""
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._started = time.monotonic()
@@ -205,9 +197,7 @@ class Supervisor:
             sampling.workers, setup, self._receive, self._died, self._fail, self._on_stderr
         )
         if self._file is not None:
-            self._following = ConfigReload(
-                self._file, self._config, self._adopt, self._wake_soon
-            )
+            self._reload = ConfigReload(self._file, self._config, self._adopt, self._wake_soon)
         try:
             self._guard(self._start_listing)
             self._guard(self._start_labels)
@@ -217,8 +207,8 @@ class Supervisor:
                 self._guard(self._after_turn)
         finally:
             self._listing.stop()
-            if self._following is not None:
-                self._following.stop()
+            if self._reload is not None:
+                self._reload.stop()
             await self._pool.stop()
             if self._dispatcher is not None:
                 self._guard(self._dispatcher.discard_all)
@@ -262,29 +252,22 @@ class Supervisor:
         self._listing.start(self._introduction, refresh=self._refresh)
 
     def _start_labels(self) -> None:
-        if self._unlabelled:
-            self._reading = LabelsReader(
+        if self._awaits_labels:
+            self._labels = LabelsReader(
                 self._config.sources,
                 self._config.sampling,
-                self._fetched,
-                self._labels_came,
-                self._labels_retried,
-                self._are_labels_waited_for,
+                self._status.note_bytes,
+                self._labels_read,
+                lambda error: self._status.note_retry(TABLES, error),
+                self._retries_labels,
             )
 
-    def _are_labels_waited_for(self, error: TransientStoreError) -> bool:
-        """Whether tables are asked for again; see `ListingIngest`, of whose listing the same holds."""
+    def _retries_labels(self, error: TransientStoreError) -> bool:
+        """Whether tables are read again for ever; the rule is that of `ListingIngest`."""
         return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
 
-    def _labels_retried(self, error: BaseException) -> None:
-        self._status.failures += 1
-        self._note_failure(TABLES, error)
-
-    def _fetched(self, nbytes: int) -> None:
-        self._status.egress_bytes += nbytes
-
-    def _labels_came(self, found: Labels | GrowcacheError) -> None:
-        self._silences[TABLES].answered()
+    def _labels_read(self, found: Labels | GrowcacheError) -> None:
+        self._status.silences[TABLES].answered()
         if isinstance(found, GrowcacheError):
             self._fail(found)
         else:
@@ -292,24 +275,21 @@ class Supervisor:
         self._wake()
 
     @property
-    def _unlabelled(self) -> bool:
-        """Whether the labels are not here yet, without which no object can be looked at."""
+    def _awaits_labels(self) -> bool:
+        """Whether the labels are still missing, without which no object can be sorted out."""
         wanted = any(source.labels is not None for source in self._config.sources)
         return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
-        self._status.failures += 1  # from the listing's thread; a lost count is no harm
-        self._last_errors.append(f"listing: {error}")
-        self._note_failure(LISTING, error)
-
-    def _note_failure(self, who: str, error: BaseException) -> None:
-        refused = isinstance(error, StoreRefusedError)
-        self._silences[who].failed(awaited_event(error), time.monotonic(), refused=refused)
+        self._status.note_retry(
+            LISTING, error
+        )  # in the listing's thread; a lost count is no harm
+        self._status.last_errors.append(f"listing: {error}")
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
-            self._last_errors.append(str(error))
+            self._status.last_errors.append(str(error))
         self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
@@ -338,13 +318,9 @@ class Supervisor:
             self._fail(error)
 
     def _disk_is_full(self, error: OSError) -> None:
-        """Note that a step has to wait; it is tried again at the next turn.
-
-        Somebody else may have filled the disk, and may make room again. Each step either
-        happens as a whole or leaves everything as it was.
-        """
+        """Note that a step has to wait. It is atomic, and the next turn tries it again."""
         if not self._disk_full:
-            self._last_errors.append(str(error))
+            self._status.last_errors.append(str(error))
         self._full_at = time.monotonic()
 
     @property
@@ -375,7 +351,7 @@ class Supervisor:
             case "probed":
                 self._probed(slot, message)
             case _ if self._dispatcher is not None:
-                self._last_errors.extend(self._dispatcher.receive(slot, message))
+                self._status.last_errors.extend(self._dispatcher.receive(slot, message))
 
     def _progressed(self, slot: SamplerSlot, message: Message) -> None:
         if message["nbytes"] or message["retries"] or message["paced"]:
@@ -387,51 +363,34 @@ class Supervisor:
                 work.done = done
                 if self._dispatcher is not None:
                     self._dispatcher.visited(permit_id)
-        self._status.failures += message["retries"]
-        self._status.egress_bytes += message["nbytes"]
-        silence = self._silences[SAMPLERS]
-        if message["nbytes"]:
-            silence.answered()
-        elif message["retries"]:
-            said = f"the store to answer ({printable(message['last_error'])})"
-            silence.failed(said, time.monotonic())
-        if message["retries"]:
-            self._last_errors.append(message["last_error"])
+        self._status.note_progress(message)
 
     def _adopt(self, config: Config) -> None:
-        """Go by what may change while the service runs.
+        """Adopt the settings that may change while the service runs.
 
         Raises:
-            ConfigError: a bound or an option that cannot be.
+            ConfigError: a bound or an option is invalid.
         """
         options = [source.storage_options for source in config.sources]
         is_new = options != [source.storage_options for source in self._config.sources]
         if is_new:
-            for source in config.sources:
-                open_store(
-                    source, without_credentials=True
-                )  # asks nothing, but refuses what cannot be meant
+            for source in config.sources:  # without a request: this refuses invalid options
+                open_store(source, without_credentials=True)
         if self._dispatcher is not None:
             self._dispatcher.follow(config)
         else:
             self._cache.follow(config.cache)
         self._config = config
         if is_new:
-            self._adopt_options(options)
-
-    def _adopt_options(self, options: list[dict[str, Any]]) -> None:
-        self._pool.adopt(_setup_message(self._config))
-        self._pool.broadcast({"type": "storage", "options": to_json_value(options)})
-        self._listing.adopt(options)
-        if self._reading is not None:
-            self._reading.sources = self._config.sources
+            self._pool.setup = _setup_message(config)
+            self._pool.broadcast(_storage_message(config))
+            self._listing.adopt(options)
+            if self._labels is not None:
+                self._labels.sources = config.sources
 
     def _sampler_ready(self, slot: SamplerSlot, message: Message) -> None:
         slot.ready = True
-        options = [source.storage_options for source in self._config.sources]
-        slot.send(
-            {"type": "storage", "options": to_json_value(options)}
-        )  # it may have changed since
+        slot.send(_storage_message(self._config))  # it may have changed since the setup
         first, self._introduction = self._introduction is None, message
         if first and runs_user_format(self._config):
             self._start_listing()
@@ -440,7 +399,7 @@ class Supervisor:
 
     def _probed(self, slot: SamplerSlot, message: Message) -> None:
         assert self._introduction is not None
-        self._last_errors.extend(message.get("errors", [])[-3:])
+        self._status.last_errors.extend(message.get("errors", [])[-3:])
         found = self._search.answered(
             slot, message, self._introduction, listed=self._listing.listed
         )
@@ -448,8 +407,8 @@ class Supervisor:
             self._found = found
 
     def _died(self, slot: SamplerSlot, permit_ids: list[str], death: SamplerDeath) -> None:
-        if death.stalled is None:  # else that was said when it was killed
-            self._last_errors.append(f"sampler {slot.id} ended {death}")
+        if death.stalled is None:  # a stall was reported before the kill
+            self._status.last_errors.append(f"sampler {slot.id} ended {death}")
         self._guard(lambda: self._sampler_died(slot, permit_ids, death))
         self._wake()
 
@@ -471,7 +430,7 @@ class Supervisor:
     def _identify(self) -> None:
         if self._introduction is None or not len(self._catalog):
             return
-        if self._unlabelled:
+        if self._awaits_labels:
             self._search.waiting_for = "the labels"
             return
         listed = self._listing.listed
@@ -485,7 +444,7 @@ class Supervisor:
     def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
         if self._search.lacks_objects(listed=self._listing.listed):
-            return  # shards were taken over that were drawn from more of it
+            return  # the shards of the cache were drawn from a longer listing
         dispatcher = Dispatcher(
             self._config,
             self._cache,
@@ -515,12 +474,12 @@ class Supervisor:
             self._dispatcher.space if self._dispatcher else None,
             awaited=self._search.lacks_objects(listed=self._listing.listed),
         )
-        if not self._unlabelled:
+        if not self._awaits_labels:
             self._objects.look(len(self._catalog))
             if self._listing.listed:
                 self._objects.finish()
-        if self._following is not None:
-            self._last_errors.extend(self._following.look(now))
+        if self._reload is not None:
+            self._status.last_errors.extend(self._reload.look(now))
         if self._dispatcher is None:
             self._identify()
         if self._dispatcher is not None:
@@ -531,19 +490,18 @@ class Supervisor:
             self._upkeep()
 
     def _try_holes_again(self, dispatcher: Dispatcher) -> None:
-        """Let holes be tried again that were asked for, or that are other versions now."""
         count = 0
         if self._retry_holes:
-            count += dispatcher.retry_holes()
+            count += dispatcher.makeups.retry_holes()
             self._retry_holes = False
         if self._listing.relisted and self._listing.listed:
-            count += dispatcher.retry_rewritten(self._listing.relisted)
+            count += dispatcher.makeups.retry_holes(has_new_version(self._listing.relisted))
             self._listing.relisted = []
         if count:
             _log.warning("%d %s tried again", count, "hole is" if count == 1 else "holes are")
 
     def _after_turn(self) -> None:
-        """Do what a full disk must not keep from being done."""
+        """Show the status and check the limits, even while the disk is full."""
         now = time.monotonic()
         if self._due("show", now, SHOW_SECONDS):
             self._show()
@@ -557,14 +515,13 @@ class Supervisor:
 
     def _upkeep(self) -> None:
         patience = PATIENCE * self._config.sampling.timeout_seconds + GRACE_SECONDS
-        self._last_errors.extend(self._pool.kill_stalled(patience))
+        self._status.last_errors.extend(self._pool.kill_stalled(patience))
         self._warn_of_holders()
         self._cache.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
             self._cache.index.append_history(self._status.history())
 
     def _warn_of_holders(self) -> None:
-        """Say it once when readers have kept everything waiting for a minute."""
         now = time.monotonic()
         blocked = self._dispatcher.writes.blocked if self._dispatcher is not None else ""
         if not blocked:
@@ -572,7 +529,9 @@ class Supervisor:
         elif (
             self._due("warning", now, WARN_SECONDS) and now - self._blocked_since > WARN_SECONDS
         ):
-            self._last_errors.append(f"samplers wait since a minute or more for {blocked}")
+            self._status.last_errors.append(
+                f"samplers wait since a minute or more for {blocked}"
+            )
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher
@@ -601,13 +560,14 @@ class Supervisor:
 
     def _show(self) -> None:
         self._shown = self._current_status()
-        self._warn_of_outages(time.monotonic())
+        for said in self._status.outage_messages(self._dispatcher, time.monotonic()):
+            _log.warning("%s", said)
         self._on_status(self._shown)
         if self._due("status", time.monotonic(), 2 * SHOW_SECONDS):
             self._write_status(self._shown)
 
     def _show_the_end(self) -> None:
-        # First as far as it is known without a look at the cache, which may be gone.
+        # First without a look at the cache, because it may be gone.
         self._shown = replace(
             self._shown,
             state="stopped",
@@ -619,44 +579,35 @@ class Supervisor:
         self._shown = self._current_status(stopped=True)
 
     def _write_status(self, status: Status) -> None:
-        self._cache.require_in_place()  # by now it may be somebody else's folder
+        self._cache.require_in_place()  # the folder may belong to another service by now
         write_status(self._config.cache.path, status)
 
-    def _silent_store(self, now: float) -> str:
-        """Return what a store has to do, in words; empty where all answer."""
-        found = (silence.waiting_for(now) for silence in self._silences.values())
-        return next(filter(None, found), "")
-
-    def _warn_of_outages(self, now: float) -> None:
-        """Say it once on the error stream when a store refuses or is silent for some seconds."""
-        refused = self._dispatcher.breaker.waiting_for if self._dispatcher is not None else ""
-        for said in self._notice.look(refused or self._silent_store(now), now):
-            _log.warning("%s", said)
-
     def _current_status(self, *, stopped: bool = False) -> Status:
-        now = time.monotonic()
         endless = self._introduction is not None and not self._introduction["listed"]
         if self._dispatcher is not None:
             population = self._dispatcher.draws.population
             listed = self._listing.listed and not endless
-            self._guard(lambda: self._status.measure_population(population, listed=listed))
-        startup_event = self._silent_store(now) or self._search.waiting_for
+            if listed:
+                self._guard(lambda: self._status.measure_population(population))
         return self._status.status(
             self._dispatcher,
             self._pool,
-            last_errors=[printable(error) for error in self._last_errors],
             listed=self._listing.listed,
             endless=endless,
-            startup_event=printable(startup_event),
-            silent_store=printable(self._silences[SAMPLERS].waiting_for(now)),
+            startup_event=self._search.waiting_for,
             stopped=stopped,
             disk_full=self._disk_full,
-            restart_for=self._following.restart_for if self._following else [],
+            restart_for=self._reload.restart_for if self._reload else [],
         )
 
 
 def _setup_message(config: Config) -> Message:
     return {"type": "setup", "config": to_json_value(config.model_dump())}
+
+
+def _storage_message(config: Config) -> Message:
+    options = [source.storage_options for source in config.sources]
+    return {"type": "storage", "options": to_json_value(options)}
 
 
 def _identity_message(identity: Identity) -> Message:

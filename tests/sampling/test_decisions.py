@@ -29,7 +29,6 @@ def test_a_permit_is_given_when_nothing_stands_against_it() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"measured": False}, "first object"),
         ({"retrying": 4, "max_retrying": 4, "last_error": "503"}, "503"),
         ({"parts_known": False, "listing_complete": False}, "listing"),
         ({"parts_known": False}, "groups in flight"),

@@ -31,7 +31,7 @@ def parts_of(order: Draws, groups: range) -> list[list[int]]:
 
 
 @pytest.mark.mutant(
-    3, "growcache.sampling.orders:Permutation._decrypt", "reversed(self._keys)", "self._keys"
+    3, "growcache.sampling.orders:Permutation._walk", "self._keys[::-1]", "self._keys"
 )
 @given(st.integers(1, 3000), st.integers(0, 2**64))
 def test_permutation_is_a_bijection_and_inverse_undoes_it(size: int, key: int) -> None:
