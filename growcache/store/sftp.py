@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -127,18 +127,20 @@ class SshServer:
                 ssh.close()
             if not isinstance(error, Exception):
                 raise
-            made = self._host_error(error, check) if ssh is None else self._sftp_error(error)
-            raise made from None
+            raise self._translated(error, check, is_logged_in=ssh is not None) from None
 
-    def _sftp_error(self, error: Exception) -> Exception:
-        text = error_text(error)
-        if isinstance(error, asyncssh.ConnectionLost | asyncssh.SFTPConnectionLost | OSError):
-            return TransientStoreError(f"{self.url}: no connection ({text})")
-        return CredentialsError(f"{self.url} lets this user in, and offers no SFTP ({text})")
-
-    def _host_error(self, error: Exception, check: _HostKeyCheck | None) -> Exception:
+    def _translated(
+        self, error: Exception, check: _HostKeyCheck | None, *, is_logged_in: bool
+    ) -> Exception:
         """Return growcache's error; the exception itself where it is a bug."""
         text = error_text(error)
+        if is_logged_in:
+            lost = (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, OSError)
+            if isinstance(error, lost):
+                return TransientStoreError(f"{self.url}: no connection ({text})")
+            return CredentialsError(
+                f"{self.url} lets this user in, and offers no SFTP ({text})"
+            )
         if isinstance(error, asyncssh.HostKeyNotVerifiable) and check is not None:
             return CredentialsError(f"{self.url} {check.refusal}")
         if isinstance(error, asyncssh.KeyImportError) and "Passphrase must" in text:
@@ -315,8 +317,7 @@ class _OpenFile:
 
 def _close_file(opening: asyncio.Task[Any]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        closing = asyncio.ensure_future(opening.result().close())
-        closing.add_done_callback(_ignore_result)
+        asyncio.ensure_future(opening.result().close()).add_done_callback(_ignore_result)
 
 
 def _ignore_result(task: asyncio.Future[Any]) -> None:
@@ -375,21 +376,16 @@ class _Connection:
                     self.answer(file.stat()),
                 )
                 for (at, end), data in zip(spans, found, strict=True):
-                    if at + len(data) < end:  # servers may send less than was requested
-                        data += await self._rest(file, at + len(data), end)
+                    while at + len(data) < end:  # servers may send less than was requested
+                        place = at + len(data)
+                        more = await self.answer(file.read(end - place, place))
                         stat = await self.answer(file.stat())
+                        if not more:
+                            break
+                        data += more
                     parts.append(data)
             check_same_version(entry, _entry_of_info(_info_of_stat(entry.key, stat)))
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _rest(self, file: Any, start: int, stop: int) -> bytes:
-        found = b""
-        while start + len(found) < stop:
-            more = await self.answer(file.read(stop - start - len(found), start + len(found)))
-            if not more:
-                break
-            found += more
-        return found
 
     @asynccontextmanager
     async def _opened(self, entry: Entry) -> AsyncIterator[Any]:
@@ -578,21 +574,17 @@ class SftpBackend:
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         top = location.prefix.rstrip("/") or "/"
-        infos = walk_folders(self._pool, top, location.depth, after)
         try:
-            for page in paginate(infos):
-                yield Page(_entry_of_info(info) for info in page)
-        except Exception as error:  # noqa: BLE001 - see _translated
-            translated = self._translated(error, top)
-            if isinstance(translated, ObjectMissingError):
-                translated.exit_code = 2  # the folder of the URL itself
-            raise translated from None
+            with self._translated_errors(top):
+                for page in paginate(walk_folders(self._pool, top, location.depth, after)):
+                    yield Page(map(_entry_of_info, page))
+        except ObjectMissingError as error:
+            error.exit_code = 2  # the folder of the URL itself
+            raise
 
     def head(self, key: str) -> Entry:
-        try:
+        with self._translated_errors(key):
             found = self._pool.call(lambda one: one.answer(one.sftp.stat(key)))
-        except Exception as error:  # noqa: BLE001 - see _translated
-            raise self._translated(error, key) from None
         info = _info_of_stat(key, found)
         if info["type"] != "file":
             raise ObjectMissingError(
@@ -602,28 +594,30 @@ class SftpBackend:
         return _entry_of_info(info)
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
-        try:
+        with self._translated_errors(entry.key):
             reading = self._pool.start(lambda one: one.read(entry, start, stop))
             data: bytes = await asyncio.wrap_future(reading)
-        except Exception as error:  # noqa: BLE001 - see _translated
-            raise self._translated(error, entry.key) from None
         return data
 
     async def close(self) -> None:
         self._close()
 
-    def _translated(self, error: Exception, key: str) -> Exception:
-        """Return growcache's error; the exception itself where it is a bug."""
+    @contextmanager
+    def _translated_errors(self, key: str) -> Iterator[None]:
         where = f"{self._server.url}{key}"
-        if isinstance(error, StoreError | ConfigError):
-            return error
-        if isinstance(error, FileNotFoundError):
-            return ObjectMissingError(f"{where} does not exist")
-        if isinstance(error, PermissionError):
-            return AccessError(f"{where} may not be read by this user")
-        if is_ssh_error(error):
-            return TransientStoreError(f"{where}: no answer ({error_text(error)})")
-        return error
+        try:
+            yield
+        except (StoreError, ConfigError):
+            raise
+        except FileNotFoundError:
+            raise ObjectMissingError(f"{where} does not exist") from None
+        except PermissionError:
+            raise AccessError(f"{where} may not be read by this user") from None
+        except Exception as error:
+            if not is_ssh_error(error):  # a bug
+                raise
+            text = f"{where}: no answer ({error_text(error)})"
+            raise TransientStoreError(text) from None
 
 
 def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
