@@ -1,13 +1,13 @@
-"""Storage options in obstore's words: fsspec's names, boto3's credential chain, Azure's connection strings.
+"""Storage options as clients take them: obstore's for S3, asyncssh's for SSH servers, and web sessions.
 
-Precedence is boto3's: what is given in ``storage_options``, then the environment, then the profile in
-``~/.aws``, then the machine's own role.
+For S3 the precedence is boto3's: ``storage_options``, then the environment, then the profile in
+``~/.aws``, then the machine's own role. A web session sends its secrets to the servers of ``source.url``
+only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from growcache.errors import ConfigError, CredentialsError
 from growcache.store.response_check import is_requested_range
-from growcache.store.urls import WEB_SCHEMES
+from growcache.store.urls import WEB_SCHEMES, Location
 from growcache.usercode import short_key
 
 if TYPE_CHECKING:
@@ -268,73 +268,111 @@ class _AwsFiles:
         return session
 
 
-_AZURE_PUBLIC_CLOUD = "core.windows.net"
-_ADLFS_NAMES = {"sas_token": "sas_key", "anon": "skip_signature", "endpoint_url": "endpoint"}
-_CONNECTION_STRING_NAMES = {
-    "AccountName": "account_name",
-    "AccountKey": "account_key",
-    "SharedAccessSignature": "sas_key",
-    "BlobEndpoint": "endpoint",
+_HOST_KEY_POLICIES = ("auto_add", "reject")  # fsspec's names
+_ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
+    "port": "port",
+    "username": "username",
+    "password": "password",
+    "passphrase": "passphrase",
+    "timeout": "connect_timeout",
+    "auth_timeout": "login_timeout",
+    "banner_timeout": "login_timeout",
+    "gss_auth": "gss_auth",
+    "gss_kex": "gss_kex",
+    "gss_host": "gss_host",
+    "gss_deleg_creds": "gss_delegate_creds",
 }
-_AZURE_OBSTORE_NAMES = frozenset(
-    {"account_name", "account_key", "sas_key", "skip_signature", "endpoint", "use_emulator",
-     "client_id", "client_secret", "tenant_id"}
-)  # fmt: skip
+_OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 
 
-def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return obstore's settings; None where it has no word for an option or the host.
+@dataclass(frozen=True)
+class SshServer:
+    """A host, and how to connect to it; ``settings`` are asyncssh's and may be secret."""
 
-    Raises:
-        ConfigError: a connection string that names no account.
-    """
-    found = parse_azure_host(host) if host else {}
-    if found is None:
-        return None
-    given = {name: value for name, value in options.items() if value is not None}
-    if (text := given.pop("connection_string", None)) is not None:
-        found |= parse_connection_string(str(text))
-    found |= {_ADLFS_NAMES.get(name, name): value for name, value in given.items()}
-    return found if set(found) <= _AZURE_OBSTORE_NAMES else None
+    host: str
+    url: str
+    settings: Mapping[str, Any] = field(repr=False)
+    rejects_unknown_hosts: bool
+    stall_seconds: float  # without an answer, after which a connection is given up
+    uses_agent_only: bool
 
-
-def parse_azure_host(host: str) -> dict[str, Any] | None:
-    """Return what the name of a host says; None where it is none of Azure's usual ones.
-
-    >>> parse_azure_host("a.dfs.core.windows.net")
-    {'account_name': 'a'}
-    >>> parse_azure_host("a.dfs.core.chinacloudapi.cn")["endpoint"]
-    'https://a.blob.core.chinacloudapi.cn'
-    >>> parse_azure_host("onelake.dfs.fabric.microsoft.com")
-    """
-    found = re.fullmatch(r"([a-z0-9]+)\.(?:dfs|blob)\.(core\.[a-z.]+)", host)
-    return found and _with_endpoint({"account_name": found[1]}, "https", found[2])
+    @property
+    def identity(self) -> str:
+        """The user on the host; files of two identities are never the same object."""
+        user, port = self.settings.get("username", ""), self.settings.get("port", 22)
+        return f"ssh://{user}@{self.host}:{port}"
 
 
-def parse_connection_string(text: str) -> dict[str, Any]:
-    """Return what a connection string says.
+def ssh_server(
+    location: Location, url: str, storage_options: Mapping[str, Any], stall_seconds: float
+) -> SshServer:
+    """Return the host of a URL, and asyncssh's settings for it.
 
     Raises:
-        ConfigError: it names no account.
-
-    >>> parse_connection_string("AccountName=a;AccountKey=b==;BlobEndpoint=http://h/a;")
-    {'account_name': 'a', 'account_key': 'b==', 'endpoint': 'http://h/a'}
+        ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
     """
-    said = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-    found = {own: said[name] for name, own in _CONNECTION_STRING_NAMES.items() if name in said}
-    if "account_name" not in found and "endpoint" not in found:
+    options = dict(storage_options)
+    policy = options.pop("host_key_policy", "auto_add")
+    if policy not in _HOST_KEY_POLICIES:
         raise ConfigError(
-            "source.storage_options: expected a connection_string with AccountName=…;AccountKey=…"
+            f"source.storage_options: expected a host_key_policy of {' or '.join(_HOST_KEY_POLICIES)}"
         )
-    scheme = said.get("DefaultEndpointsProtocol", "https")
-    return _with_endpoint(found, scheme, said.get("EndpointSuffix", _AZURE_PUBLIC_CLOUD))
+    if unknown := sorted(set(options) - {*_ASYNCSSH_NAMES, *_OTHER_OPTIONS}):
+        known = ", ".join(sorted({*_ASYNCSSH_NAMES, *_OTHER_OPTIONS, "host_key_policy"}))
+        raise ConfigError(
+            f"source {location.url}: its storage_options were refused: no option {unknown[0]!r}; "
+            f"expected some of {known}"
+        )
+    host, address = _parse_ssh_address(url, location.url)
+    options = {**address, **{k: v for k, v in options.items() if v is not None}}
+    settings = {
+        "connect_timeout": stall_seconds,
+        "login_timeout": stall_seconds,
+        **{_ASYNCSSH_NAMES[k]: v for k, v in options.items() if k in _ASYNCSSH_NAMES},
+    }
+    if "password" in options:
+        settings.setdefault("passphrase", options["password"])
+    if options.get("compress"):
+        settings["compression_algs"] = ["zlib@openssh.com"]
+    # Named keys, else those of ~/.ssh/config and ~/.ssh.
+    agent_only = False
+    if (names := options.get("key_filename")) is not None:
+        try:
+            names = [names] if isinstance(names, str) else names
+            settings["client_keys"] = [str(Path(name).expanduser()) for name in names]
+        except TypeError as error:
+            raise refused_ssh_options(location.root, error) from None
+    elif not options.get("look_for_keys", True):
+        settings["client_keys"] = None
+        agent_only = bool(options.get("allow_agent", True))
+    if not options.get("allow_agent", True):
+        settings["agent_path"] = None
+    is_strict = policy == "reject"
+    return SshServer(host, location.root, settings, is_strict, stall_seconds, agent_only)
 
 
-def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str, Any]:
-    """Add the address of an account in a cloud that is not the public one, unless it has one."""
-    if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
-        return found
-    return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}
+def refused_ssh_options(url: str, error: Exception) -> ConfigError:
+    # The exception's text may hold secrets.
+    return ConfigError(
+        f"source {url}: its storage_options were refused ({type(error).__name__})"
+    )
+
+
+def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
+    """Return the host, and what else stands before the path, by the names of storage options."""
+    try:
+        parsed = urlsplit(url)
+        host, port = parsed.hostname, parsed.port
+    except ValueError:
+        host = port = None
+    if not host:
+        raise ConfigError(f"source.url {shown}: expected sftp://HOST/PATH")
+    found = {
+        "port": port,
+        "username": parsed.username and unquote(parsed.username),
+        "password": parsed.password and unquote(parsed.password),
+    }
+    return host, {name: value for name, value in found.items() if value is not None}
 
 
 ServerAddress = tuple[str, str, int]

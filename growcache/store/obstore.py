@@ -6,6 +6,7 @@ Keys that obstore cannot name are legal in S3. They are served by a second backe
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, StoreError
 from growcache.store.contract import PAGE_ENTRIES, Entry, Page
-from growcache.store.credentials import azure_settings, s3_settings, server_option
+from growcache.store.credentials import s3_settings, server_option
 from growcache.store.response_check import (
     RangeSupport,
     Response,
@@ -259,6 +260,75 @@ def _open_azure(
     container, _, host = location.bucket.partition("@")
     config: Any = azure_settings(host, options)
     return None if config is None else AzureStore(container, config=config, **settings)
+
+
+_AZURE_PUBLIC_CLOUD = "core.windows.net"
+_ADLFS_NAMES = {"sas_token": "sas_key", "anon": "skip_signature", "endpoint_url": "endpoint"}
+_CONNECTION_STRING_NAMES = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": "sas_key",
+    "BlobEndpoint": "endpoint",
+}
+_AZURE_OBSTORE_NAMES = frozenset(
+    {"account_name", "account_key", "sas_key", "skip_signature", "endpoint", "use_emulator",
+     "client_id", "client_secret", "tenant_id"}
+)  # fmt: skip
+
+
+def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return obstore's settings; None where it has no word for an option or the host.
+
+    Raises:
+        ConfigError: a connection string that names no account.
+    """
+    found = parse_azure_host(host) if host else {}
+    if found is None:
+        return None
+    given = {name: value for name, value in options.items() if value is not None}
+    if (text := given.pop("connection_string", None)) is not None:
+        found |= parse_connection_string(str(text))
+    found |= {_ADLFS_NAMES.get(name, name): value for name, value in given.items()}
+    return found if set(found) <= _AZURE_OBSTORE_NAMES else None
+
+
+def parse_azure_host(host: str) -> dict[str, Any] | None:
+    """Return what the name of a host says; None where it is none of Azure's usual ones.
+
+    >>> parse_azure_host("a.dfs.core.windows.net")
+    {'account_name': 'a'}
+    >>> parse_azure_host("a.dfs.core.chinacloudapi.cn")["endpoint"]
+    'https://a.blob.core.chinacloudapi.cn'
+    >>> parse_azure_host("onelake.dfs.fabric.microsoft.com")
+    """
+    found = re.fullmatch(r"([a-z0-9]+)\.(?:dfs|blob)\.(core\.[a-z.]+)", host)
+    return found and _with_endpoint({"account_name": found[1]}, "https", found[2])
+
+
+def parse_connection_string(text: str) -> dict[str, Any]:
+    """Return what a connection string says.
+
+    Raises:
+        ConfigError: it names no account.
+
+    >>> parse_connection_string("AccountName=a;AccountKey=b==;BlobEndpoint=http://h/a;")
+    {'account_name': 'a', 'account_key': 'b==', 'endpoint': 'http://h/a'}
+    """
+    said = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    found = {own: said[name] for name, own in _CONNECTION_STRING_NAMES.items() if name in said}
+    if "account_name" not in found and "endpoint" not in found:
+        raise ConfigError(
+            "source.storage_options: expected a connection_string with AccountName=…;AccountKey=…"
+        )
+    scheme = said.get("DefaultEndpointsProtocol", "https")
+    return _with_endpoint(found, scheme, said.get("EndpointSuffix", _AZURE_PUBLIC_CLOUD))
+
+
+def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str, Any]:
+    """Add the address of an account in a cloud that is not the public one, unless it has one."""
+    if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
+        return found
+    return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}
 
 
 def _open_web(

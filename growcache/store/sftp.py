@@ -17,12 +17,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import asyncssh
 import uvloop
@@ -38,6 +37,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import Entry, Page, paginate
+from growcache.store.credentials import SshServer, refused_ssh_options, ssh_server
 from growcache.store.listing import walk_folders
 from growcache.store.response_check import check_same_version
 from growcache.store.retries import stalled_seconds
@@ -51,21 +51,6 @@ T = TypeVar("T")
 
 # As OpenSSH's client has them.
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
-_HOST_KEY_POLICIES = ("auto_add", "reject")  # fsspec's names
-_ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
-    "port": "port",
-    "username": "username",
-    "password": "password",
-    "passphrase": "passphrase",
-    "timeout": "connect_timeout",
-    "auth_timeout": "login_timeout",
-    "banner_timeout": "login_timeout",
-    "gss_auth": "gss_auth",
-    "gss_kex": "gss_kex",
-    "gss_host": "gss_host",
-    "gss_deleg_creds": "gss_delegate_creds",
-}
-_OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 _REFUSALS = (
     asyncssh.PermissionDenied,
     asyncssh.KeyImportError,
@@ -81,102 +66,77 @@ _REQUEST_BYTES = 1 << 17
 _IN_FLIGHT_BYTES = 1 << 25  # of one read
 
 
-@dataclass(frozen=True)
-class SshServer:
-    """A host, and how to connect to it; ``settings`` are asyncssh's and may be secret."""
-
-    host: str
-    url: str
-    settings: Mapping[str, Any] = field(repr=False)
-    rejects_unknown_hosts: bool
-    stall_seconds: float  # without an answer, after which a connection is given up
-    uses_agent_only: bool
-
-    @property
-    def identity(self) -> str:
-        """The user on the host; files of two identities are never the same object."""
-        user, port = self.settings.get("username", ""), self.settings.get("port", 22)
-        return f"ssh://{user}@{self.host}:{port}"
-
-    async def connect(self) -> _Connection:
-        """Return a new connection; raises growcache's errors."""
-        check = ssh = None
-        try:
-            settings = dict(self.settings)
-            if self.uses_agent_only:
-                settings["client_keys"] = await _agent_keys() or None
-            options = asyncssh.SSHClientConnectionOptions(host=self.host, **settings)
-            check = _HostKeyCheck(options, rejects_unknown=self.rejects_unknown_hosts)
-            ssh, _ = await asyncssh.create_connection(
-                check.client,
-                self.host,
-                known_hosts=check.known,
-                server_host_key_algs=check.algorithms,
-                # Of those that ~/.ssh/config allows; AES-GCM takes the least time in Python.
-                encryption_algs=sorted(
-                    map(bytes.decode, options.encryption_algs),
-                    key=lambda name: "gcm" not in name,
-                ),
-                **settings,
-            )
-            async with asyncio.timeout(self.stall_seconds):
-                sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
-            return _Connection(ssh, sftp, self.stall_seconds)
-        except BaseException as error:
-            if ssh is not None:
-                ssh.close()
-            if not isinstance(error, Exception):
-                raise
-            raise self._translated(error, check, is_logged_in=ssh is not None) from None
-
-    def _translated(
-        self, error: Exception, check: _HostKeyCheck | None, *, is_logged_in: bool
-    ) -> Exception:
-        """Return growcache's error; the exception itself where it is a bug."""
-        text = error_text(error)
-        if is_logged_in:
-            lost = (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, OSError)
-            if isinstance(error, lost):
-                return TransientStoreError(f"{self.url}: no connection ({text})")
-            return CredentialsError(
-                f"{self.url} lets this user in, and offers no SFTP ({text})"
-            )
-        if isinstance(error, asyncssh.HostKeyNotVerifiable) and check is not None:
-            return CredentialsError(f"{self.url} {check.refusal}")
-        if isinstance(error, asyncssh.KeyImportError) and "Passphrase must" in text:
-            return CredentialsError(
-                f"{self.url}: the private key is encrypted; set passphrase in "
-                "source.storage_options, or use an agent"
-            )
-        if isinstance(error, _REFUSALS):
-            return CredentialsError(
-                f"{self.url} refuses the user or the key ({text}); check username, key_filename, "
-                "passphrase and password in source.storage_options, or the keys in ~/.ssh and the "
-                "agent"
-            )
-        if isinstance(error, FileNotFoundError | PermissionError) and error.filename:
-            return CredentialsError(
-                f"{self.url}: {error.filename} of source.storage_options cannot be read "
-                f"({error.strerror})"
-            )
-        if isinstance(error, asyncssh.ConfigParseError):
-            return ConfigError(f"source {self.url}: ~/.ssh/config cannot be read ({text})")
-        if isinstance(error, TypeError | ValueError | AttributeError):
-            return _refused_options(self.url, error)
-        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
-            port = self.settings.get("port", 22)
-            text = f"connection refused by {self.host}:{port} (source.url)"
-            return TransientStoreError(f"{self.url}: {text}")
-        if is_ssh_error(error):
-            return TransientStoreError(f"{self.url}: no connection ({text})")
-        return error
+async def _connect(server: SshServer) -> _Connection:
+    """Return a new connection; raises growcache's errors."""
+    check = ssh = None
+    try:
+        settings = dict(server.settings)
+        if server.uses_agent_only:
+            settings["client_keys"] = await _agent_keys() or None
+        options = asyncssh.SSHClientConnectionOptions(host=server.host, **settings)
+        check = _HostKeyCheck(options, rejects_unknown=server.rejects_unknown_hosts)
+        ssh, _ = await asyncssh.create_connection(
+            check.client,
+            server.host,
+            known_hosts=check.known,
+            server_host_key_algs=check.algorithms,
+            # Of those that ~/.ssh/config allows; AES-GCM takes the least time in Python.
+            encryption_algs=sorted(
+                map(bytes.decode, options.encryption_algs),
+                key=lambda name: "gcm" not in name,
+            ),
+            **settings,
+        )
+        async with asyncio.timeout(server.stall_seconds):
+            sftp = await ssh.start_sftp_client(path_errors="surrogateescape")
+        return _Connection(ssh, sftp, server.stall_seconds)
+    except BaseException as error:
+        if ssh is not None:
+            ssh.close()
+        if not isinstance(error, Exception):
+            raise
+        raise _connect_error(server, error, check, is_logged_in=ssh is not None) from None
 
 
-def _refused_options(url: str, error: Exception) -> ConfigError:
-    # The exception's text may hold secrets.
-    return ConfigError(
-        f"source {url}: its storage_options were refused ({type(error).__name__})"
-    )
+def _connect_error(
+    server: SshServer, error: Exception, check: _HostKeyCheck | None, *, is_logged_in: bool
+) -> Exception:
+    """Return growcache's error; the exception itself where it is a bug."""
+    text = error_text(error)
+    if is_logged_in:
+        lost = (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, OSError)
+        if isinstance(error, lost):
+            return TransientStoreError(f"{server.url}: no connection ({text})")
+        return CredentialsError(f"{server.url} lets this user in, and offers no SFTP ({text})")
+    if isinstance(error, asyncssh.HostKeyNotVerifiable) and check is not None:
+        return CredentialsError(f"{server.url} {check.refusal}")
+    if isinstance(error, asyncssh.KeyImportError) and "Passphrase must" in text:
+        return CredentialsError(
+            f"{server.url}: the private key is encrypted; set passphrase in "
+            "source.storage_options, or use an agent"
+        )
+    if isinstance(error, _REFUSALS):
+        return CredentialsError(
+            f"{server.url} refuses the user or the key ({text}); check username, key_filename, "
+            "passphrase and password in source.storage_options, or the keys in ~/.ssh and the "
+            "agent"
+        )
+    if isinstance(error, FileNotFoundError | PermissionError) and error.filename:
+        return CredentialsError(
+            f"{server.url}: {error.filename} of source.storage_options cannot be read "
+            f"({error.strerror})"
+        )
+    if isinstance(error, asyncssh.ConfigParseError):
+        return ConfigError(f"source {server.url}: ~/.ssh/config cannot be read ({text})")
+    if isinstance(error, TypeError | ValueError | AttributeError):
+        return refused_ssh_options(server.url, error)
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
+        port = server.settings.get("port", 22)
+        text = f"connection refused by {server.host}:{port} (source.url)"
+        return TransientStoreError(f"{server.url}: {text}")
+    if is_ssh_error(error):
+        return TransientStoreError(f"{server.url}: no connection ({text})")
+    return error
 
 
 async def _agent_keys() -> list[Any]:
@@ -235,63 +195,8 @@ def open_sftp(
         ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
     """
     asyncssh.set_log_level(logging.CRITICAL)
-    options = dict(source.storage_options)
-    policy = options.pop("host_key_policy", "auto_add")
-    if policy not in _HOST_KEY_POLICIES:
-        raise ConfigError(
-            f"source.storage_options: expected a host_key_policy of {' or '.join(_HOST_KEY_POLICIES)}"
-        )
-    if unknown := sorted(set(options) - {*_ASYNCSSH_NAMES, *_OTHER_OPTIONS}):
-        known = ", ".join(sorted({*_ASYNCSSH_NAMES, *_OTHER_OPTIONS, "host_key_policy"}))
-        raise ConfigError(
-            f"source {location.url}: its storage_options were refused: no option {unknown[0]!r}; "
-            f"expected some of {known}"
-        )
-    host, address = _parse_ssh_address(url, location.url)
-    options = {**address, **{k: v for k, v in options.items() if v is not None}}
     stalled = stalled_seconds(timeout_seconds)
-    settings = {
-        "connect_timeout": stalled,
-        "login_timeout": stalled,
-        **{_ASYNCSSH_NAMES[k]: v for k, v in options.items() if k in _ASYNCSSH_NAMES},
-    }
-    if "password" in options:
-        settings.setdefault("passphrase", options["password"])
-    if options.get("compress"):
-        settings["compression_algs"] = ["zlib@openssh.com"]
-    # Named keys, else those of ~/.ssh/config and ~/.ssh.
-    agent_only = False
-    if (names := options.get("key_filename")) is not None:
-        try:
-            names = [names] if isinstance(names, str) else names
-            settings["client_keys"] = [str(Path(name).expanduser()) for name in names]
-        except TypeError as error:
-            raise _refused_options(location.root, error) from None
-    elif not options.get("look_for_keys", True):
-        settings["client_keys"] = None
-        agent_only = bool(options.get("allow_agent", True))
-    if not options.get("allow_agent", True):
-        settings["agent_path"] = None
-    is_strict = policy == "reject"
-    server = SshServer(host, location.root, settings, is_strict, stalled, agent_only)
-    return SftpBackend(server, concurrency)
-
-
-def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
-    """Return the host, and what else stands before the path, by the names of storage options."""
-    try:
-        parsed = urlsplit(url)
-        host, port = parsed.hostname, parsed.port
-    except ValueError:
-        host = port = None
-    if not host:
-        raise ConfigError(f"source.url {shown}: expected sftp://HOST/PATH")
-    found = {
-        "port": port,
-        "username": parsed.username and unquote(parsed.username),
-        "password": parsed.password and unquote(parsed.password),
-    }
-    return host, {name: value for name, value in found.items() if value is not None}
+    return SftpBackend(ssh_server(location, url, source.storage_options, stalled), concurrency)
 
 
 def is_ssh_error(error: BaseException) -> bool:
@@ -542,7 +447,7 @@ class _ConnectionPool:
 
     async def _open(self) -> None:
         try:
-            self._connections.append(await self._server.connect())
+            self._connections.append(await _connect(self._server))
         except BaseException:
             if (
                 self._connections
