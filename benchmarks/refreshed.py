@@ -73,7 +73,9 @@ def be_service(config: str) -> int:
     """Be `growcache run` without rule 21 of the protocol."""
     from growcache.cli.cli import main as growcache
 
-    with mock.patch("growcache.cache.eviction.retire_ahead", return_value=()):
+    with mock.patch(
+        "growcache.cache.eviction_policy.choose_early_retirements", return_value=()
+    ):
         return growcache(["run", config])
 
 

@@ -21,7 +21,7 @@ import pytest
 import typer.main
 
 from growcache.cache import incoming
-from growcache.cache.eviction import Candidate, choose
+from growcache.cache.eviction_policy import Candidate, choose_evictions
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.encoding import MAX_PAYLOAD_BYTES
 from growcache.cache.space import fixed_budget, minimum_bytes
@@ -391,7 +391,9 @@ def effective_share(policy: str, shards: int = 64, new: int = 8, epochs: int = 2
         seen = [Candidate(n, n, 1, u, u, leased=False) for n, u in uses.items()]
         gone += [
             uses.pop(n)
-            for n in choose(policy, seen, len(uses) + new - shards, 1, seed=epoch).evict
+            for n in choose_evictions(
+                policy, seen, len(uses) + new - shards, 1, seed=epoch
+            ).evict
         ]
         uses |= dict.fromkeys(range(epoch * new, (epoch + 1) * new), 0)
         uses = {number: count + 1 for number, count in uses.items()}

@@ -25,8 +25,7 @@ from typing import Any
 
 from growcache.cache.commit import Committer
 from growcache.cache.directory import OpenDirectory, adopt, finish_clear, take_over
-from growcache.cache.evict import ShardRemover
-from growcache.cache.eviction import Candidate
+from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import CacheLayout, refuse_network
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.incoming import discard_incoming
@@ -37,6 +36,7 @@ from growcache.cache.locks import FileLock
 from growcache.cache.meta import CacheMeta
 from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
 from growcache.cache.refetch import redrawn_differently_reason
+from growcache.cache.shard_removal import ShardRemover
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.space import (
@@ -61,12 +61,12 @@ class Cache:
         self._lock = lock
         self.shards = ShardTable()
         self.space = Space(layout, int(config.max_bytes), self.shards)
-        self.index = IndexWriter(layout, self.space)
+        self.index_writer = IndexWriter(layout, self.space)
         try:
             self._load()
             self._directory = OpenDirectory(layout)
         except BaseException:
-            self.index.index.close()
+            self.index_writer.index.close()
             raise
 
     @classmethod
@@ -102,15 +102,17 @@ class Cache:
             raise
 
     def _load(self) -> None:
-        layout, ledger, stock = self.layout, self.index, self.shards
-        rows, self.space.foreign_bytes = recover(layout, ledger.index, ledger.write)
-        stock.add(rows)
-        self.meta = CacheMeta(layout, ledger)
+        layout, index_writer, shard_table = self.layout, self.index_writer, self.shards
+        rows, self.space.foreign_bytes = recover(layout, index_writer.index, index_writer.write)
+        shard_table.add(rows)
+        self.meta = CacheMeta(layout, index_writer)
         self._note_reuse()
-        self._committer = Committer(layout, ledger, self.space)
+        self._committer = Committer(layout, index_writer, self.space)
         self.remover = ShardRemover(
-            layout, ledger, stock, self.space, self._config.resume_seconds
+            layout, index_writer, shard_table, self.space, self._config.resume_seconds
         )
+        self.lease_table = self.remover.lease_table
+        self.refetch_queue = self.remover.refetch_queue
         self.space.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
@@ -123,9 +125,9 @@ class Cache:
         """
         try:
             if self._directory.in_place:
-                self.index.index.close()
+                self.index_writer.index.close()
             else:
-                self.index.index.abandon()
+                self.index_writer.index.abandon()
             self._directory.close()
         finally:
             self._lock.close()
@@ -175,19 +177,21 @@ class Cache:
     def _start_afresh(self) -> None:
         self._note_reuse()
         self.shards.clear()
-        self.shards.add(reconcile_rows(self.layout, self.index.index, self.index.write))
+        self.shards.add(
+            reconcile_rows(self.layout, self.index_writer.index, self.index_writer.write)
+        )
         self.space.foreign_bytes = warn_of_foreign_files(self.layout)
         self._committer.start_afresh()
         self.remover.start_afresh()
 
     def holes(self) -> list[KnownHole]:
         rows = [*self.shards.live.values(), *self.shards.retired.values()]
-        return known_holes(self.layout, rows, self.index.index.holes())
+        return known_holes(self.layout, rows, self.index_writer.index.holes())
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
         """Return the groups below ``groups`` with a shard that was never committed."""
         stop = groups * group_shards
-        missing = set(range(stop)) - self.index.index.known(0, stop)
+        missing = set(range(stop)) - self.index_writer.index.known(0, stop)
         return sorted({number // group_shards for number in missing})
 
     # The bound
@@ -220,12 +224,12 @@ class Cache:
         """Bytes that count against the bound: shards, catalog and the fixed budget."""
         return self.space.used()
 
-    def room(self) -> int:
+    def bytes_left(self) -> int:
         """Return the bytes that may still be used; negative while the cache shrinks."""
         return self.space.left()
 
-    def room_for_shards(self) -> int:
-        """Return the bytes that may still be reserved: `room` without `listing_ahead`."""
+    def bytes_left_for_shards(self) -> int:
+        """Return the bytes that may still be reserved: `bytes_left` without `listing_ahead`."""
         return self.space.left_for_shards()
 
     def free_disk_ok(self) -> bool:
@@ -269,14 +273,14 @@ class Cache:
             permit,
             shards,
             identity.fingerprint if identity else None,
-            self.remover.wishlist.pending,
+            self.refetch_queue.pending,
         )
         self.shards.add(rows)
         self.remover.admit(rows)
-        self.remover.wishlist.shards_came()
+        self.refetch_queue.shards_came()
         if merits.denied:
             holes = {s.number: [hole.reason for hole in s.holes] for s in shards}
-            self.remover.wishlist.refuse(
+            self.refetch_queue.refuse(
                 {n: redrawn_differently_reason(n, holes[n]) for n in merits.denied}
             )
         return rows
@@ -285,12 +289,12 @@ class Cache:
 
     @property
     def leases(self) -> list[LeaseView]:
-        return self.remover.readers.leases
+        return self.lease_table.leases
 
     @property
     def clearing_bytes(self) -> int:
         """Bytes of retired shards that go as readers finish their snapshots."""
-        kept = self.remover.readers.kept
+        kept = self.lease_table.kept
         return sum(
             row.allocated for row in self.shards.retired.values() if row.number not in kept
         )
@@ -323,25 +327,25 @@ class Cache:
 
     def sizes(self, numbers: Iterable[int]) -> dict[int, int]:
         """Return allocated bytes by shard, of evicted shards too where the index knows them."""
-        remains = self.index.index.remains(numbers)
+        remains = self.index_writer.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
     # Accounts
 
     def totals(self) -> CacheTotals:
-        stock = self.shards
+        shard_table = self.shards
         return CacheTotals(
-            shards=len(stock.live),
-            samples=stock.live_samples,
-            bytes=stock.live_bytes,
-            retired_shards=len(stock.retired),
-            retired_bytes=stock.retired_bytes,
-            **self.index.sums(),
+            shards=len(shard_table.live),
+            samples=shard_table.live_samples,
+            bytes=shard_table.live_bytes,
+            retired_shards=len(shard_table.retired),
+            retired_bytes=shard_table.retired_bytes,
+            **self.index_writer.sums(),
         )
 
     def maintain(self) -> None:
         """Bring index and log back within their budget, and restore the ballast."""
-        self.index.maintain()
+        self.index_writer.maintain()
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
-        return self.index.index.history()
+        return self.index_writer.index.history()

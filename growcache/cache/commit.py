@@ -24,15 +24,15 @@ from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtEr
 class Committer:
     """Makes written shards live, and counts them."""
 
-    def __init__(self, layout: CacheLayout, ledger: IndexWriter, room: Space) -> None:
+    def __init__(self, layout: CacheLayout, index_writer: IndexWriter, space: Space) -> None:
         self._layout = layout
-        self._ledger = ledger
-        self._room = room
-        self._next_seq = ledger.index.next_seq()
+        self._index_writer = index_writer
+        self._space = space
+        self._next_seq = index_writer.index.next_seq()
 
     def start_afresh(self) -> None:
         """Continue numbering commits from the index, after the cache was emptied."""
-        self._next_seq = self._ledger.index.next_seq()
+        self._next_seq = self._index_writer.index.next_seq()
 
     def commit(
         self,
@@ -56,10 +56,10 @@ class Committer:
             return self._make_live(permit, taken, merits.returned), merits
         finally:
             discard_incoming(self._layout, permit, numbers)
-            self._room.release(permit)
+            self._space.release(permit)
 
     def known(self, numbers: Sequence[int]) -> set[int]:
-        index = self._ledger.index
+        index = self._index_writer.index
         return index.known(numbers[0], numbers[-1] + 1) if numbers else set()
 
     def _make_live(
@@ -87,7 +87,7 @@ class Committer:
     def _insert(
         self, shards: list[tuple[ShardTableRow, Sidecar]], returned: Collection[int]
     ) -> None:
-        index = self._ledger.index
+        index = self._index_writer.index
         back = [row for row, _ in shards if row.number in returned]
         new = [pair for pair in shards if pair[0].number not in returned]
 
@@ -95,7 +95,7 @@ class Committer:
             index.return_shards(back)
             index.insert_shards(new)
 
-        self._ledger.write(insert)
+        self._index_writer.write(insert)
 
 
 def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | None) -> None:

@@ -94,14 +94,14 @@ class CacheMeta:
         deferrals: the deferrals and their makeup groups.
     """
 
-    def __init__(self, layout: CacheLayout, ledger: IndexWriter) -> None:
+    def __init__(self, layout: CacheLayout, index_writer: IndexWriter) -> None:
         self._layout = layout
-        self._ledger = ledger
+        self._index_writer = index_writer
         self.identity = read_identity(layout.root)
         self._load()
 
     def _load(self) -> None:
-        index = self._ledger.index
+        index = self._index_writer.index
         # What is committed was issued, even where the file that says so is lost.
         noted = read_issued(self._layout)
         self.deferrals = deferrals_in_index({DEFERRALS: index.meta(DEFERRALS)})
@@ -116,7 +116,7 @@ class CacheMeta:
 
         FingerprintError: it holds samples, and they differ in one of these parts.
         """
-        layout, index = self._layout, self._ledger.index
+        layout, index = self._layout, self._index_writer.index
         noted = index.meta("claim")
         if self.identity is not None:
             noted = {
@@ -150,19 +150,19 @@ class CacheMeta:
         That is so if a cache without samples was emptied for it, or if one that had lost its
         index and identity was rebuilt. FingerprintError: samples of another one are cached.
         """
-        index, ledger = self._ledger.index, self._ledger
+        index, index_writer = self._index_writer.index, self._index_writer
         with naming_full_disk(str(self._layout.identity)):
             settled = self._settle_identity(identity, drawn)
         anew = not is_initialised(index)
         if anew:
-            rebuild_index(self._layout, index, ledger.write, settled)
+            rebuild_index(self._layout, index, index_writer.write, settled)
             self._load()
         self.identity = settled
         return anew
 
     def _settle_identity(self, wanted: Identity, drawn: int) -> Identity:
         """Return the identity that holds from now on: the one on disk, or the wanted one."""
-        layout, index, current = self._layout, self._ledger.index, self.identity
+        layout, index, current = self._layout, self._index_writer.index, self.identity
         if not is_initialised(index):
             _refuse_other_fingerprints(layout, wanted)
         held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
@@ -183,7 +183,7 @@ class CacheMeta:
         """Start over after the cache was emptied on disk."""
         for path in (self._layout.editions, self._layout.deferrals):
             path.unlink(missing_ok=True)
-        self._ledger.write(lambda: mark_initialised(self._ledger.index))
+        self._index_writer.write(lambda: mark_initialised(self._index_writer.index))
         self.identity, self.issued, self.complete = None, -1, False
         self.editions, self._population = [], (None, None)
         self.deferrals = Deferrals()
@@ -192,7 +192,7 @@ class CacheMeta:
         """Record the next edition durably."""
         with naming_full_disk(str(self._layout.editions)):
             write_editions(self._layout, [*self.editions, edition])
-        self._ledger.write(lambda: self._ledger.index.insert_edition(edition))
+        self._index_writer.write(lambda: self._index_writer.index.insert_edition(edition))
         self.editions.append(edition)
 
     def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
@@ -200,7 +200,7 @@ class CacheMeta:
         with naming_full_disk(str(self._layout.deferrals)):
             write_deferrals(self._layout, deferrals)
         values = deferrals.to_values()
-        index = self._ledger.index
+        index = self._index_writer.index
 
         def note() -> None:
             index.set_meta(DEFERRALS, values)
@@ -209,7 +209,7 @@ class CacheMeta:
                 less = {n: -min(retried, totals.get(n, 0)) for n in ("holes", "drawn_parts")}
                 index.add_totals(**less)
 
-        self._ledger.write(note)
+        self._index_writer.write(note)
         self.deferrals = deferrals
 
     def issue(self, group: int) -> None:
@@ -222,12 +222,14 @@ class CacheMeta:
 
     def set_complete(self, complete: bool) -> None:
         if complete != self.complete:
-            self._ledger.write(lambda: self._ledger.index.set_meta("complete", complete))
+            self._index_writer.write(
+                lambda: self._index_writer.index.set_meta("complete", complete)
+            )
             self.complete = complete
 
     def set_reuse(self, most: int | None, reaction: str) -> None:
         """Record the limit of uses per job, for readers: they have no configuration."""
-        index = self._ledger.index
+        index = self._index_writer.index
         wanted = {"max_reuse": most, "on_max_reuse": reaction}
         if most is None and index.meta("max_reuse") is None:
             return
@@ -237,21 +239,21 @@ class CacheMeta:
                 for name, value in wanted.items():
                     index.set_meta(name, value)
 
-            self._ledger.write(note)
+            self._index_writer.write(note)
 
     def set_lease_bytes(self, nbytes: int) -> None:
         """Record the limit of all leases, for readers: they have no configuration."""
-        index = self._ledger.index
+        index = self._index_writer.index
         if index.meta(LEASE_BYTES_META) != nbytes:
-            self._ledger.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))
+            self._index_writer.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))
 
     def set_population(self, parts: int | None, samples: float | None) -> None:
         if (parts, samples) == self._population:
             return
 
         def note() -> None:
-            self._ledger.index.set_meta("population", parts)
-            self._ledger.index.set_meta("population_samples", samples)
+            self._index_writer.index.set_meta("population", parts)
+            self._index_writer.index.set_meta("population_samples", samples)
 
-        self._ledger.write(note)
+        self._index_writer.write(note)
         self._population = (parts, samples)

@@ -1,4 +1,4 @@
-"""Refetches: shards that a lease names although they are not in the cache (protocol 24). Pure.
+"""Refetches: shards that a lease names although they are not in the cache (protocol 24).
 
 A checkpoint names the shards of its epoch with their digests. A reader that resumes it takes a
 lease on them. Shards that were evicted meanwhile, or were never drawn on this machine, are drawn
@@ -11,10 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from growcache.cache.index.reader import IndexView
+from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.lease_views import LeaseView
+
+if TYPE_CHECKING:  # readers do not need them, nor what they import
+    from growcache.cache.index.writer import IndexWriter
+    from growcache.cache.space import ShardTable
 
 REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
 MOST_REASON_CHARACTERS = 300  # characters
@@ -189,3 +194,85 @@ def number_list(numbers: Iterable[int], most: int = 5) -> str:
     """
     shown = list(map(str, numbers))
     return ", ".join(shown[:most] + ["…"] * (len(shown) > most))
+
+
+class RefetchQueue:
+    """The shards to refetch.
+
+    Attributes:
+        pending: digests of the shards to refetch, by number, in order.
+        wanted: every shard that an open lease names and has not read, present or not.
+    """
+
+    def __init__(self, index_writer: IndexWriter, shard_table: ShardTable) -> None:
+        self._index_writer = index_writer
+        self._shard_table = shard_table
+        self._leases: list[LeaseView] = []
+        self.pending: dict[int, str] = {}
+        self.wanted: frozenset[int] = frozenset()
+        # A new service tries again what an earlier one refused: why may have changed.
+        self._refused: dict[tuple[int, str], str] = {}
+        self._noted = index_writer.index.meta(REFUSED_META) or {}
+        self._note()
+
+    def follow(self, leases: Iterable[LeaseView]) -> None:
+        """Apply the leases as they are now; retired shards that one names become live again."""
+        self._leases = refetching_leases(leases)
+        wished = {number for lease in self._leases for number in lease.wishing}
+        self.wanted = frozenset(wished)
+        if not wished and not self._refused and not self.pending:
+            return
+        self._revive()
+        self._settle()
+
+    def start_afresh(self) -> None:
+        """Start over after the index was emptied."""
+        self._refused, self._noted, self.pending = {}, {}, {}
+
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        for number, reason in reasons.items():
+            if number in self.pending:
+                self._refused[number, self.pending[number]] = reason
+        self._settle()
+
+    def shards_came(self) -> None:
+        if self.pending:
+            self._settle()
+
+    def _settle(self) -> None:
+        there = {
+            number: row.digest
+            for rows in (self._shard_table.live, self._shard_table.retired)
+            for number in self.wanted
+            if (row := rows.get(number)) is not None
+        }
+        self._refused = still_refused(self._leases, there, self._refused)
+        self.pending = pending_refetches(self._leases, there, self._refused)
+        self._note()
+
+    def _note(self) -> None:
+        meta = refused_meta(self._refused)
+        if meta != self._noted:
+            self._index_writer.write(
+                lambda: self._index_writer.index.set_meta(REFUSED_META, meta)
+            )
+            self._noted = meta
+
+    def _revive(self) -> None:
+        rows = [row for row in self._shard_table.retired.values() if self._wants(row)]
+        if not rows:
+            return
+        index = self._index_writer.index
+
+        def note() -> None:
+            index.set_state([row.number for row in rows], ShardState.LIVE)
+            samples = sum(row.samples for row in rows)
+            index.add_totals(evicted_shards=-len(rows), evicted_samples=-samples)
+
+        self._index_writer.write(note)
+        self._shard_table.revive(rows)
+
+    def _wants(self, row: ShardTableRow) -> bool:
+        return row.number in self.wanted and any(
+            lease.wishing.get(row.number) == row.digest for lease in self._leases
+        )

@@ -132,7 +132,7 @@ class SpaceBudget:
         total: set aside inside ``max_bytes``, whether used or not.
         ballast: unlinked to commit an eviction on a full disk.
         wal: limit of the log, which may exceed it by one transaction.
-        leases: limit of all leases together; see `growcache.cache.leases`.
+        leases: limit of all leases together; see `growcache.cache.reader_lease`.
         pages: limit of the index itself, beyond which no permit is granted.
         kept_deleted: rows of deleted shards that are kept one by one.
         kept_history: records of the history.
@@ -229,9 +229,9 @@ class Space:
         listing_ahead: bytes that shards leave free for the rest of the listing.
     """
 
-    def __init__(self, layout: CacheLayout, max_bytes: int, stock: ShardTable) -> None:
+    def __init__(self, layout: CacheLayout, max_bytes: int, shard_table: ShardTable) -> None:
         self._layout = layout
-        self._stock = stock
+        self._shard_table = shard_table
         self._max_bytes = self._in_force = max_bytes
         self.catalog_bytes = 0
         self.foreign_bytes = 0
@@ -295,7 +295,7 @@ class Space:
 
     def used(self) -> int:
         """Return the bytes that count against the bound, with the whole fixed part."""
-        shards = self._stock.bytes + self.foreign_bytes
+        shards = self._shard_table.bytes + self.foreign_bytes
         catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
         return shards + max(self.budget.total, self._other_bytes) + catalog
 

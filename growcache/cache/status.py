@@ -11,7 +11,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,21 +26,182 @@ from growcache.cache.files import (
     write_atomic,
 )
 from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.lease_views import LeaseView, survey_leases
+from growcache.cache.index.schema import CacheTotals
+from growcache.cache.lease_views import DeadReader, ForeignLease, LeaseView, survey_leases
 from growcache.cache.locks import is_locked, lock_holder
-from growcache.cache.reader_status import (
-    JOBS_META,
-    ForeignLeaseStatus,
-    JobStatus,
-    LeaseStatus,
-    WaitsStatus,
-    current_lease_statuses,
-    delivered_fields,
-    foreign_statuses,
-    jobs_in_index,
-)
 from growcache.cache.refetch import REFUSED_META, pending_refetches, refused_in_index
 from growcache.cache.system import is_process_stopped
+from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_index
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """A reader's hold on a snapshot.
+
+    Attributes:
+        name: of the lease.
+        job: whose uses it counts.
+        host: of the reader.
+        pid: of the reader.
+        command: of the reader.
+        age_seconds: since the snapshot was taken.
+        shards: that it still protects.
+        open: whether the reader lives.
+        seconds_left: for which the shards of a dead reader are still held; None if it lives, or
+            without a service.
+    """
+
+    name: str
+    job: str
+    host: str
+    pid: int
+    command: str
+    age_seconds: float
+    shards: int
+    open: bool
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignLeaseStatus:
+    """A file among the leases that cannot be read here.
+
+    Attributes:
+        name: of the file.
+        reason: why it cannot be read.
+        uid: of its owner.
+        pid: of its holder, if known.
+        held: whether a process holds it; None if unknown.
+        advice: what it keeps, and what to do about it.
+    """
+
+    name: str
+    reason: str
+    uid: int
+    pid: int | None
+    held: bool | None
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsStatus:
+    """How often, and how long in all, the loops of a job waited for a batch."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A training job.
+
+    Attributes:
+        name: of the job.
+        delivered: samples that its loops received.
+        reuse: these, over the samples that were drawn.
+        epoch: the latest that was started.
+        pid: of its latest reader.
+        waits: for batches.
+        open: whether a reader of it lives.
+    """
+
+    name: str
+    delivered: int
+    reuse: float
+    epoch: int
+    pid: int
+    waits: WaitsStatus
+    open: bool = False
+
+
+def delivered_fields(
+    sums: Mapping[str, JobSums], leases: Sequence[LeaseView], totals: CacheTotals
+) -> dict[str, Any]:
+    """Return the fields of `Status` about delivery: ``sums`` of counted leases and uncounted ``leases``."""
+    delivered = totals.delivered + sum(lease.delivered or 0 for lease in leases if lease.job)
+    drawn = max(1, totals.drawn)
+    living = {lease.job for lease in leases if lease.open}
+    jobs = [
+        JobStatus(
+            name,
+            job.delivered,
+            job.delivered / drawn,
+            job.epoch,
+            job.pid,
+            WaitsStatus(job.waits, job.wait_seconds),
+            name in living,
+        )
+        for name, job in add_open_leases(sums, leases).items()
+    ]
+    return {"delivered": delivered, "reuse": delivered / drawn, "jobs": jobs}
+
+
+def lease_statuses(
+    leases: Iterable[LeaseView], seconds_left: Mapping[str, float | None] | None = None
+) -> list[LeaseStatus]:
+    """Return `Status.leases`: those that protect something; ``seconds_left`` is by lease, for dead readers."""
+    now = time.time()
+    return [
+        LeaseStatus(
+            name=lease.name,
+            job=lease.job,
+            host=lease.host,
+            pid=lease.pid,
+            command=lease.command,
+            age_seconds=max(0.0, now - lease.created),
+            shards=len(lease.holding() if lease.open else lease.unfinished()),
+            open=lease.open,
+            seconds_left=(seconds_left or {}).get(lease.name),
+        )
+        for lease in leases
+        if lease.open or lease.resumable
+    ]
+
+
+def service_lease_statuses(
+    leases: Iterable[LeaseView], kept: Iterable[DeadReader]
+) -> list[LeaseStatus]:
+    """Return `Status.leases` while a service runs, which says what is held for the dead."""
+    dead = [
+        replace(shown, shards=len(one.shards))
+        for one in kept
+        for shown in lease_statuses([one.lease], {one.lease.name: one.seconds})
+    ]
+    return lease_statuses(lease for lease in leases if lease.open) + dead
+
+
+def current_lease_statuses(
+    leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
+) -> list[LeaseStatus]:
+    """Return `Status.leases` of now; ``told`` are the service's a moment ago, which knows the dead."""
+    shown = lease_statuses(leases)
+    if not running:
+        return shown
+    kept = {lease.name: lease for lease in told if not lease.open}
+    known = [
+        replace(
+            lease, shards=kept[lease.name].shards, seconds_left=kept[lease.name].seconds_left
+        )
+        if not lease.open and lease.name in kept
+        else lease
+        for lease in shown
+    ]
+    return [lease for lease in known if lease.open or lease.shards]
+
+
+def foreign_statuses(foreign: Iterable[ForeignLease]) -> list[ForeignLeaseStatus]:
+    return [
+        ForeignLeaseStatus(
+            name=lease.path.name,
+            reason=lease.reason,
+            uid=lease.uid,
+            pid=lease.pid,
+            held=lease.held,
+            advice=lease.advice,
+        )
+        for lease in foreign
+    ]
+
 
 SILENT_SECONDS = 15.0  # a service tells its status twice a second
 READ_TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
@@ -326,8 +487,8 @@ def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
         return
     try:
         found = os.fstat(descriptor)
-        room = max(found.st_size, found.st_blocks * 512)
-        if data := next((data for data in versions if len(data) <= room), b""):
+        capacity = max(found.st_size, found.st_blocks * 512)
+        if data := next((data for data in versions if len(data) <= capacity), b""):
             os.pwrite(descriptor, data.ljust(found.st_size), 0)  # blanks at the end are JSON
     except OSError as error:  # of file systems that never write in place
         if not is_full_disk(error):

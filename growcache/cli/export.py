@@ -24,7 +24,6 @@ import orjson
 from growcache import __version__
 from growcache.cache.cache import Cache
 from growcache.cache.directory import adopt
-from growcache.cache.evict import NO_JOB
 from growcache.cache.files import (
     BLOCK_BYTES,
     DIRECTORY_MODE,
@@ -39,6 +38,7 @@ from growcache.cache.formats.mapped import Buffer
 from growcache.cache.incoming import ShardChecksum, encode_shard
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.side_files import read_identity, write_identity
+from growcache.cache.uses import NO_JOB
 from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.terminal import progress_bar
 from growcache.config import CacheConfig

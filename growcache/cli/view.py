@@ -17,8 +17,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.reader_status import ForeignLeaseStatus, JobStatus, LeaseStatus
-from growcache.cache.status import Status, WorkerStatus
+from growcache.cache.status import (
+    ForeignLeaseStatus,
+    JobStatus,
+    LeaseStatus,
+    Status,
+    WorkerStatus,
+)
 from growcache.cli.humanize import (
     in_bytes,
     in_count,

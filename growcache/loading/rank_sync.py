@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote, read_leases
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.system import is_process_running
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions, launch_id

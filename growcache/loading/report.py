@@ -25,8 +25,8 @@ import numpy.typing as npt
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView
 from growcache.cache.lease_views import COUNTERS_AT, LeaseCounters, lease_path
-from growcache.cache.leases import COUNTERS_SECONDS
 from growcache.cache.locks import close_owned, open_owned
+from growcache.cache.reader_lease import COUNTERS_SECONDS
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from growcache.loading.framework import Integers

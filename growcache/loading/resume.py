@@ -22,11 +22,11 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.reader import IndexView, lease_bytes, read_index
+from growcache.cache.index.reader import IndexView, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
-from growcache.cache.leases import Lease
 from growcache.cache.locks import is_locked
+from growcache.cache.reader_lease import Lease
 from growcache.cache.refetch import RefetchOutcome, refetch_outcomes
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import ORDER_OPTIONS, LoaderOptions
@@ -343,7 +343,7 @@ def _lease_rest(
         digests,
         wishes=wishes,
         ranks=resume_note(options, rest.plan.number),
-        room_bytes=lease_bytes(view),
+        max_bytes=max_lease_bytes(view),
         # A resumed job may have to resume again.
         counters=LeaseCounters(counts=True, gave_state=True),
     )

@@ -14,10 +14,10 @@ from typing import Any
 from growcache.cache.files import CacheLayout
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index.reader import IndexView, lease_bytes, live_numbers, read_index
+from growcache.cache.index.reader import IndexView, live_numbers, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading.maps import MapPool, ShardKey, Verify, resident_share, shard_key
@@ -121,7 +121,7 @@ class Snapshot:
             job,
             [row.number for row in wanted],
             ranks=ranks,
-            room_bytes=lease_bytes(view),
+            max_bytes=max_lease_bytes(view),
             counters=LeaseCounters(counts=True),
         )
         try:
@@ -183,7 +183,7 @@ class Snapshot:
             job,
             numbers,
             ranks=ranks,
-            room_bytes=lease_bytes(view),
+            max_bytes=max_lease_bytes(view),
             counters=LeaseCounters(counts=True),
         )
         try:

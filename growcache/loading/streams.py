@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from growcache.cache.index.schema import ShardRow
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CorruptShardError, GrowcacheError
 from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions

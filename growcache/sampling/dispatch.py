@@ -139,7 +139,7 @@ class Dispatcher:
         # With nothing ever evicted, nothing is ever added to a full cache.
         complete = self.complete or (self._config.cache.eviction == "none" and self.at_rest)
         # While a shard of a complete cache is drawn again the cache is that no less.
-        still = self._cache.meta.complete and bool(self._cache.remover.wishlist.pending)
+        still = self._cache.meta.complete and bool(self._cache.refetch_queue.pending)
         self._cache.meta.set_complete(complete or still)
 
     def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
@@ -340,7 +340,7 @@ class Dispatcher:
         sampling, cache = self._config.sampling, self._cache
         group_bytes = int(share * self._estimate(len(draw.parts))) if draw is not None else 0
         promised = sum(f.estimate_bytes for f in self.writes.permits.values() if not f.granted)
-        room = cache.room_for_shards() - promised
+        room = cache.bytes_left_for_shards() - promised
         evictable, clearing, unused = 0, 0, ""
         if draw is not None and group_bytes > room:
             evictable, clearing = self.space.movable(for_refetch=for_refetch)
@@ -365,7 +365,7 @@ class Dispatcher:
             max_drawn_samples=self._limits.samples,
             egress_bytes=self.egress_bytes,
             max_egress_bytes=sampling.max_egress,
-            index_ok=cache.index.ok,
+            index_ok=cache.index_writer.ok,
             disk_ok=cache.free_disk_ok(),
             group_bytes=group_bytes,
             room_bytes=room,
@@ -434,7 +434,7 @@ class Dispatcher:
         ):
             return False
         spent = self.verdict.final and self.verdict.state == "waiting"
-        if self._cache.remover.wishlist.pending and not spent:
+        if self._cache.refetch_queue.pending and not spent:
             return False
         return self.verdict.final or bool(self.writes.permits and not self.space.evicts)
 
@@ -507,7 +507,9 @@ class Dispatcher:
             if self.breaker.waiting_for and not disk:  # it was on trial
                 self.breaker.waiting_for = f"the store to answer ({self.last_error})"
             if disk:
-                self.space.make_room(self._cache.room_for_shards() + issued.estimate_bytes)
+                self.space.make_room(
+                    self._cache.bytes_left_for_shards() + issued.estimate_bytes
+                )
 
     def set_back(self, permit_id: str, place: int, error: str) -> None:
         """Note that a visit is set aside: its object keeps failing while others answer."""

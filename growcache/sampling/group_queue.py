@@ -233,10 +233,10 @@ class RefetchScheduler:
     def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         """Take up the refetches of now."""
         self._refuse_too_large(shard_bytes, capacity)
-        if self._cache.remover.wishlist.pending == self._seen:
+        if self._cache.refetch_queue.pending == self._seen:
             return
         self._refuse_too_far()
-        self._seen = dict(self._cache.remover.wishlist.pending)
+        self._seen = dict(self._cache.refetch_queue.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
         self._group_queue.follow_refetches(self._groups)
 
@@ -245,7 +245,7 @@ class RefetchScheduler:
         # Again, too, as shards come and their sizes are known: a few times in all.
         weighed = (
             {le.name for le in leases},
-            len(self._cache.remover.wishlist.pending).bit_length(),
+            len(self._cache.refetch_queue.pending).bit_length(),
             capacity,
         )
         if weighed == self._weighed:
@@ -257,20 +257,16 @@ class RefetchScheduler:
             sizes = {n: known.get(n) or shard_bytes(n, capacity) for n in held}
             if found := never_fits(lease, sizes, capacity):
                 reason = NO_ROOM.format(*found, capacity)
-                self._cache.remover.wishlist.refuse(dict.fromkeys(lease.wishing, reason))
+                self._cache.refetch_queue.refuse(dict.fromkeys(lease.wishing, reason))
 
     def _refuse_too_far(self) -> None:
         stop = (self._group_queue.next_new + MOST_AHEAD) * self._group_shards
-        far = [
-            number for number in self._cache.remover.wishlist.pending if not 0 <= number < stop
-        ]
+        far = [number for number in self._cache.refetch_queue.pending if not 0 <= number < stop]
         if far:
-            self._cache.remover.wishlist.refuse({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
+            self._cache.refetch_queue.refuse({n: TOO_FAR.format(n, MOST_AHEAD) for n in far})
 
     def of(self, shards: Iterable[int]) -> tuple[int, ...]:
-        return tuple(
-            number for number in shards if number in self._cache.remover.wishlist.pending
-        )
+        return tuple(number for number in shards if number in self._cache.refetch_queue.pending)
 
     @property
     def listing_awaited(self) -> bool:
@@ -308,7 +304,7 @@ class RefetchScheduler:
         return self._draw
 
     def refuse(self, group: int, reason: str) -> None:
-        self._cache.remover.wishlist.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
-        self._seen = dict(self._cache.remover.wishlist.pending)
+        self._cache.refetch_queue.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
+        self._seen = dict(self._cache.refetch_queue.pending)
         self._groups = shards_by_group(self._seen, self._group_shards)
         self._group_queue.follow_refetches(self._groups)

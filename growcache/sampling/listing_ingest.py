@@ -282,14 +282,14 @@ class ListingIngest:
         needed = _catalog_bytes(page)
         self._page_needs = max(self._page_needs, needed)
         self._cache.space.measure()
-        if self._cache.room() >= needed:
+        if self._cache.bytes_left() >= needed:
             return True
         new = self._catalog.new_entries(page)
         needed = _catalog_bytes(new)
         if new and allocator is not None:
             allocator.make_room_for_listing(needed)
             self._cache.space.measure()  # evictions grow the log of the index
-        if not new or self._cache.room() >= needed:
+        if not new or self._cache.bytes_left() >= needed:
             return True
         taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed
         totals = self._cache.totals()

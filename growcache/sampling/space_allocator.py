@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from growcache.cache import eviction
+from growcache.cache import eviction_policy
 from growcache.cache.cache import Cache
 from growcache.cache.lease_views import foreign_leases_message
 from growcache.config import CacheConfig
@@ -104,10 +104,10 @@ class SpaceAllocator:
     def shrink(self) -> None:
         """Let go what does not fit below the bound, if it was lowered."""
         cache, bounds = self._cache, self._bounds
-        short = -cache.room()
+        short = -cache.bytes_left()
         if short <= 0:
             return
-        evict, ahead = eviction.shrink(
+        evict, ahead = eviction_policy.choose_for_lower_bound(
             bounds.eviction,
             self._that_clear(self._candidates()),
             short,
@@ -127,7 +127,7 @@ class SpaceAllocator:
             were used: else the reader and a full cache that no job reads would wait for
             one another.
         """
-        short = nbytes - self._cache.room_for_shards()
+        short = nbytes - self._cache.bytes_left_for_shards()
         if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
             return
         self.at_bound = True
@@ -144,7 +144,7 @@ class SpaceAllocator:
         least = self._bounds.min_uses
         read = any(lease.open for lease in self._cache.leases)
         for min_uses in (least,) if read else (least, 0):
-            if (short := nbytes - self._cache.room()) > 0:
+            if (short := nbytes - self._cache.bytes_left()) > 0:
                 self._clear(short, min_uses)
 
     def _clear(self, short: int, min_uses: int) -> None:
@@ -152,14 +152,16 @@ class SpaceAllocator:
         cache, bounds = self._cache, self._bounds
         candidates, totals = self._candidates(), cache.totals()
         seed = totals.drawn_shards + totals.refetched_shards
-        choice = eviction.choose(bounds.eviction, candidates, short, min_uses, seed)
-        before = cache.room()
+        choice = eviction_policy.choose_evictions(
+            bounds.eviction, candidates, short, min_uses, seed
+        )
+        before = cache.bytes_left()
         if choice.evict:
             cache.evict(choice.evict)
-        if cache.room() - before >= short:
+        if cache.bytes_left() - before >= short:
             return
         gone = set(choice.evict)
-        ahead = eviction.retire_ahead(
+        ahead = eviction_policy.choose_early_retirements(
             bounds.eviction,
             self._that_clear(c for c in candidates if c.number not in gone),
             cache.max_bytes,
@@ -170,18 +172,20 @@ class SpaceAllocator:
         if ahead:
             cache.retire(ahead)
 
-    def _candidates(self) -> list[eviction.Candidate]:
+    def _candidates(self) -> list[eviction_policy.Candidate]:
         """Return the live shards but for those that a reader waits for: they never go."""
-        wanted, candidates = self._cache.remover.wishlist.wanted, self._cache.candidates()
+        wanted, candidates = self._cache.refetch_queue.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
 
-    def _that_clear(self, candidates: Iterable[eviction.Candidate]) -> list[eviction.Candidate]:
+    def _that_clear(
+        self, candidates: Iterable[eviction_policy.Candidate]
+    ) -> list[eviction_policy.Candidate]:
         """Return the candidates without those kept for readers who died.
 
         To retire these ahead frees nothing for as long as `cache.resume_seconds`, and would
         take the place of others that clear as epochs end.
         """
-        kept = self._cache.remover.readers.kept
+        kept = self._cache.lease_table.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
     @property
@@ -206,14 +210,16 @@ class SpaceAllocator:
         if not (self.at_bound and self.evicts):
             return
         totals = cache.totals()
-        coming = max(0, cache.room_for_shards()) + self._going_bytes
-        wanted = min(self._come_while_held(now), eviction.RETIRED_SHARE * cache.max_bytes)
+        coming = max(0, cache.bytes_left_for_shards()) + self._going_bytes
+        wanted = min(
+            self._come_while_held(now), eviction_policy.RETIRED_SHARE * cache.max_bytes
+        )
         if coming >= wanted:
             return
-        ahead = eviction.retire_ahead(
+        ahead = eviction_policy.choose_early_retirements(
             bounds.eviction,
             self._that_clear(self._candidates()),
-            int(wanted / eviction.RETIRED_SHARE),
+            int(wanted / eviction_policy.RETIRED_SHARE),
             coming,
             bounds.min_uses,
             totals.drawn_shards,
@@ -252,7 +258,7 @@ class SpaceAllocator:
     @property
     def _ripe_but_kept(self) -> bool:
         """Whether shards that were used enough stay: for readers who died, or resume."""
-        kept = self._cache.remover.readers.kept | self._cache.remover.wishlist.wanted
+        kept = self._cache.lease_table.kept | self._cache.refetch_queue.wanted
         return bool(kept) and any(
             candidate.number in kept and candidate.min_job_uses >= self._bounds.min_uses
             for candidate in self._cache.candidates()
@@ -262,7 +268,7 @@ class SpaceAllocator:
         """Return the event that would let a lowered bound hold, in words."""
         if self._bounds.eviction == "none":
             return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
-        wanted = bool(self._cache.remover.wishlist.wanted)  # those stay, and are not retired
+        wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def follow(self, bounds: CacheConfig) -> None:
@@ -284,11 +290,9 @@ class SpaceAllocator:
         return f"job {names} to read more shards {often} each (cache.min_uses)"
 
     def _holders(self, *, always: bool = False) -> str:
-        if foreign := foreign_leases_message(self._cache.remover.readers.foreign):
+        if foreign := foreign_leases_message(self._cache.lease_table.foreign):
             return f"readers to let go of shards: {foreign}"
-        kept = {
-            one.lease.name: one for one in self._cache.remover.readers.kept_for() if one.shards
-        }
+        kept = {one.lease.name: one for one in self._cache.lease_table.kept_for() if one.shards}
         leases = [
             lease
             for lease in self._cache.leases
@@ -417,7 +421,9 @@ class WriteQueue:
         if not reserved:
             if for_refetch:
                 return f"room for shards of a checkpoint: {self._space.awaited_for_refetch()}"
-            return LISTING_FIRST if nbytes <= self._cache.room() else self._space.awaited()
+            return (
+                LISTING_FIRST if nbytes <= self._cache.bytes_left() else self._space.awaited()
+            )
         if self._cache.disk_holds_promises():
             return ""
         self._cache.space.release(permit)  # half of it would be written, and lost

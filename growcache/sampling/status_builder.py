@@ -9,11 +9,6 @@ from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.locks import this_process
-from growcache.cache.reader_status import (
-    delivered_fields,
-    foreign_statuses,
-    service_lease_statuses,
-)
 from growcache.cache.status import (
     SetAsideStatus,
     SourceStatus,
@@ -21,6 +16,9 @@ from growcache.cache.status import (
     Status,
     SubsetStatus,
     WorkerStatus,
+    delivered_fields,
+    foreign_statuses,
+    service_lease_statuses,
 )
 from growcache.config import Config
 from growcache.errors import StoreRefusedError
@@ -176,8 +174,8 @@ class StatusBuilder:
             workers=pool.alive,
             samples_per_second=0.0 if stopped else self._samples.per_second,
             bytes_per_second=0.0 if stopped else self._bytes.per_second,
-            leases=service_lease_statuses(cache.leases, cache.remover.readers.kept_for()),
-            foreign_leases=foreign_statuses(cache.remover.readers.foreign),
+            leases=service_lease_statuses(cache.leases, cache.lease_table.kept_for()),
+            foreign_leases=foreign_statuses(cache.lease_table.foreign),
             **delivered_fields(cache.remover.jobs, cache.leases, totals),
             listing_complete=listed,
             fingerprint=identity.fingerprint if dispatcher and identity else None,
@@ -206,7 +204,7 @@ class StatusBuilder:
             ramping=dispatcher is not None
             and cache.meta.deferrals.draw_number(dispatcher.queue.next_new) < RAMP_END,
             endless=endless,
-            wishes=len(cache.remover.wishlist.pending),
+            wishes=len(cache.refetch_queue.pending),
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=self._objects.unmatched,

@@ -519,7 +519,7 @@ class Supervisor:
         self._warn_of_holders()
         self._cache.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
-            self._cache.index.append_history(self._status.history())
+            self._cache.index_writer.append_history(self._status.history())
 
     def _warn_of_holders(self) -> None:
         now = time.monotonic()

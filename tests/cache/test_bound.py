@@ -12,11 +12,11 @@ import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.check import check
-from growcache.cache.eviction import choose
+from growcache.cache.eviction_policy import choose_evictions
 from growcache.cache.files import allocated_tree
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.writer import IndexDatabase
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, MAX_BYTES, add, need, opened
 
@@ -38,10 +38,10 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
             number = 0
             while time.monotonic() < deadline or number < 100:
                 count = 1 + number % 40
-                short = need(number, count, KINDS[kind]) - cache.room()
-                cache.evict(choose("fifo", cache.candidates(), short, 0).evict)
+                short = need(number, count, KINDS[kind]) - cache.bytes_left()
+                cache.evict(choose_evictions("fifo", cache.candidates(), short, 0).evict)
                 add(cache, number, count)
-                cache.index.append_history({"number": number})
+                cache.index_writer.append_history({"number": number})
                 cache.maintain()
                 number += 1
             assert cache.totals().evicted_shards > 50
@@ -63,7 +63,7 @@ def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> Non
         assert (cache.max_bytes, cache.space.in_force) == (least, MAX_BYTES)
         assert cache.shrinking
         assert not cache.reserve("more", 4096)
-        while cache.room() < 0:
+        while cache.bytes_left() < 0:
             assert cache.space.in_force == MAX_BYTES
             cache.evict([cache.candidates()[0].number])
             cache.poll_leases(time.monotonic())
@@ -145,20 +145,20 @@ def _reached(cache: Cache, least: int) -> None:
     cache.maintain()
     cache.poll_leases(time.monotonic())
     assert (cache.space.in_force, cache.shrinking) == (least, False)
-    assert cache.room() > 0
+    assert cache.bytes_left() > 0
     assert allocated_tree(cache.layout.root) <= least
 
 
 def test_what_others_write_counts_at_once_where_bytes_are_reserved(tmp_path: Path) -> None:
     with opened(tmp_path / "cache") as cache:
-        room = cache.room()
+        room = cache.bytes_left()
         (tmp_path / "cache" / "foreign").write_bytes(bytes(cache.space.budget.total + 100_000))
-        assert cache.room() == room, "nothing was scanned since"
+        assert cache.bytes_left() == room, "nothing was scanned since"
         assert not cache.reserve("p", room)
-        assert cache.room() <= room - 100_000
+        assert cache.bytes_left() <= room - 100_000
         (tmp_path / "cache" / "foreign").unlink()
         cache.poll_leases(time.monotonic())
-        assert cache.room() == room
+        assert cache.bytes_left() == room
         assert cache.reserve("p", room)
 
 
@@ -181,7 +181,10 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
 
 
 @pytest.mark.mutant(
-    13, "growcache.cache.evict:ShardRemover.poll", "self._delete_unheld()\nraise", "raise"
+    13,
+    "growcache.cache.shard_removal:ShardRemover.poll",
+    "self._delete_unheld()\nraise",
+    "raise",
 )
 def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

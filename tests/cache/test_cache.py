@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.cache import Cache
-from growcache.cache.eviction import choose
+from growcache.cache.eviction_policy import choose_evictions
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.index.reader import read_index
-from growcache.cache.leases import Lease
 from growcache.cache.locks import FileLock
+from growcache.cache.reader_lease import Lease
 from growcache.cache.side_files import Edition, read_issued
 from growcache.cache.status import read_status
 from growcache.errors import CacheBusyError, CorruptShardError, FingerprintError
@@ -76,21 +76,21 @@ def test_what_counts_is_what_the_disk_says(root: Path) -> None:
 
 def test_no_more_is_promised_than_there_is(root: Path) -> None:
     with opened(root) as cache:
-        room = cache.room()
+        room = cache.bytes_left()
         assert cache.reserve("a", room - 10)
         assert not cache.reserve("b", 11)
         assert cache.reserve("b", 10)
         assert not cache.reserve("b", 11)
         assert cache.space.reserved == room, "a refused promise must leave the old one"
         cache.space.release("a")
-        assert cache.room() == room - 10
+        assert cache.bytes_left() == room - 10
 
 
 def test_the_catalog_is_charged(root: Path) -> None:
     with opened(root) as cache:
-        room = cache.room()
+        room = cache.bytes_left()
         cache.space.catalog_bytes = 8192
-        assert cache.room() == room - 8192
+        assert cache.bytes_left() == room - 8192
 
 
 def test_a_commit_settles_the_promise_and_leaves_nothing_incoming(root: Path) -> None:
@@ -147,12 +147,12 @@ def test_an_evicted_shard_is_gone_and_stays_known(root: Path) -> None:
     with opened(root) as cache:
         for number in range(3):
             add(cache, number)
-        room = cache.room()
+        room = cache.bytes_left()
         freed = cache.totals().bytes
         assert cache.evict([0, 2]) == (0, 2)
         assert live(root) == [1]
         assert {p.stem for p in cache.layout.shards.iterdir()} == {"00000001"}
-        assert cache.room() == room + freed - cache.totals().bytes
+        assert cache.bytes_left() == room + freed - cache.totals().bytes
         assert cache.totals().evicted_samples == 16
         assert cache.unfinished(3, 1) == []
 
@@ -262,9 +262,9 @@ def test_a_lease_being_made_is_not_litter(root: Path) -> None:
 
 @pytest.mark.mutant(
     14,
-    "growcache.cache.evict:ShardRemover.evict",
-    "self.retire(numbers)\nself.readers.refresh()",
-    "self.readers.refresh()\nself.retire(numbers)",
+    "growcache.cache.shard_removal:ShardRemover.evict",
+    "self.retire(numbers)\nself.lease_table.refresh()",
+    "self.lease_table.refresh()\nself.retire(numbers)",
 )
 def test_leases_are_read_after_the_retirement_is_committed(
     root: Path, monkeypatch: pytest.MonkeyPatch
@@ -272,7 +272,7 @@ def test_leases_are_read_after_the_retirement_is_committed(
     """A reader that still saw the shard as live has its lease there by then."""
     with opened(root) as cache:
         add(cache, 0)
-        write_it = cache.index.write
+        write_it = cache.index_writer.write
         leases: list[Lease] = []
 
         def a_reader_is_quicker(change: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ def test_leases_are_read_after_the_retirement_is_committed(
                 leases.append(Lease.create(root, "job", live(root)))
             write_it(change)
 
-        monkeypatch.setattr(cache.index, "write", a_reader_is_quicker)
+        monkeypatch.setattr(cache.index_writer, "write", a_reader_is_quicker)
         assert cache.evict([0]) == ()
         assert cache.layout.shard(0).exists()
         leases[0].close()
@@ -296,13 +296,13 @@ def test_a_row_is_written_when_its_files_are_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(root) as cache:
-        write_it, seen = cache.index.write, []
+        write_it, seen = cache.index_writer.write, []
 
         def look(change: Callable[[], None]) -> None:
             seen.append((cache.layout.shard(0).exists(), cache.layout.sidecar(0).exists()))
             write_it(change)
 
-        monkeypatch.setattr(cache.index, "write", look)
+        monkeypatch.setattr(cache.index_writer, "write", look)
         cache.commit("p", [write(cache.layout, "p", 0)])
         assert seen == [(True, True)]
 
@@ -343,7 +343,7 @@ def test_no_shard_disappears_under_a_reader(root: Path) -> None:
 
 @pytest.mark.mutant(
     19,
-    "growcache.cache.leases:_LeaseFile.close",
+    "growcache.cache.reader_lease:_LeaseFile.close",
     "not self.kept and not is_locked(self._layout.supervisor_lock)",
     "True",
 )
@@ -380,17 +380,19 @@ def test_a_crash_between_counting_and_unlinking_counts_once(root: Path) -> None:
 def test_a_shard_waits_until_every_living_job_used_it(root: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
-        assert not choose("fifo", cache.candidates(), 1, 1).evict, "never read"
+        assert not choose_evictions("fifo", cache.candidates(), 1, 1).evict, "never read"
         with Lease.create(root, "done", [0]) as lease:
             lease.mark_read(0, mapped=False)
         cache.poll_leases(1.0)
-        assert choose("fifo", cache.candidates(), 1, 1).evict == (0,)
+        assert choose_evictions("fifo", cache.candidates(), 1, 1).evict == (0,)
         with Lease.create(root, "other", []):
             cache.poll_leases(2.0)
-            assert not choose("fifo", cache.candidates(), 1, 1).evict
+            assert not choose_evictions("fifo", cache.candidates(), 1, 1).evict
         with Lease.create(root, "", []):
             cache.poll_leases(3.0)
-            assert choose("fifo", cache.candidates(), 1, 1).evict == (0,), "only looking"
+            assert choose_evictions("fifo", cache.candidates(), 1, 1).evict == (0,), (
+                "only looking"
+            )
 
 
 def test_what_an_open_lease_has_read_counts_already(root: Path) -> None:
@@ -406,7 +408,7 @@ def test_what_an_open_lease_has_read_counts_already(root: Path) -> None:
 DYING_READER = """
 import os, sys
 from growcache.cache.lease_views import LeaseCounters as Counters
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 lease = Lease.create(sys.argv[1], "job", [0, 1], counters=Counters(gave_state=True))
 lease.mark_read(0, mapped=True)
 print("held", flush=True)
@@ -445,10 +447,10 @@ def test_a_lowered_bound_leaves_no_room_until_shards_went(root: Path) -> None:
         for number in range(10):
             add(cache, number)
         cache.max_bytes = 700_000
-        assert cache.room() < 0
+        assert cache.bytes_left() < 0
         assert not cache.reserve("p", 1)
         cache.evict(range(10))
-        assert cache.room() > 0
+        assert cache.bytes_left() > 0
 
 
 @pytest.mark.mutant(8, "growcache.cache.recovery:remade_contents", "(issued + 1) * group", "0")
@@ -485,8 +487,8 @@ def test_a_stopped_cache_is_quiet(root: Path) -> None:
 @pytest.mark.mutant(
     12,
     "growcache.cache.index.writer:IndexWriter.ok",
-    "self.log_is_short and self._pages_bytes <= self._room.budget.pages",
-    "self._pages_bytes <= self._room.budget.pages",
+    "self.log_is_short and self._pages_bytes <= self._space.budget.pages",
+    "self._pages_bytes <= self._space.budget.pages",
 )
 def test_the_log_is_cut_and_a_reader_in_the_way_stops_permits(root: Path) -> None:
     import sqlite3
@@ -496,23 +498,23 @@ def test_the_log_is_cut_and_a_reader_in_the_way_stops_permits(root: Path) -> Non
         with_reader.execute("BEGIN")
         with_reader.execute("SELECT * FROM shards").fetchall()
         number = 0
-        while cache.index.ok and number < 200:
+        while cache.index_writer.ok and number < 200:
             add(cache, number, count=0)
             cache.evict([number])
             cache.maintain()
             number += 1
-        assert not cache.index.ok
+        assert not cache.index_writer.ok
         assert allocated_tree(root) <= MAX_BYTES
         with_reader.close()
         cache.maintain()
-        assert cache.index.ok
+        assert cache.index_writer.ok
         assert (root / "index.sqlite-wal").stat().st_size < 100_000
 
 
 def test_history_is_kept_and_thinned(root: Path) -> None:
     with opened(root) as cache:
         for i in range(400):
-            cache.index.append_history({"i": i})
+            cache.index_writer.append_history({"i": i})
         kept = [record["i"] for _, record in cache.history()]
         assert kept[-1] == 399
         assert 0 < len(kept) <= 90
@@ -545,7 +547,7 @@ def test_need_covers_what_a_shard_takes(root: Path, kind: str, count: int) -> No
         taken = cache.totals().bytes
         assert taken == allocated_tree(cache.layout.shards) - before
         assert taken <= need(0, count, KINDS[kind])
-        assert cache.room() == MAX_BYTES - cache.bytes_used
+        assert cache.bytes_left() == MAX_BYTES - cache.bytes_used
 
 
 def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:
@@ -557,7 +559,7 @@ def test_uses_wait_while_the_log_cannot_be_cut(root: Path) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM shards").fetchall()
         number = 1
-        while cache.index.ok:
+        while cache.index_writer.ok:
             add(cache, number, count=0)
             cache.maintain()
             number += 1

@@ -12,7 +12,7 @@ import pytest
 from growcache.cache.check import check
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_index
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.status import Status, WorkerStatus, read_status, write_status
 from growcache.errors import CacheError, CacheMissingError
 from tests.cache.making import add, opened, permit_of

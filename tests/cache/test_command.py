@@ -9,8 +9,8 @@ import pytest
 
 from growcache.cache.directory import adopt
 from growcache.cache.files import CacheLayout
-from growcache.cache.leases import Lease
 from growcache.cache.locks import FileLock, readable_command, this_process
+from growcache.cache.reader_lease import Lease
 
 SECRET = "wJalr/XUtn+FEMI@K7"
 

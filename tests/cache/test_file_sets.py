@@ -13,7 +13,7 @@ from growcache.cache.check import check
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.index.reader import read_index
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.side_files import Identity
 from growcache.errors import CorruptShardError
 from tests.cache.making import KINDS, OTHER, add, equal, opened, permit_of, samples_of, write

@@ -64,7 +64,7 @@ def test_the_ballast_lets_an_eviction_through(disk: Path, kind: Identity) -> Non
         ballast = cache.layout.ballast
         assert ballast.exists()
         # With the log cut to nothing and the disk full, a COMMIT has no block to write to.
-        assert cache.index.index.checkpoint()
+        assert cache.index_writer.index.checkpoint()
         other = fill_up(disk)
         gone = list(cache.evict([0, 1]))
         assert not ballast.exists(), "it was not needed: the test tests nothing"
@@ -102,7 +102,7 @@ def test_a_commit_without_room_leaves_no_trace(disk: Path, kind: Identity) -> No
         written = write(cache.layout, "p1", 1, identity=kind)
         assert cache.reserve("p1", need(1, identity=kind))
         cache.layout.ballast.unlink()
-        assert cache.index.index.checkpoint()
+        assert cache.index_writer.index.checkpoint()
         other = fill_up(disk)
         with pytest.raises(CacheFullError, match="no room"):
             cache.commit("p1", [written])

@@ -44,7 +44,7 @@ def test_every_look_has_a_connection_of_its_own_that_is_closed(
         for connection in made:
             with pytest.raises(sqlite3.ProgrammingError, match="closed"):
                 connection.execute("SELECT 1")
-        assert cache.index.index.checkpoint(), "nobody keeps the log"
+        assert cache.index_writer.index.checkpoint(), "nobody keeps the log"
 
 
 @pytest.mark.mutant(16, "growcache.cache.index.reader:_SEQ", '"seq"', '"drawn_at"')

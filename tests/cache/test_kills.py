@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from growcache.cache.index.writer import IndexDatabase
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.side_files import Identity
 from tests.cache.making import KINDS, add, opened, permit_of, write
 from tests.crash.tracing import LEAN

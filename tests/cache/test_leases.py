@@ -33,8 +33,8 @@ from growcache.cache.lease_views import (
     read_leases,
     remove_torn_leases,
 )
-from growcache.cache.leases import Lease
 from growcache.cache.locks import FileLock, is_locked
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
 from tests.forked import fork
 
@@ -160,7 +160,7 @@ def test_a_lease_that_holds_nothing_says_so(states: list[int]) -> None:
 
 @pytest.mark.mutant(
     17,
-    "growcache.cache.leases:_make_lease",
+    "growcache.cache.reader_lease:_make_lease",
     "try_lock(descriptor)",
     "hidden = hidden.rename(path)\ntry_lock(descriptor)",
 )
@@ -254,7 +254,7 @@ def test_a_forked_child_neither_holds_nor_ends_the_lease(layout: CacheLayout) ->
 
 READER = """
 import sys, time
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 lease = Lease.create(sys.argv[1], "train", [1, 2, 3])
 lease.mark_read(1, mapped=True)
 print("ready", flush=True)
@@ -370,9 +370,9 @@ def test_counters_of_any_bytes_are_sound_or_refused(data: bytes) -> None:
 
 
 def test_leases_keep_to_their_room(layout: CacheLayout) -> None:
-    made = [Lease.create(layout.root, "train", [1], room_bytes=8192) for _ in range(2)]
+    made = [Lease.create(layout.root, "train", [1], max_bytes=8192) for _ in range(2)]
     with pytest.raises(LeasesFullError, match="2 snapshots are held"):
-        Lease.create(layout.root, "train", [1], room_bytes=8192)
+        Lease.create(layout.root, "train", [1], max_bytes=8192)
     made.pop().close()
-    Lease.create(layout.root, "train", [1], room_bytes=8192).close()
+    Lease.create(layout.root, "train", [1], max_bytes=8192).close()
     made.pop().close()

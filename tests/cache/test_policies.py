@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.eviction import ORDERS, Candidate, choose, retire_ahead, shrink
+from growcache.cache.eviction_policy import (
+    ORDERS,
+    Candidate,
+    choose_early_retirements,
+    choose_evictions,
+    choose_for_lower_bound,
+)
 from growcache.cache.space import (
     LEAST_BUDGET_BYTES,
     MOST_BUDGET_BYTES,
@@ -34,7 +40,7 @@ policies = st.sampled_from(sorted(ORDERS))
 def test_enough_is_evicted_and_not_one_shard_too_many(
     policy: str, candidates: list[Candidate], need: int, min_uses: int, seed: int
 ) -> None:
-    choice = choose(policy, candidates, need, min_uses, seed)
+    choice = choose_evictions(policy, candidates, need, min_uses, seed)
     chosen = [c for number in choice.evict for c in candidates if c.number == number]
     assert all(not c.leased and c.min_job_uses >= min_uses for c in chosen)
     freed = sum(c.allocated for c in chosen)
@@ -56,7 +62,7 @@ def test_enough_is_evicted_and_not_one_shard_too_many(
 def test_a_lowered_bound_takes_what_it_needs_and_unread_shards_last(
     policy: str, candidates: list[Candidate], need: int, retired: int, min_uses: int
 ) -> None:
-    evict, ahead = shrink(policy, candidates, need, retired, min_uses)
+    evict, ahead = choose_for_lower_bound(policy, candidates, need, retired, min_uses)
     by_number = {c.number: c for c in candidates}
     gone, going = [by_number[n] for n in evict], [by_number[n] for n in ahead]
     assert not any(c.leased for c in gone)
@@ -76,7 +82,7 @@ def test_a_lowered_bound_takes_what_it_needs_and_unread_shards_last(
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.eviction:retire_ahead",
+    "growcache.cache.eviction_policy:choose_early_retirements",
     "budget < 0 and (chosen or retired_bytes)",
     "budget < 0",
 )
@@ -86,7 +92,7 @@ def test_a_lowered_bound_takes_what_it_needs_and_unread_shards_last(
 def test_a_fifth_is_retired_ahead_or_one_shard(
     policy: str, candidates: list[Candidate], max_bytes: int, retired: int, min_uses: int
 ) -> None:
-    ahead = retire_ahead(policy, candidates, max_bytes, retired, min_uses)
+    ahead = choose_early_retirements(policy, candidates, max_bytes, retired, min_uses)
     chosen = [c for c in candidates if c.number in ahead]
     assert all(c.min_job_uses >= min_uses for c in chosen)
     if retired + sum(c.allocated for c in chosen) > max_bytes / 5:
@@ -101,19 +107,21 @@ def shards(count: int, **values: int) -> list[Candidate]:
 
 
 def test_the_oldest_and_the_most_used_go_first() -> None:
-    assert choose("fifo", shards(9)[::-1], 3 * 4096, 1).evict == (0, 1, 2)
-    assert choose("most_used", shards(9)[::-1], 4 * 4096, 1).evict == (2, 5, 8, 1)
-    assert choose("none", shards(9), 4096, 0).evict == ()
+    assert choose_evictions("fifo", shards(9)[::-1], 3 * 4096, 1).evict == (0, 1, 2)
+    assert choose_evictions("most_used", shards(9)[::-1], 4 * 4096, 1).evict == (2, 5, 8, 1)
+    assert choose_evictions("none", shards(9), 4096, 0).evict == ()
 
 
 def test_random_is_fair_over_decisions() -> None:
     """With one order for ever, what came last would go first: survivors never would."""
     gone: Counter[int] = Counter()
     for seed in range(3000):
-        gone.update(choose("random", shards(10), 4096, 1, seed).evict)
+        gone.update(choose_evictions("random", shards(10), 4096, 1, seed).evict)
     assert set(gone) == set(range(10))
     assert max(gone.values()) < 1.4 * min(gone.values())
-    assert choose("random", shards(10), 4096, 1, 5) == choose("random", shards(10), 4096, 1, 5)
+    assert choose_evictions("random", shards(10), 4096, 1, 5) == choose_evictions(
+        "random", shards(10), 4096, 1, 5
+    )
 
 
 @given(st.integers(0, 10**13))
@@ -135,5 +143,5 @@ def test_the_least_bound_holds_what_it_must(workers: int, group: int, catalog: i
 @pytest.mark.parametrize("policy", sorted(ORDERS))
 def test_policies_do_not_change_what_they_are_given(policy: str) -> None:
     given_ = shards(5)
-    choose(policy, given_, 4096, 0)
+    choose_evictions(policy, given_, 4096, 0)
     assert given_ == shards(5)

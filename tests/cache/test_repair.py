@@ -22,7 +22,7 @@ from growcache.cache.check import Finding, check, repair
 from growcache.cache.deferrals import Deferrals
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import CacheTotals, ShardTableRow
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.recovery import remade_contents
 from growcache.cache.shard_survey import ShardsOnDisk
 from growcache.cache.side_files import Identity
@@ -62,13 +62,13 @@ def fill(root: Path, kind: Identity = KIND) -> None:
         for number in sorted(LIVE | GONE):
             add(cache, number, 0 if number == 5 else 8)
         cache.meta.issue(max(OPEN))
-        cache.index.append_history({"samples": 64})
+        cache.index_writer.append_history({"samples": 64})
         with Lease.create(root, "train", [0, 3]) as lease:
             lease.mark_read(0, mapped=False)
             lease.mark_read(3, mapped=False)
         cache.poll_leases(time.monotonic())
         cache.evict([1, 2])
-        cache.index.write(lambda: cache.index.index.prune_deleted(0))
+        cache.index_writer.write(lambda: cache.index_writer.index.prune_deleted(0))
         cache.evict([6])
         write_status(root, Status(state="running", shards=5))
 
@@ -91,7 +91,7 @@ def kill(here: Path, kind: Identity = KIND) -> Path:
     """Fill a cache, and return what is there while its service runs."""
     fill(here / "running", kind)
     with opened(here / "running", kind) as cache:
-        cache.index.append_history({"samples": 65})
+        cache.index_writer.append_history({"samples": 65})
         shutil.copytree(here / "running", here / "cache")
     assert (here / "cache" / "index.sqlite-wal").stat().st_size
     return here / "cache"

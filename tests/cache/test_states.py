@@ -18,11 +18,11 @@ from hypothesis.stateful import (
 )
 
 from growcache.cache.cache import Cache
-from growcache.cache.eviction import choose, retire_ahead
+from growcache.cache.eviction_policy import choose_early_retirements, choose_evictions
 from growcache.cache.files import allocated_tree, shard_number
 from growcache.cache.formats import open_shard
 from growcache.cache.index.reader import read_index
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.status import read_status
 from tests.cache.making import KINDS, MAX_BYTES, need, opened, permit_of, write
 
@@ -68,7 +68,9 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.it
         candidates = cache.candidates()
         assert {c.number for c in candidates} == set(self.live)
-        choice = choose(policy, candidates, nbytes - cache.room(), min_uses, self.drawn)
+        choice = choose_evictions(
+            policy, candidates, nbytes - cache.bytes_left(), min_uses, self.drawn
+        )
         self._retired(choice.evict)
         deleted = cache.evict(choice.evict)
         assert set(choice.evict) <= set(deleted) | self._held(), "free, yet not deleted"
@@ -76,7 +78,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not choice.short_bytes:
             return
         left = [c for c in candidates if c.number not in choice.evict]
-        ahead = retire_ahead(
+        ahead = choose_early_retirements(
             policy, left, MAX_BYTES, cache.totals().retired_bytes, min_uses, self.drawn
         )
         cache.retire(ahead)
@@ -192,7 +194,7 @@ class CacheMachine(RuleBasedStateMachine):
         lease.close()
 
     def _samples_ever(self, number: int) -> int:
-        rows = self.it.index.index._connection.execute(
+        rows = self.it.index_writer.index._connection.execute(
             "SELECT samples FROM shards WHERE number = ?", [number]
         ).fetchall()
         return int(rows[0][0]) if rows else 0

@@ -14,7 +14,7 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow, merge_ranges, split_range
 from growcache.cache.lease_views import HELD, READ, LeaseView, read_leases
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.refetch import (
     MOST_REFUSED,
     REFUSED_META,
@@ -191,7 +191,7 @@ def test_rule_24_a_retired_shard_lives_again_where_its_own_lease_would_keep_it(
                 view = read_index(cache.layout.root)
                 assert refetch_outcomes(view, {0: digest}) == {0: RefetchOutcome("live")}
                 assert view.totals.evicted_samples == view.totals.refetched_samples == 0
-                assert dict(cache.remover.wishlist.pending) == {}
+                assert dict(cache.refetch_queue.pending) == {}
                 assert [c.number for c in cache.candidates()] == [0, 1]
                 assert cache.evict([0]) == ()
                 assert 0 in {row.number for row in read_index(cache.layout.root).shards}
@@ -207,15 +207,15 @@ def test_rule_24_what_returns_is_not_drawn_twice(tmp_path: Path, pruned: bool) -
         digest = {row.number: row.digest for row in read_index(cache.layout.root).shards}
         cache.evict([0, 1, 2])
         if pruned:
-            with cache.index.index.transaction():
-                cache.index.index.prune_deleted(0)
+            with cache.index_writer.index.transaction():
+                cache.index_writer.index.prune_deleted(0)
             assert cache.sizes([1]) == {}
         before = cache.totals()
         with Lease.create(cache.layout.root, "train", [], wishes={1: digest[1]}):
             cache.poll_leases(1.0)
-            assert dict(cache.remover.wishlist.pending) == {1: digest[1]}
+            assert dict(cache.refetch_queue.pending) == {1: digest[1]}
             refetch(cache, 1)
-            assert dict(cache.remover.wishlist.pending) == {}
+            assert dict(cache.refetch_queue.pending) == {}
             now = cache.totals()
             assert (now.drawn, now.drawn_shards) == (before.drawn, before.drawn_shards)
             assert (now.evicted_samples, now.refetched_samples) == (16, 8)
@@ -283,6 +283,6 @@ def test_rule_24_other_bytes_are_refused_and_never_installed(tmp_path: Path) -> 
             assert list(cache.layout.incoming.iterdir()) == []
             assert cache.totals() == before
             cache.poll_leases(2.0)
-            assert dict(cache.remover.wishlist.pending) == {}, "it is tried again"
+            assert dict(cache.refetch_queue.pending) == {}, "it is tried again"
         cache.poll_leases(3.0)
         assert read_index(root).meta[REFUSED_META] == {}, "nobody asks any more"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from tests.cli.terminals import COMMAND, ROOT
 from tests.filled import Filled
 from tests.tables import Table, code

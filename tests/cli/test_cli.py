@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.status import read_status
 from growcache.cli.cli import main
 from tests.filled import Filled

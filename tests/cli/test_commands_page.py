@@ -20,14 +20,16 @@ import pytest
 import typer.main
 
 from benchmarks.picture import as_svg
-from growcache.cache.leases import Lease
-from growcache.cache.reader_status import (
+from growcache.cache.reader_lease import Lease
+from growcache.cache.status import (
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,
+    SourceStatus,
+    Status,
     WaitsStatus,
+    WorkerStatus,
 )
-from growcache.cache.status import SourceStatus, Status, WorkerStatus
 from growcache.cli.cli import app, main
 from growcache.cli.status_text import StatusHistory
 from growcache.cli.view import StatusPicture

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from growcache.cache.reader_status import LeaseStatus
-from growcache.cache.status import Status, WorkerStatus
+from growcache.cache.status import LeaseStatus, Status, WorkerStatus
 from growcache.cli.status_text import StatusHistory, status_sentence
 from growcache.cli.view import StatusPicture, bar_text, curve_text
 

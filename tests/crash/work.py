@@ -16,7 +16,7 @@ import pytest
 from growcache.cache.cache import Cache
 from growcache.cache.incoming import write_incoming
 from growcache.cache.index.reader import read_index
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheFullError, GrowcacheError
 from tests.cache.making import KINDS, MAX_BYTES, add, make, need, opened, permit_of, write
 

@@ -22,7 +22,7 @@ import pytest
 
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.lease_views import read_leases
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import blocks, buffers, passes, plan
 from growcache.loading.blocks import Batch, Block, BlockAssembler

@@ -13,7 +13,7 @@ from growcache.cache.formats import shard_files
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.reader import read_index
 from growcache.cache.lease_views import DROPPED, HELD, MAPPED, read_leases
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, CacheMissingError, CorruptShardError
 from growcache.loading import snapshot as snapshots
 from growcache.loading.maps import MapPool, file_identity

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.index.reader import live_numbers
 from growcache.cache.lease_views import read_leases
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import plan, snapshot
 from growcache.loading.loader import Loader

@@ -12,7 +12,7 @@ import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, SamplingError

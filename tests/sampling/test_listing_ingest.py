@@ -11,7 +11,7 @@ import pytest
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import allocated_tree
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.config import Config
 from growcache.errors import ConfigError
 from growcache.sampling.listing_ingest import ListingIngest
@@ -44,7 +44,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 def fill(cache: Cache) -> None:
     number = cache.totals().drawn_shards
-    while cache.room_for_shards() >= need(number, 30):
+    while cache.bytes_left_for_shards() >= need(number, 30):
         add(cache, number, 30)
         number += 1
     assert number > 4
@@ -80,9 +80,9 @@ class Service:
                 self.ingest.take(self.allocator if allocator else None, awaited=awaited)
                 if self.ingest._pages:
                     return False
-                assert self.cache.room() >= 0
+                assert self.cache.bytes_left() >= 0
                 if not self.ingest.listed:
-                    self.free = max(self.free, self.cache.room_for_shards())
+                    self.free = max(self.free, self.cache.bytes_left_for_shards())
         finally:
             self.ingest.stop()
             self.catalog.close()

@@ -17,7 +17,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import ShardRow
-from growcache.cache.leases import Lease
+from growcache.cache.reader_lease import Lease
 from growcache.cache.refetch import REFUSED_META, RefetchOutcome, refetch_outcomes
 from growcache.sampling.group_queue import LONGEST_DELAY_SECONDS, GroupQueue, shards_by_group
 from growcache.sampling.rate_limiter import LimiterInputs, decide
@@ -75,7 +75,7 @@ def tight(cache: Path, url: str, path: Path) -> Path:
     config = bounded(cache, max_bytes=1_000_000)
     with Cache.open(cache, config) as it:
         it.space.catalog_bytes = (cache / "catalog.bin").stat().st_blocks * 512
-        bound = it.max_bytes - it.room()
+        bound = it.max_bytes - it.bytes_left()
     return write_config(path, url, cache={"path": str(cache), "max_bytes": bound})
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from growcache.cache.cache import Cache
-from growcache.cache.eviction import RETIRED_SHARE
+from growcache.cache.eviction_policy import RETIRED_SHARE
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import KEPT_JOBS
 from growcache.cache.lease_views import LeaseCounters
-from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
+from growcache.cache.reader_lease import Lease
 from growcache.config import CacheConfig
 from growcache.sampling.space_allocator import SpaceAllocator
 from tests.cache.making import MAX_BYTES, add, opened
@@ -95,13 +95,13 @@ def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
     cache: Cache, lease: Lease, clock: Clock
 ) -> None:
     allocator = allocator_of(cache, clock)
-    allocator.make_room(cache.room() + 1)  # room has run out
+    allocator.make_room(cache.bytes_left() + 1)  # room has run out
     first = cache.totals().retired_shards
     assert 1 <= first < SHARDS / 2
     lease.drop(range(first))  # the reader lets go of those, and their places are filled
     cache.poll_leases(0.0)
     assert cache.totals().retired_shards == 0
-    assert cache.reserve("others", cache.room())
+    assert cache.reserve("others", cache.bytes_left())
     passes(allocator, clock, 1.0, 4096)
     allocator.keep_ahead()
     assert cache.totals().retired_shards == 1, "a slow store needs little, but one at least"
@@ -116,7 +116,7 @@ def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
 
 def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) -> None:
     allocator = allocator_of(cache, clock)
-    allocator.make_room(cache.room() + 1)
+    allocator.make_room(cache.bytes_left() + 1)
     passes(allocator, clock, 1.0, MAX_BYTES)
     allocator.keep_ahead()
     assert cache.totals().retired_shards == 0
@@ -149,9 +149,9 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
     with Lease.create(root, "train", range(few, SHARDS)):
         kill(dead)
         cache.poll_leases(0.0)
-        assert cache.remover.readers.kept == set(range(few))
+        assert cache.lease_table.kept == set(range(few))
         assert cache.clearing_bytes == 0
-        allocator_of(cache).make_room(cache.room() + 1)
+        allocator_of(cache).make_room(cache.bytes_left() + 1)
         numbers = {candidate.number for candidate in cache.candidates()}
         gone = set(range(SHARDS)) - numbers - {0}
         assert gone
@@ -161,7 +161,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.evict:LeaseTable._survey",
+    "growcache.cache.shard_removal:LeaseTable._survey",
     "self._keep()",
     "self._keep() - self._protected(lease for lease in self.leases if lease.open)",
 )
@@ -170,13 +170,13 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
     root, allocator = cache.layout.root, allocator_of(cache)
     kill(resumable(cache, "train", range(SHARDS)))
     cache.poll_leases(0.0)
-    kept = cache.remover.readers.kept
+    kept = cache.lease_table.kept
     assert kept
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
         with Lease.create(root, "train", live) as lease:
             cache.poll_leases(0.0)
-            allocator.make_room(cache.room() + 1)
+            allocator.make_room(cache.bytes_left() + 1)
             for number in live:
                 lease.mark_read(number, mapped=False)
         cache.poll_leases(0.0)
@@ -185,7 +185,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.evict:LeaseTable._keep",
+    "growcache.cache.shard_removal:LeaseTable._keep",
     "row is not None and nbytes <= left",
     "row is not None",
 )
@@ -196,20 +196,18 @@ def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> No
     cache.poll_leases(0.0)
     kill(resumable(cache, "new", range(SHARDS // 2, SHARDS)))
     cache.poll_leases(1.0)
-    kept = cache.remover.readers.kept
+    kept = cache.lease_table.kept
     sizes = {candidate.number: candidate.allocated for candidate in cache.candidates()}
     assert 0 < sum(sizes[number] for number in kept) <= FIFTH
     assert min(kept) >= SHARDS // 2
-    assert {one.lease.job: one.seconds for one in cache.remover.readers.kept_for()}[
-        "new"
-    ] == 600.0
-    assert kept == {number for one in cache.remover.readers.kept_for() for number in one.shards}
+    assert {one.lease.job: one.seconds for one in cache.lease_table.kept_for()}["new"] == 600.0
+    assert kept == {number for one in cache.lease_table.kept_for() for number in one.shards}
     for _ in range(SHARDS):
-        allocator.make_room(cache.room() + 1)
+        allocator.make_room(cache.bytes_left() + 1)
     assert {candidate.number for candidate in cache.candidates()} == kept
-    assert cache.remover.readers.kept == kept
+    assert cache.lease_table.kept == kept
     cache.poll_leases(700.0)
-    assert cache.remover.readers.kept == frozenset()
+    assert cache.lease_table.kept == frozenset()
 
 
 def test_a_dead_reader_that_never_gave_a_state_keeps_nothing(cache: Cache) -> None:
@@ -217,7 +215,7 @@ def test_a_dead_reader_that_never_gave_a_state_keeps_nothing(cache: Cache) -> No
     dead.mark_read(3, mapped=True)
     kill(dead)
     cache.poll_leases(0.0)
-    assert cache.remover.readers.kept == frozenset()
+    assert cache.lease_table.kept == frozenset()
     assert cache.leases == []
     (used,) = [candidate.number for candidate in cache.candidates() if candidate.uses]
     assert used == 3
@@ -236,7 +234,7 @@ def test_nobody_waits_for_a_dead_reader_to_use_what_it_does_not_keep(cache: Cach
 
 def test_a_reader_that_dies_again_and_again_keeps_most_of_the_cache(cache: Cache) -> None:
     """Each time it had read all but what was just retired, so that this is kept for it."""
-    allocator, wanted = allocator_of(cache), cache.room() + 1
+    allocator, wanted = allocator_of(cache), cache.bytes_left() + 1
     for _ in range(3):
         live = [candidate.number for candidate in cache.candidates()]
         lease = resumable(cache, "train", live)
@@ -256,7 +254,7 @@ def test_who_waits_for_a_dead_reader_says_so(cache: Cache) -> None:
     kill(resumable(cache, "train", range(SHARDS)))
     with Lease.create(root, "train", range(SHARDS)):
         cache.poll_leases(0.0)
-        allocator.make_room(cache.room() + 1)
+        allocator.make_room(cache.bytes_left() + 1)
         assert "whose reader died and may come back" in allocator.awaited()
 
 
@@ -268,7 +266,7 @@ def test_a_full_disk_is_named_before_the_readers_whom_it_stops(tmp_path: Path) -
         with Lease.create(cache.layout.root, "train", range(SHARDS)):
             cache.poll_leases(0.0)
             allocator = allocator_of(cache)
-            allocator.make_room(cache.room() + 1)
+            allocator.make_room(cache.bytes_left() + 1)
             with filled_up(disk):
                 assert allocator.awaited().startswith("free space on the disk")
             assert allocator.awaited().startswith("readers to let go of shards")
@@ -293,7 +291,7 @@ def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
             lease.mark_read(number, mapped=False)
         assert cache.evict(range(SHARDS - 1)) == tuple(range(SHARDS - 1))
     cache.poll_leases(0.0)
-    assert cache.remover.readers.uses == {"train": {SHARDS - 1: 1}}
+    assert cache.lease_table.uses == {"train": {SHARDS - 1: 1}}
 
 
 def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
@@ -301,8 +299,8 @@ def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) 
     kill(resumable(cache, "train", range(SHARDS // 2)))
     cache.poll_leases(0.0)
     allocator = allocator_of(cache, clock)
-    allocator.make_room(cache.room() + 1)
-    assert cache.reserve("others", cache.room())
+    allocator.make_room(cache.bytes_left() + 1)
+    assert cache.reserve("others", cache.bytes_left())
     live = cache.totals().shards
     passes(allocator, clock, 1.0, MAX_BYTES)
     allocator.keep_ahead()
@@ -316,15 +314,15 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
             with Lease.create(made.layout.root, f"job {number}", [0]) as lease:
                 lease.mark_read(0, mapped=False)
             made.poll_leases(float(number))
-        left = made.remover.readers.uses
+        left = made.lease_table.uses
         assert list(left) == [f"job {number}" for number in range(3, KEPT_JOBS + 3)]
     with opened(tmp_path / "cache") as made:
-        assert made.remover.readers.uses == left
+        assert made.lease_table.uses == left
 
 
 @pytest.mark.mutant(
     18,
-    "growcache.cache.evict:LeaseTable._survey",
+    "growcache.cache.shard_removal:LeaseTable._survey",
     "held = held.union(*self._there.values())",
     "",
 )

@@ -28,8 +28,8 @@ from growcache.cache.incoming import write_incoming
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_views import read_leases
-from growcache.cache.leases import Lease
 from growcache.cache.locks import close_owned
+from growcache.cache.reader_lease import Lease
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
 from growcache.errors import CacheMissingError

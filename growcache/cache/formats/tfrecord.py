@@ -99,12 +99,10 @@ def _fillers(
 
 def _filler(position: int) -> bytes:
     """Return a field that ends at the end of a cache line."""
-    room = -position % LINE_BYTES
-    if room == 1:  # a field takes two
-        room += LINE_BYTES
-    return (
-        encoding.length_delimited_head(FILLER_TAG, room - 2) + bytes(room - 2) if room else b""
-    )
+    gap = -position % LINE_BYTES
+    if gap == 1:  # a field takes two
+        gap += LINE_BYTES
+    return encoding.length_delimited_head(FILLER_TAG, gap - 2) + bytes(gap - 2) if gap else b""
 
 
 def suffixes(schema: Schema) -> tuple[str, ...]:

@@ -215,7 +215,7 @@ class IndexView:
         return self.identity.cache_format if self.identity else "tfrecord"
 
 
-def lease_bytes(view: IndexView) -> int | None:
+def max_lease_bytes(view: IndexView) -> int | None:
     """Return the limit of all leases together; None if no supervisor noted one."""
     found = view.meta.get(LEASE_BYTES_META)
     return None if found is None else int(found)

@@ -524,9 +524,9 @@ class IndexWriter:
             wait should then wait.
     """
 
-    def __init__(self, layout: CacheLayout, room: Space) -> None:
-        self._room = room
-        self._ballast = Ballast(layout.ballast, room.budget.ballast)
+    def __init__(self, layout: CacheLayout, space: Space) -> None:
+        self._space = space
+        self._ballast = Ballast(layout.ballast, space.budget.ballast)
         self._sums: dict[str, int] | None = None
         self._pages_bytes = 0
         self.log_is_short = True
@@ -556,7 +556,7 @@ class IndexWriter:
             change()
 
     def _cut_log(self) -> None:
-        if self.index.wal_bytes() > self._room.budget.wal or not self.log_is_short:
+        if self.index.wal_bytes() > self._space.budget.wal or not self.log_is_short:
             self.log_is_short = self.index.checkpoint()
 
     def sums(self) -> dict[str, int]:
@@ -567,11 +567,11 @@ class IndexWriter:
     @property
     def ok(self) -> bool:
         """Whether the index was within its budget at the last `maintain`."""
-        return self.log_is_short and self._pages_bytes <= self._room.budget.pages
+        return self.log_is_short and self._pages_bytes <= self._space.budget.pages
 
     def maintain(self) -> None:
         """Bring index and log back within their budget, and restore the ballast."""
-        budget, index = self._room.budget, self.index
+        budget, index = self._space.budget, self.index
         self._cut_log()
         if self.log_is_short:
             self.write(lambda: index.prune_deleted(budget.kept_deleted))
@@ -584,13 +584,13 @@ class IndexWriter:
 
     def _compact(self) -> None:
         """Shrink the index file if it is larger than a lowered bound allows."""
-        room, index = self._room, self.index
-        spare = index.free_bytes() > room.budget.wal
-        if spare and room.index_overflows and index.pages_bytes() <= room.slack():
+        space, index = self._space, self.index
+        spare = index.free_bytes() > space.budget.wal
+        if spare and space.index_overflows and index.pages_bytes() <= space.slack():
             self.log_is_short = index.compact()
 
     def append_history(self, record: dict[str, Any]) -> None:
         """Add a JSON record to the history, unless the log must not grow."""
-        keep = self._room.budget.kept_history
+        keep = self._space.budget.kept_history
         if self.log_is_short:
             self.write(lambda: self.index.append_history(record, keep))

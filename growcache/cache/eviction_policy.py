@@ -67,7 +67,7 @@ ORDERS: dict[str, Order] = {
 }
 
 
-def choose(
+def choose_evictions(
     policy: str,
     candidates: Sequence[Candidate],
     need_bytes: int,
@@ -88,7 +88,7 @@ def choose(
     return _take(ORDERS[policy](ripe, seed), need_bytes)
 
 
-def retire_ahead(
+def choose_early_retirements(
     policy: str,
     candidates: Sequence[Candidate],
     max_bytes: int,
@@ -113,7 +113,7 @@ def retire_ahead(
     return tuple(chosen)
 
 
-def shrink(
+def choose_for_lower_bound(
     policy: str,
     candidates: Sequence[Candidate],
     need_bytes: int,
@@ -127,9 +127,9 @@ def shrink(
     retired at once. ``retired_bytes``: retired already and not held for a dead reader. With
     policy ``none`` nothing goes.
     """
-    ripe = choose(policy, candidates, need_bytes, min_uses, seed)
+    ripe = choose_evictions(policy, candidates, need_bytes, min_uses, seed)
     left = [c for c in candidates if c.number not in set(ripe.evict)]
-    rest = choose(policy, left, ripe.short_bytes, 0, seed)
+    rest = choose_evictions(policy, left, ripe.short_bytes, 0, seed)
     leased = [c for c in left if c.leased]
     ahead = _take(ORDERS[policy](leased, seed), rest.short_bytes - retired_bytes)
     return (*ripe.evict, *rest.evict), ahead.evict

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from growcache.cache.eviction import Candidate
+from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import CacheLayout, allocated
 from growcache.cache.folders import remove_shard
 from growcache.cache.index.schema import KEPT_JOBS, FinishedLease, ShardState, ShardTableRow
@@ -20,29 +20,23 @@ from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_views import (
     DeadReader,
     ForeignLease,
-    LeaseCounters,
     LeaseView,
     lease_path,
     protected_shards,
     survey_leases,
 )
-from growcache.cache.reader_status import JOBS_META, JobSums, jobs_in_index
-from growcache.cache.refetch import (
-    REFUSED_META,
-    pending_refetches,
-    refetching_leases,
-    refused_meta,
-    still_refused,
-)
+from growcache.cache.refetch import RefetchQueue
 from growcache.cache.space import ShardTable, Space
+from growcache.cache.uses import (
+    JOBS_META,
+    NO_JOB,
+    UsesByJob,
+    add_finished_leases,
+    jobs_in_index,
+)
 from growcache.errors import CacheFullError
 
-UsesByJob = dict[str, dict[int, int]]  # job → shard → how often
 _UsesOfShard = Callable[[int], int]
-
-# Leases of this job protect what they hold, but its uses are not asked for: somebody who
-# only looks (check, peek) must not hold eviction back until everything was looked at.
-NO_JOB = ""
 
 
 DEAD_READERS_SHARE = 5  # what dead readers keep is at most one part of so many of the bound
@@ -79,8 +73,8 @@ class LeaseTable:
         layout: CacheLayout,
         resume_seconds: float,
         uses: UsesByJob,
-        stock: ShardTable,
-        room: Space,
+        shard_table: ShardTable,
+        space: Space,
     ) -> None:
         self.leases: list[LeaseView] = []
         self.foreign: list[ForeignLease] = []
@@ -89,8 +83,8 @@ class LeaseTable:
         self._known: _LeaseSummary | None = None
         self._layout = layout
         self._resume_seconds = resume_seconds
-        self._stock = stock
-        self._room = room
+        self._shard_table = shard_table
+        self._space = space
         self._dead_since: dict[str, float] = {}
         self._there: dict[Path, frozenset[int]] = {}  # when a foreign lease was first seen
         self._kept: dict[str, tuple[int, ...]] = {}  # by the lease of a dead reader
@@ -111,7 +105,7 @@ class LeaseTable:
         over = {view.name for view in finished}
         unfinished = [view for view in views if view.name not in over]
         self._heed(foreign)
-        kept_below = self._room.max_bytes // DEAD_READERS_SHARE
+        kept_below = self._space.max_bytes // DEAD_READERS_SHARE
         if unfinished != self.leases or kept_below != self._kept_below:
             self._kept_below = kept_below
             self.leases = unfinished
@@ -122,7 +116,7 @@ class LeaseTable:
         """Let each unreadable lease protect every shard that is there when it is first seen."""
         protecting = {lease.path for lease in foreign if lease.protects}
         if protecting != self._there.keys():
-            there = frozenset((*self._stock.live, *self._stock.retired))
+            there = frozenset((*self._shard_table.live, *self._shard_table.retired))
             self._there = {path: self._there.get(path, there) for path in protecting}
             self._changed()
         self.foreign = foreign
@@ -135,7 +129,7 @@ class LeaseTable:
         if lease.open:
             return False
         if not lease.resumable or self._kept.get(lease.name) == ():
-            return True  # nothing is kept for it: others had the room
+            return True  # nothing is kept for it: others took the space
         since = self._dead_since.get(lease.name, self._now)
         return self._now - since >= self._resume_seconds
 
@@ -210,19 +204,21 @@ class LeaseTable:
         """Return the shards to hold for dead readers, the latest first, within their limit.
 
         Shards are taken by number, so that the choice is stable as others are evicted. The leases
-        themselves get a fifth of the space of all leases, so that living readers find room.
+        themselves get a fifth of the space of all leases, so that there is space for living readers.
         """
         self._kept, kept, left = {}, set[int](), self._kept_below
-        room = self._room.budget.leases // DEAD_READERS_SHARE
+        left_for_leases = self._space.budget.leases // DEAD_READERS_SHARE
         dead = [lease for lease in self.leases if not lease.open]
         for lease in sorted(dead, key=lambda lease: (-self._seconds_left(lease), lease.name)):
             mine: list[int] = []
-            room -= allocated(lease_path(self._layout, lease.name))
-            if room < 0 and self._kept:  # one is kept, however little room there is
+            left_for_leases -= allocated(lease_path(self._layout, lease.name))
+            if left_for_leases < 0 and self._kept:  # at least one is kept
                 self._kept[lease.name] = ()
                 continue
             for number in protected_shards(lease, resumable=True):
-                row = self._stock.live.get(number) or self._stock.retired.get(number)
+                row = self._shard_table.live.get(number) or self._shard_table.retired.get(
+                    number
+                )
                 nbytes = row.allocated if row is not None and number not in kept else 0
                 if row is not None and nbytes <= left:
                     left -= nbytes
@@ -254,86 +250,6 @@ class LeaseTable:
         )
 
 
-class RefetchQueue:
-    """The shards to refetch.
-
-    Attributes:
-        pending: digests of the shards to refetch, by number, in order.
-        wanted: every shard that an open lease names and has not read, present or not.
-    """
-
-    def __init__(self, ledger: IndexWriter, stock: ShardTable) -> None:
-        self._ledger = ledger
-        self._stock = stock
-        self._leases: list[LeaseView] = []
-        self.pending: dict[int, str] = {}
-        self.wanted: frozenset[int] = frozenset()
-        # A new service tries again what an earlier one refused: why may have changed.
-        self._refused: dict[tuple[int, str], str] = {}
-        self._noted = ledger.index.meta(REFUSED_META) or {}
-        self._note()
-
-    def follow(self, leases: Iterable[LeaseView]) -> None:
-        """Apply the leases as they are now; retired shards that one names become live again."""
-        self._leases = refetching_leases(leases)
-        wished = {number for lease in self._leases for number in lease.wishing}
-        self.wanted = frozenset(wished)
-        if not wished and not self._refused and not self.pending:
-            return
-        self._revive()
-        self._settle()
-
-    def start_afresh(self) -> None:
-        """Start over after the index was emptied."""
-        self._refused, self._noted, self.pending = {}, {}, {}
-
-    def refuse(self, reasons: Mapping[int, str]) -> None:
-        for number, reason in reasons.items():
-            if number in self.pending:
-                self._refused[number, self.pending[number]] = reason
-        self._settle()
-
-    def shards_came(self) -> None:
-        if self.pending:
-            self._settle()
-
-    def _settle(self) -> None:
-        there = {
-            number: row.digest
-            for rows in (self._stock.live, self._stock.retired)
-            for number in self.wanted
-            if (row := rows.get(number)) is not None
-        }
-        self._refused = still_refused(self._leases, there, self._refused)
-        self.pending = pending_refetches(self._leases, there, self._refused)
-        self._note()
-
-    def _note(self) -> None:
-        meta = refused_meta(self._refused)
-        if meta != self._noted:
-            self._ledger.write(lambda: self._ledger.index.set_meta(REFUSED_META, meta))
-            self._noted = meta
-
-    def _revive(self) -> None:
-        rows = [row for row in self._stock.retired.values() if self._wants(row)]
-        if not rows:
-            return
-        index = self._ledger.index
-
-        def note() -> None:
-            index.set_state([row.number for row in rows], ShardState.LIVE)
-            samples = sum(row.samples for row in rows)
-            index.add_totals(evicted_shards=-len(rows), evicted_samples=-samples)
-
-        self._ledger.write(note)
-        self._stock.revive(rows)
-
-    def _wants(self, row: ShardTableRow) -> bool:
-        return row.number in self.wanted and any(
-            lease.wishing.get(row.number) == row.digest for lease in self._leases
-        )
-
-
 LEASES_PER_TRANSACTION = 16
 
 
@@ -341,37 +257,39 @@ class ShardRemover:
     """Counts what readers used, and retires and deletes shards.
 
     Attributes:
-        readers: the leases, as of the last poll or eviction.
+        lease_table: the leases, as of the last poll or eviction.
         jobs: what each job received under finished leases.
-        wishlist: the shards to refetch.
+        refetch_queue: the shards to refetch.
     """
 
     def __init__(
         self,
         layout: CacheLayout,
-        ledger: IndexWriter,
-        stock: ShardTable,
-        room: Space,
+        index_writer: IndexWriter,
+        shard_table: ShardTable,
+        space: Space,
         resume_seconds: float,
     ) -> None:
         self._layout = layout
-        self._ledger = ledger
-        self._stock = stock
-        self.readers = LeaseTable(layout, resume_seconds, ledger.index.uses(), stock, room)
-        self._finished = ledger.index.finished_leases()
-        self.jobs = jobs_in_index(ledger.index.meta(JOBS_META))
-        self.wishlist = RefetchQueue(ledger, stock)
+        self._index_writer = index_writer
+        self._shard_table = shard_table
+        self.lease_table = LeaseTable(
+            layout, resume_seconds, index_writer.index.uses(), shard_table, space
+        )
+        self._finished = index_writer.index.finished_leases()
+        self.jobs = jobs_in_index(index_writer.index.meta(JOBS_META))
+        self.refetch_queue = RefetchQueue(index_writer, shard_table)
         self._candidates: dict[int, Candidate] = {}
         self._deleted: list[int] = []  # whose rows do not say so yet
         self._as_of = -1  # the readers' version that the candidates were made from
 
     def poll(self, now: float) -> None:
         """Count the uses of finished leases and delete retired shards that no lease holds."""
-        finished = self.readers.refresh(now)
+        finished = self.lease_table.refresh(now)
         try:
             # A log that cannot be cut must grow slowly: then many leases make one transaction.
             if finished and (
-                self._ledger.log_is_short or len(finished) >= LEASES_PER_TRANSACTION
+                self._index_writer.log_is_short or len(finished) >= LEASES_PER_TRANSACTION
             ):
                 self._count_uses(finished)
             self._follow_wishes()
@@ -381,15 +299,15 @@ class ShardRemover:
         self._delete_unheld()
 
     def _follow_wishes(self) -> None:
-        retired = len(self._stock.retired)
-        self.wishlist.follow(self.readers.leases)
-        if len(self._stock.retired) != retired:
+        retired = len(self._shard_table.retired)
+        self.refetch_queue.follow(self.lease_table.leases)
+        if len(self._shard_table.retired) != retired:
             self._as_of = -1  # some of them live again
 
     def _count_uses(self, finished: Sequence[LeaseView]) -> None:
         # The names go into the transaction of the uses, so that a crash before the unlink
         # does not count them twice. They are forgotten once the files are gone.
-        index = self._ledger.index
+        index = self._index_writer.index
         names = {lease.name for lease in finished}
         new = [lease for lease in finished if lease.name not in self._finished]
         gone = self._finished - names
@@ -404,11 +322,11 @@ class ShardRemover:
                 FinishedLease(lease.name, lease.job, lease.used(), lease.delivered)
                 for lease in new
             ]
-            jobs = add_finished_leases(self.jobs, new, self._stock)
-            self._ledger.write(note)
+            jobs = add_finished_leases(self.jobs, new, self._shard_table)
+            self._index_writer.write(note)
             self.jobs = jobs
             self._finished = (self._finished - gone) | names
-            self._stock.use(self.readers.count(new, self._stock))
+            self._shard_table.use(self.lease_table.count(new, self._shard_table))
         for name in names:
             with suppress(
                 PermissionError
@@ -416,28 +334,28 @@ class ShardRemover:
                 lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:
-        if self._as_of != self.readers.version:
+        if self._as_of != self.lease_table.version:
             self._candidates = {}
-            self._as_of = self.readers.version
-            self.admit(self._stock.live.values())
+            self._as_of = self.lease_table.version
+            self.admit(self._shard_table.live.values())
         return list(self._candidates.values())
 
     def admit(self, rows: Iterable[ShardTableRow]) -> None:
         """Add shards that are live now."""
-        if self._as_of == self.readers.version:
-            self._candidates.update((c.number, c) for c in self.readers.candidates(rows))
+        if self._as_of == self.lease_table.version:
+            self._candidates.update((c.number, c) for c in self.lease_table.candidates(rows))
 
     def start_afresh(self) -> None:
-        self.readers.uses.clear()
+        self.lease_table.uses.clear()
         self.jobs = {}
         self._deleted.clear()
-        self.wishlist.start_afresh()
+        self.refetch_queue.start_afresh()
         self._as_of = -1
 
     def retire(self, numbers: Iterable[int]) -> None:
         """Keep live shards out of new snapshots; those that a refetch names stay."""
-        live, index = self._stock.live, self._ledger.index
-        going = [n for n in dict.fromkeys(numbers) if n not in self.wishlist.wanted]
+        live, index = self._shard_table.live, self._index_writer.index
+        going = [n for n in dict.fromkeys(numbers) if n not in self.refetch_queue.wanted]
         rows = [live[number] for number in going if number in live]
         if not rows:
             return
@@ -447,51 +365,29 @@ class ShardRemover:
             samples = sum(row.samples for row in rows)
             index.add_totals(evicted_shards=len(rows), evicted_samples=samples)
 
-        self._ledger.write(note)
-        self._stock.retire(rows)
+        self._index_writer.write(note)
+        self._shard_table.retire(rows)
         for row in rows:
             self._candidates.pop(row.number, None)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Retire live shards; return the retired shards that could be deleted."""
         self.retire(numbers)
-        self.readers.refresh()  # the next poll counts those that are found finished here
+        self.lease_table.refresh()  # the next poll counts those that are found finished here
         return self._delete_unheld()
 
     def _delete_unheld(self) -> tuple[int, ...]:
         """Delete retired shards, by leases that were read after the shards were retired."""
-        held = self.readers.held
-        free = tuple(number for number in self._stock.retired if number not in held)
+        held = self.lease_table.held
+        free = tuple(number for number in self._shard_table.retired if number not in held)
         for number in free:
             remove_shard(self._layout, number)
-            self._stock.remove([number])
+            self._shard_table.remove([number])
             self._deleted.append(number)
-        self.readers.forget(free)
+        self.lease_table.forget(free)
         if self._deleted:
-            # On a full disk this may fail, although there is room now: others take it, too.
-            index, gone = self._ledger.index, tuple(self._deleted)
-            self._ledger.write(lambda: index.set_state(gone, ShardState.DELETED))
+            # On a full disk this may fail, although space was freed, because others take it too.
+            index, gone = self._index_writer.index, tuple(self._deleted)
+            self._index_writer.write(lambda: index.set_state(gone, ShardState.DELETED))
             self._deleted.clear()
         return free
-
-
-def add_finished_leases(
-    jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], stock: ShardTable
-) -> dict[str, JobSums]:
-    """Return the sums per job, with finished leases added; the job that ended last comes last.
-
-    A reader without counters is taken to have received the samples of the shards it used.
-    """
-    found = dict(jobs)
-    for lease in sorted(finished, key=lambda lease: lease.created):
-        if lease.job:
-            sums = found.pop(lease.job, JobSums())
-            found[lease.job] = sums.plus(_counters_of_lease(lease, stock), lease.pid)
-    return dict(list(found.items())[-KEPT_JOBS:])
-
-
-def _counters_of_lease(lease: LeaseView, stock: ShardTable) -> LeaseCounters:
-    if lease.counters is not None and lease.counters.counts:
-        return lease.counters
-    rows = [stock.live.get(number) or stock.retired.get(number) for number in lease.used()]
-    return LeaseCounters(delivered=sum(row.samples for row in rows if row is not None))

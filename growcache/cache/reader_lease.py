@@ -92,7 +92,7 @@ class Lease:
         *,
         wishes: Mapping[int, str] | None = None,
         ranks: RankNote | None = None,
-        room_bytes: int | None = None,
+        max_bytes: int | None = None,
         counters: LeaseCounters | None = None,
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
@@ -108,7 +108,7 @@ class Lease:
             wishes: digest by shard number, of shards to refetch. Live shards may be named too: they
                 stay live, and come back if they were just retired.
             ranks: for the other ranks of the job.
-            room_bytes: limit of all leases together; None: no limit.
+            max_bytes: limit of all leases together; None: no limit.
             counters: of the reader, if it counts what it delivers.
 
         Raises:
@@ -137,7 +137,7 @@ class Lease:
         said = (counters or LeaseCounters()).pack().ljust(COUNTERS_BYTES, b"\0")
         body = MAGIC + sizes + said + header + STAGE_OPEN + bytes(len(wanted))
         try:
-            path, descriptor = _publish_lease(layout, body, room_bytes)
+            path, descriptor = _publish_lease(layout, body, max_bytes)
         except LeasesFullError:
             raise
         except OSError as error:
@@ -194,19 +194,17 @@ class Lease:
         self.close()
 
 
-def _publish_lease(
-    layout: CacheLayout, body: bytes, room_bytes: int | None
-) -> tuple[Path, int]:
+def _publish_lease(layout: CacheLayout, body: bytes, max_bytes: int | None) -> tuple[Path, int]:
     """Return the path of a new, visible lease, and the descriptor that holds it."""
     deadline = time.monotonic() + WAIT_FOR_ROOM_SECONDS
     while True:
         # One at a time: two that each find room for one lease would make two.
         with FileLock.of_directory(layout.leases, WAIT_FOR_LOCK_SECONDS):
-            taken = _leases_allocated(layout) if room_bytes is not None else 0
-            if room_bytes is None or taken + whole_blocks(len(body)) <= room_bytes:
+            taken = _leases_allocated(layout) if max_bytes is not None else 0
+            if max_bytes is None or taken + whole_blocks(len(body)) <= max_bytes:
                 return _make_lease(layout, body)
         if time.monotonic() >= deadline:  # those that are over are removed within a moment
-            raise LeasesFullError(_no_room_message(layout, room_bytes))
+            raise LeasesFullError(_no_room_message(layout, max_bytes))
         time.sleep(PAUSE_SECONDS)
 
 
@@ -243,12 +241,12 @@ def _leases_allocated(layout: CacheLayout) -> int:
     return sum(map(allocated, map(Path, paths)))
 
 
-def _no_room_message(layout: CacheLayout, room_bytes: int | None) -> str:
+def _no_room_message(layout: CacheLayout, max_bytes: int | None) -> str:
     views, _ = survey_leases(layout.root)
     held = sum(view.open for view in views)
     return (
         f"no room for another lease in {layout.leases}: {held} snapshots are held"
-        f"{_and_ended(len(views) - held)}, and the bound of this cache leaves {room_bytes:,} bytes "
+        f"{_and_ended(len(views) - held)}, and the bound of this cache leaves {max_bytes:,} bytes "
         "for leases; close snapshots, or raise cache.max_bytes"
     )
 
