@@ -35,11 +35,7 @@ class _ConfigModel(BaseModel):
 
 
 def _has_named_group(value: str, group: str) -> bool:
-    """Whether a text is a regular expression with a group of this name.
-
-    Raises:
-        ValueError: it is no regular expression.
-    """
+    """Whether a regular expression has a group of this name; ValueError if it is none."""
     try:
         return group in re.compile(value).groupindex
     except re.error as error:
@@ -435,17 +431,17 @@ class Config(_ConfigModel):
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
-        """What samples are drawn from: the source, or all that are mixed."""
+        """The source, or all sources that are mixed."""
         return self.source if isinstance(self.source, tuple) else (self.source,)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all sources; what is listed is numbered by its place among these."""
+        """The URLs of all sources; a listed object has the number of its URL among these."""
         return tuple(url for source in self.sources for url in source.url)
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """Of the sources that are mixed; None where there is one that is drawn from as it is."""
+        """The weights of mixed sources; None where there is one source."""
         if not isinstance(self.source, tuple):
             return None
         return tuple(source.weight for source in self.source)

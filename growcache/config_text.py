@@ -136,11 +136,7 @@ def may_hold_secret(text: str) -> bool:
 def read_values(
     source: str | os.PathLike[str] | Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
-    """Return what a configuration is called in messages, and its values.
-
-    Raises:
-        ConfigError: no file, or no mapping in it.
-    """
+    """Return a configuration's name for messages, and its values; ConfigError without a mapping."""
     if isinstance(source, Mapping):
         return "config", {key: _copy_nested(value) for key, value in source.items()}
     path = Path(source)
@@ -164,18 +160,13 @@ def read_values(
 
 
 def _copy_nested(value: Any) -> Any:
-    """Return what may be written to without a change to what the caller has."""
     if isinstance(value, Mapping):
         return dict(value)
     return [_copy_nested(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """Return a value as YAML has it.
-
-    Raises:
-        ConfigError: it is none; the message leaves the text out, because it may be a secret.
-    """
+    """Return the value of a YAML text; a ConfigError leaves the text out, because it may be a secret."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -193,16 +184,12 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _without_quoted_text(problem: str) -> str:
-    """Return what the parser complains about without the text it quotes: it may be a secret."""
+    """Return the parser's complaint without the text that it quotes, which may be a secret."""
     return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
 
 
 def assign_dotted(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Put a value at its place, such as ``cache.max_bytes`` or ``source.0.url``.
-
-    Raises:
-        ConfigError: what is in front of the last dot is no section, or a list is shorter.
-    """
+    """Set the value at a place such as ``cache.max_bytes`` or ``source.0.url``; ConfigError if none."""
     *sections, key = dotted.split(".")
     place: Any = values
     for section in sections:
@@ -283,7 +270,7 @@ def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
 
 
 def _show_without_secrets(dotted: str, value: object) -> str:
-    """Return what was found, but nothing that may be a credential."""
+    """Return a value for a message, or only its type where it may hold a credential."""
     section, key, *_ = (*_without_source_number(tuple(dotted.split("."))), "", "")
     secret = (section, key) == ("source", "storage_options")
     if secret or isinstance(value, Mapping | list | tuple):

@@ -176,13 +176,9 @@ def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
 def random_crop_box(
     size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
 ) -> CropBox:
-    """Return a part anywhere in an image, of about a proportion.
+    """Return a random part of an image of (width, height) with about the wanted width over height.
 
-    Args:
-        size: (width, height) of the image.
-        aspect: width over height that is wanted.
-        scale: bounds of the part's share of the area.
-        rng: that chooses.
+    ``scale`` bounds the part's share of the area.
     """
     width, height = size
     for _ in range(RANDOM_BOX_ATTEMPTS):

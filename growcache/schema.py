@@ -103,22 +103,14 @@ class Field:
 
     @property
     def fixed_shape(self) -> tuple[int, ...]:
-        """The shape of every value.
-
-        Raises:
-            ValueError: it is ragged.
-        """
+        """The shape of every value; ValueError if it is ragged."""
         if self.is_ragged:
             raise ValueError(f"field {self} is ragged; its values have no common shape")
         return tuple(size for size in self.shape if size is not None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every value in C order.
-
-        Raises:
-            ValueError: it is ragged.
-        """
+        """Bytes of every value in C order; ValueError if it is ragged."""
         return math.prod(self.fixed_shape) * self.item_dtype.itemsize
 
     @property
@@ -183,11 +175,7 @@ class Schema:
 
     @classmethod
     def from_sample(cls, sample: object) -> Schema:
-        """Return the schema of a sample, its arrays' shapes as they are.
-
-        Raises:
-            FormatError: not a non-empty mapping of names to numeric arrays, bytes and strings.
-        """
+        """Return the schema of one sample; FormatError if it is no dict of arrays, bytes and strings."""
         if not isinstance(sample, Mapping) or not sample:
             raise FormatError(
                 f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}"
@@ -254,11 +242,7 @@ class Schema:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every sample, all fields together, without framing.
-
-        Raises:
-            ValueError: it is ragged.
-        """
+        """Bytes of every sample without framing; ValueError if it is ragged."""
         return sum(field.nbytes for field in self.fields)
 
     @property
@@ -278,11 +262,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: list[list[Any]]) -> Schema:
-        """Return the schema that `to_json` described.
-
-        Raises:
-            FormatError: it is damaged: no such dtype, or sizes that cannot be.
-        """
+        """Return the schema that `to_json` described; FormatError if the value is damaged."""
         try:
             return cls(tuple(_field_from_json(*described) for described in value))
         except (TypeError, ValueError) as error:
@@ -298,8 +278,7 @@ class Schema:
     def conform(self, sample: Mapping[str, Any]) -> Sample:
         """Return the sample in stored order: little-endian C-ordered arrays, bytes, str.
 
-        Raises:
-            FormatError: other names, dtypes or shapes than the schema's.
+        FormatError if names, dtypes or shapes differ from the schema's.
         """
         if self._is_of(sample):
             return dict(sample)
@@ -343,7 +322,7 @@ def _field_of_value(name: str, value: object) -> Field:
 
 
 def _as_bytes_or_str(value: object) -> bytes | str | None:
-    """Return a value that is bytes or text, however NumPy dresses it, as Python has it."""
+    """Return bytes or text as Python's own type, of NumPy's scalars too; None for other values."""
     if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "SU":
         value = value.item()
     if isinstance(value, bytes):
@@ -361,7 +340,7 @@ def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
 
 
 def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Field:
-    """Return the field that a file describes; NumPy would make any type, objects included."""
+    """Return the field that a file describes, strictly, because NumPy would accept any type."""
     sizes = tuple(None if s is None else int(str(s)) for s in shape)
     if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
         raise ValueError(f"no field: {name!r:.40} {sizes!r:.40}")

@@ -38,7 +38,7 @@ _PUBLIC_NAMES = frozenset(
      "account_name", "project", "profile", "verify", "key_filename", "cache_storage", "path"}
 )  # fmt: skip
 
-# Of a signed URL: what is signed, until when and by whom. A renewed one names the same object.
+# Parameters that change when a URL is signed anew, although it names the same object.
 _SIGNED_PARAMETERS = re.compile(
     r"x-(amz|goog|oss|ms)-.*|sv|ss|srt|sr|sp|se|st|spr|sip|sdd|sk(oid|tid|t|e|s|v)"
     r"|expires|policy|awsaccesskeyid|googleaccessid|key-pair-id",
@@ -47,12 +47,12 @@ _SIGNED_PARAMETERS = re.compile(
 _SIGNATURES = frozenset({"x-amz-signature", "x-goog-signature", "sig", "signature"})
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
-# A password with "/" or "@" that was not quoted as it should: what stands before is no port.
+# A password with an unquoted "/" or "@", which is therefore no port.
 _UNQUOTED_USERINFO = re.compile(r"(?<=://)[^/?#\s:@]*:(?!\d+(?:[/?#]|$))\S*@")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under a name may be a secret.
+    """Whether the value of a setting with this name may be a secret.
 
     >>> [is_secret(n) for n in ("secret", "AWSAccessKeyId", "sas_token", "monkeys", "design")]
     [True, True, True, False, False]
@@ -69,7 +69,7 @@ def without_userinfo(url: str) -> str:
 
 
 def query_without_secrets(query: str) -> str:
-    """Return the parameters that say what is asked for, and not by whom.
+    """Return the parameters that name the object, without those that authorize the request.
 
     >>> query_without_secrets("v=1&X-Amz-Date=2&X-Amz-Signature=3")
     'v=1'
@@ -103,7 +103,7 @@ def _address_without_secrets(url: str) -> str:
 
 
 def hash_secrets(value: Any) -> Any:
-    """Return a JSON value without secrets, other where they are: hashes stand for them."""
+    """Return a JSON value with hashes in the place of secrets."""
     if isinstance(value, Mapping):
         return {
             name: _hash_secret(inner)
@@ -124,7 +124,7 @@ def _hash_secret(secret: str) -> str:
 
 
 def _is_secret_setting(name: str, *, stored: bool) -> bool:
-    """Whether a name is one of a secret: in storage_options, or elsewhere in a configuration."""
+    """Whether a setting is a secret; ``stored``: one of storage_options."""
     if name.lower() in (
         _PUBLIC_NAMES if stored else _PUBLIC_NAMES | _PUBLIC_OUTSIDE_STORAGE_OPTIONS
     ):
@@ -164,7 +164,7 @@ def _secret_pattern(secret: str) -> str:
 
 
 def _secrets_within(values: object, *, stored: bool = False) -> Iterator[str]:
-    """Yield what must not be shown; ``stored``: inside of storage_options."""
+    """Yield the secrets in a configuration; ``stored``: inside storage_options."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             if name == "fields" and isinstance(value, Mapping) and not stored:

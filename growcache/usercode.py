@@ -44,16 +44,16 @@ class RunningCalls:
         self._running: dict[int, tuple[float, UserCode, str, Origin | None]] = {}
 
     def begin(self, code: UserCode, key: str, origin: Origin | None = None) -> None:
-        """Note that this thread calls the code for an object, or for a sample of it."""
+        """Record that this thread calls the code for an object, or for a sample of it."""
         self._running[threading.get_ident()] = (time.monotonic(), code, key, origin)
 
     def end(self) -> None:
-        """Note that this thread's call ended."""
+        """Record that this thread's call ended."""
         del self._running[threading.get_ident()]
         self.ended += 1  # a lost count does no harm: others follow
 
     def longest(self) -> tuple[float, str] | None:
-        """Return seconds and words of the call that runs for longest; None where none does."""
+        """Return the seconds and the description of the longest running call; None without one."""
         running = list(self._running.values())
         if not running:
             return None
@@ -89,11 +89,7 @@ class UserCode:
     parameters: tuple[str, ...]
 
     def __call__(self, key: str, values: Mapping[str, Any]) -> Any:
-        """Return what the function returns.
-
-        Args:
-            key: of the object that it works on.
-            values: of parameters by name; it gets those that it takes.
+        """Return the function's result for an object; ``values`` are those of all known parameters.
 
         Raises:
             FormatError: it raised; the message names object, exception, file and line.
@@ -107,11 +103,7 @@ class UserCode:
             RUNNING_CALLS.end()
 
     def items(self, key: str, result: Iterable[Any]) -> Iterator[Any]:
-        """Yield what a generator or list of the user's holds.
-
-        Raises:
-            FormatError: the generator raised.
-        """
+        """Yield the items of a user's generator or list; FormatError if the generator raises."""
         found: Iterator[Any] | None = None
         while True:
             RUNNING_CALLS.begin(self, key)
@@ -127,7 +119,7 @@ class UserCode:
             yield item
 
     def failure(self, key: str, error: BaseException) -> FormatError:
-        """Return what an exception of the user's code means to the cache: a hole."""
+        """Return the error of a call that raised; its sample becomes a hole."""
         what = f"raised {_error_text(error)} at {_user_line(error, self.source_root)}"
         return FormatError(f"{self.name} {what} on {short_key(key)}")
 

@@ -115,9 +115,12 @@ class Catalog:
     One process appends, any number read. Methods may be called from several threads.
     """
 
-    def __init__(self, path: Path, descriptor: int, key_hash: Callable[[str], int]) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, descriptor: int, key_hash: Callable[[str], int], *, readonly: bool
+    ) -> None:
+        self.path = path
         self._descriptor = descriptor
+        self._writable = not readonly
         self._lock = threading.RLock()
         # Of each block: offset and length of its body, and how much of that are MD5 sums. Plain
         # arrays, because there may be millions.
@@ -136,11 +139,6 @@ class Catalog:
         # The rest may be missing, and a second sync would not show it.
         self._sync_failed = False
         self._complete = False
-        self._writable = True
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     @classmethod
     def open(
@@ -158,8 +156,8 @@ class Catalog:
         """
         path = Path(path)
         flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
-        catalog = cls(path, os.open(path, flags | os.O_CLOEXEC, 0o600), key_hash)
-        catalog._writable = not readonly
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        catalog = cls(path, descriptor, key_hash, readonly=readonly)
         try:
             catalog._recover()
             catalog._synced_bytes = catalog._end
@@ -199,11 +197,7 @@ class Catalog:
             return [entries[place] for place in places]
 
     def flush(self) -> None:
-        """Write what is buffered, and have the disk keep it.
-
-        Raises:
-            CacheFullError: the disk has no room; what was not written is still buffered.
-        """
+        """Write what is buffered, and sync; on CacheFullError the rest is still buffered."""
         with self._lock:
             self._write_pending(at_least=1)
             self._sync()
@@ -212,9 +206,7 @@ class Catalog:
         """Release the file; entries that were not flushed are lost."""
         with self._lock:
             if self._descriptor >= 0:
-                if (
-                    self._sync_failed
-                ):  # or the next to open it would believe what it reads there
+                if self._sync_failed:  # what was written may read back, and not be on the disk
                     with suppress(OSError):
                         os.ftruncate(self._descriptor, self._synced_bytes)
                 os.close(self._descriptor)
@@ -260,11 +252,7 @@ class Catalog:
             yield ordinal, Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry.
-
-        Raises:
-            IndexError: there are fewer than ``stop``.
-        """
+        """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
@@ -288,13 +276,7 @@ class Catalog:
         return view
 
     def digest(self, count: int) -> str:
-        """Return 128 bits, in hex, that stand for the first ``count`` entries.
-
-        They do not depend on how the entries came to be split into blocks.
-
-        Raises:
-            IndexError: there are fewer.
-        """
+        """Return 128 bits, in hex, of the first ``count`` entries, however they are in blocks."""
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")
@@ -362,7 +344,7 @@ class Catalog:
 
     def _write_frame(self, fields: tuple[object, ...], body: bytes) -> None:
         if not self._writable:
-            raise CacheError(f"{self._path} was opened for reading")
+            raise CacheError(f"{self.path} was opened for reading")
         self._require_synced()
         content = _FRAME_FIELDS.pack(*fields) + body
         frame = _FRAME_HEAD.pack(len(content), google_crc32c.value(content)) + content
@@ -387,7 +369,7 @@ class Catalog:
     def _require_synced(self) -> None:
         if self._sync_failed:
             raise CacheError(
-                f"cannot go on with the listing {self._path}: the disk did not keep what was "
+                f"cannot go on with the listing {self.path}: the disk did not keep what was "
                 "written, and asked again it would not say so; start again on a sound disk"
             )
 
@@ -396,7 +378,7 @@ class Catalog:
         try:
             yield
         except OSError as error:
-            what = f"the listing {self._path}: {error.strerror}"
+            what = f"the listing {self.path}: {error.strerror}"
             if error.errno in _DISK_FULL_ERRNOS:
                 raise CacheFullError(
                     f"no room on the disk for {what}; free some, and start again"
@@ -431,7 +413,7 @@ class Catalog:
         count = self._firsts[block + 1] - self._firsts[block]
         columns = unpack_block(data[:sums], data[sums:], count)
         if columns is None:
-            raise CacheError(f"{self._path} is damaged; move it away and list anew")
+            raise CacheError(f"{self.path} is damaged; move it away and list anew")
         return columns
 
     def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
@@ -464,8 +446,8 @@ class Catalog:
             os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash in the very first write
         elif head != _MAGIC:
             raise CacheError(
-                f"{self._path} is not a catalog of this version; remove it, to list anew, with: "
-                f"growcache check {self._path.parent} --repair"
+                f"{self.path} is not a catalog of this version; remove it, to list anew, with: "
+                f"growcache check {self.path.parent} --repair"
             )
         self._end = len(_MAGIC)
         self._scan()
@@ -501,7 +483,7 @@ class Catalog:
             and width in SIZE_WIDTHS
             and packed + count * MD5_BYTES * flag <= len(content)
         ):
-            raise CacheError(f"{self._path} is damaged; move it away and list anew")
+            raise CacheError(f"{self.path} is damaged; move it away and list anew")
         sizes = np.frombuffer(content[_FRAME_FIELDS.size : packed], f"<u{width}")
         self._put_sizes(self._firsts[-1], sizes.astype(np.int64))
         sums = count * MD5_BYTES * flag

@@ -203,7 +203,7 @@ class _AwsFiles:
         self.profile = profile
 
     def credentials(self, bucket: str) -> CredentialProvider | None:
-        """Boto3's chain; None lets obstore look by itself where boto3 is missing."""
+        """Return boto3's credentials; None, where boto3 is missing, lets obstore look by itself."""
         if find_spec("boto3") is None:
             if self.profile:
                 raise ConfigError(
@@ -232,7 +232,7 @@ class _AwsFiles:
         return self._profile_section.get("region")
 
     def endpoint(self) -> str | None:
-        """The endpoint that is set, service-specific before general, environment first."""
+        """Return the endpoint that is set: environment first, service-specific before general."""
         if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
             return None
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):

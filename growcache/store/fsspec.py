@@ -63,10 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class FsspecBackend:
-    """One fsspec file system; ``root`` is what its paths have before our keys.
-
-    ``location`` is its URL's, in the file system's own paths.
-    """
+    """One fsspec file system; a path in it is ``root`` and a key of `location`."""
 
     def __init__(
         self,
@@ -192,7 +189,7 @@ class FsspecBackend:
 
 
 def _name_redirected_server(error: Exception, explained: StoreError, root: str) -> StoreError:
-    """Return the error; it names the server if that is not the one of source.url."""
+    """Add the server's name to an error, unless it is the server of source.url."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
     asked = getattr(getattr(cause, "request_info", None), "url", None)
     if not isinstance(explained, AccessError) or asked is None:
@@ -223,11 +220,7 @@ def open_fsspec(
     concurrency: int,
     timeout_seconds: float,
 ) -> FsspecBackend:
-    """Return the backend of a URL.
-
-    Raises:
-        ConfigError: fsspec knows no such scheme, misses its package, or refuses an option.
-    """
+    """Return the backend of a URL; ConfigError if fsspec lacks its scheme or package, or an option is bad."""
     options = dict(source.storage_options)
     if location.scheme in S3_SCHEMES:
         options = _s3_options(options, concurrency, timeout_seconds)
@@ -496,7 +489,6 @@ _S3_LISTING_FIELDS = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
 
 
 def _s3_entries(bucket: str, rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    """Return the entries of a page without markers of folders."""
     try:
         return [
             Entry(row["Key"], row["Size"], row.get("ETag"), row["LastModified"].timestamp())

@@ -17,10 +17,9 @@ KeysOf = Callable[[Sequence[int]], Sequence[str]]
 
 
 class KeySet:
-    """A set of keys that remembers a hash and an ordinal for each.
+    """Hashes in a few sorted runs, each several times longer than the next, with an ordinal for each.
 
     The key of a known hash is looked up and compared, so two keys with one hash stay two keys.
-    Hashes are kept in a few sorted runs, each several times longer than the next.
     """
 
     def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:

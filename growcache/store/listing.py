@@ -140,7 +140,6 @@ class UnsortedError(Exception):
 
 
 def split_points(ranges: Sequence[KeyRange], free: int, coder: KeyCoder) -> list[list[str]]:
-    """Return where each range is to be split, in order."""
     counts = _splits_per_range([_pages_left(one, coder) for one in ranges], free)
     return [
         _split_points_of(one, count, coder) for one, count in zip(ranges, counts, strict=True)
@@ -148,7 +147,6 @@ def split_points(ranges: Sequence[KeyRange], free: int, coder: KeyCoder) -> list
 
 
 def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
-    """Distribute splits so that the parts are about equal."""
     counts = [0] * len(pages)
     for _ in range(free if pages else 0):
         most = max(range(len(pages)), key=lambda i: pages[i] / (counts[i] + 1))
@@ -320,7 +318,7 @@ class UrlListing:
         return KeyRange(self, len(fixed), after)
 
     def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
-        """Yield the matching entries page after page, as a store without order needs it."""
+        """Yield the matching entries page after page, for a store that is not sorted."""
         part = KeyRange(self)
         while (page := part.next_page(retries)) is not None:
             if page:
@@ -386,7 +384,7 @@ class ListingRounds:
             self._parts[at:at] = part.split(places)
 
     def _take(self, asked: ConcurrentCalls[Page | None] | None) -> list[list[Entry]]:
-        """Return the answers, in the order of keys, and go on behind them."""
+        """Return the matching entries of each answer, in the order of keys, and advance the ranges."""
         if asked is None:
             return []
         found, left = [], []
@@ -405,10 +403,7 @@ class ListingRounds:
 
 
 def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
-    """Return the entries in an order of which each beginning is from everywhere.
-
-    Objects of one folder may be alike, and a listing begins with one folder.
-    """
+    """Order entries so that the first few come from everywhere: objects of one folder may be alike."""
     rows = sorted(found, key=lambda entry: (entry.store, entry.key))
     count = min(len(rows), _SURVEY_SINGLES)
     single = [place * len(rows) // count for place in _bit_reversed(count)]
@@ -476,11 +471,10 @@ def walk_folders(
 
 
 def _sort_name(info: Mapping[str, Any]) -> str:
-    """Return the name by which an entry is sorted, so that keys come in their own order."""
     name = str(info["name"])
     return name.rstrip("/") + "/" if info["type"] == "directory" else name
 
 
 def folder_path(name: str) -> str:
-    """Return a folder as it is asked for; on web servers another address is no folder's."""
+    """Return a folder's path for a request; a web server needs the slash at its end."""
     return name if name.startswith(("http://", "https://")) else name.rstrip("/")

@@ -90,11 +90,7 @@ class LocalBackend:
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a folder; None where there is none.
-
-    Raises:
-        StoreError: it cannot be looked at now.
-    """
+    """Return device and inode of a folder; None where there is none, StoreError if it cannot be read."""
     try:
         found = path.stat()
     except OSError as error:
@@ -105,7 +101,6 @@ def _folder_identity(path: Path) -> tuple[int, int] | None:
 
 
 def _as_store_error(error: OSError) -> OSError:
-    """Return the error of a folder as one of all objects in it."""
     return CredentialsError(str(error)) if isinstance(error, AccessError) else error
 
 
@@ -157,12 +152,7 @@ def _read_range(entry: Entry, start: int, stop: int) -> bytes:
 
 
 def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> bytes:
-    """Read a range of the version that was listed, and of no other.
-
-    Raises:
-        ObjectChangedError: the file was rewritten, before or meanwhile.
-        TransientStoreError: something about the file changed meanwhile, not its content's time.
-    """
+    """Read a range of the listed version; TransientStoreError if more than that may have changed."""
     before = os.fstat(descriptor)
     _check_version(entry, before)
     # A program can set a file's time of modification, but not that of its change.

@@ -293,7 +293,7 @@ def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def parse_azure_host(host: str) -> dict[str, Any] | None:
-    """Return what the name of a host says; None where it is none of Azure's usual ones.
+    """Return the account and endpoint in a host's name; None where it is none of Azure's usual ones.
 
     >>> parse_azure_host("a.dfs.core.windows.net")
     {'account_name': 'a'}

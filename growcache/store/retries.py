@@ -58,11 +58,11 @@ class RetryPolicy:
     a slow link) is not by itself a reason to give up.
 
     Args:
-        timeout_seconds: how long to retry; of no meaning with ``retries_forever``.
+        timeout_seconds: ignored with ``retries_forever``.
         on_retry: called with every failure that is retried.
         retries_forever: whether a failure is retried without end. Without it, a store's refusal
             is not retried, because it will not end soon.
-        refusal_pauses: seconds before each further request for an object that was refused.
+        refusal_pauses: seconds before each further request for a refused object.
     """
 
     def __init__(
@@ -163,7 +163,6 @@ class RecentReads:
         return any(requested_at >= since for _, requested_at, _ in self._others(key))
 
     def other_objects(self, key: str) -> list[Entry]:
-        """Return other objects that could be read, the last one first."""
         return [entry for entry, _, _ in self._others(key)]
 
     def _others(self, key: str) -> list[_SuccessfulRead]:
@@ -296,7 +295,6 @@ def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
 
 
 def is_object_error(error: StoreError) -> bool:
-    """Whether a failure is this object's, however the store answers for others."""
     return isinstance(error, ObjectChangedError | UnsupportedKeyError)
 
 

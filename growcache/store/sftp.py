@@ -200,7 +200,6 @@ def open_sftp(
 
 
 def is_ssh_error(error: BaseException) -> bool:
-    """Whether an exception is the system's or asyncssh's own, and no bug."""
     return isinstance(error, OSError | EOFError) or type(error).__module__ != "builtins"
 
 
@@ -359,7 +358,6 @@ class _ConnectionPool:
         self._is_closed = False
 
     def start(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> Any:
-        """Return the future (of `concurrent.futures`) of work on a connection."""
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(_CLOSED)
@@ -371,12 +369,10 @@ class _ConnectionPool:
             return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
 
     def call(self, work: Callable[[_Connection], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `start`. Blocks."""
         found: T = self.start(work).result()
         return found
 
     def ls(self, folder: str, detail: bool) -> list[Mapping[str, Any]]:
-        """Return the entries of a folder, as `walk_folders` reads them. Blocks."""
         return self.call(lambda one: one.list_folder(folder))
 
     def close(self) -> None:

@@ -188,11 +188,10 @@ class RemoteStore:
         return await self._head_with_retries(0, key)
 
     def key_of_field(self, store: int, below: str) -> str:
-        """Return the key of an object of another field; see `find_of_field`."""
         return self._locations[store].prefix + below
 
     async def find_of_field(self, store: int, below: str) -> Entry:
-        """Return the entry of an object by its URL's place and its key behind the URL's deepest fixed folder."""
+        """Return an entry by the number of its URL, and its key below that URL's fixed folder."""
         return await self._head_with_retries(store, self.key_of_field(store, below))
 
     async def _head_with_retries(self, store: int, key: str) -> Entry:
@@ -398,7 +397,7 @@ class RemoteStore:
 
 
 def _head_of_named_object(backend: Backend, key: str) -> Entry:
-    """Return the entry of an object that a URL names; a refusal is one of the whole store, as a listing's."""
+    """Return the entry of an object that a URL names; a refusal counts as one of the whole store."""
     try:
         return backend.head(key)
     except (TransientStoreError, ObjectMissingError, UnsupportedKeyError):
@@ -424,7 +423,7 @@ def open_store(
     Args:
         source: URLs, storage options and client.
         concurrency: reads in flight.
-        timeout_seconds: a read or listing is given up after so long without progress.
+        timeout_seconds: without progress, after which a read or listing is given up.
         on_retry: called with every failure that is retried, in the thread that it happened in.
         on_bytes: called with the size of every successful read.
         without_credentials: where there are no credentials, raise at the first request.
@@ -454,7 +453,6 @@ def open_store(
 
 
 def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[object, ...]:
-    """Return what two URLs that share a client have in common."""
     if location.scheme == "file" and source.client != "fsspec":
         return ("file",)
     if location.scheme in SSH_SCHEMES:

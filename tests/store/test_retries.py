@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from growcache.config import SourceConfig
 from growcache.errors import (
@@ -21,7 +24,13 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import Entry, Page
-from growcache.store.retries import RenewableBackend, RetryPolicy, is_transient, store_refusal
+from growcache.store.retries import (
+    RecentReads,
+    RenewableBackend,
+    RetryPolicy,
+    is_transient,
+    store_refusal,
+)
 from growcache.store.store import RemoteStore
 from growcache.store.urls import Location, parse_url
 
@@ -238,3 +247,30 @@ def test_a_lapse_that_ends_in_between_is_none_of_the_objects(lapses: int) -> Non
         assert asyncio.run(store_of(backend).read(entry("3"))) == bytes(4)
     except StoreRefusedError:
         assert lapses > 1
+
+
+def test_what_was_before_the_request_says_nothing() -> None:
+    recent = RecentReads()
+    recent.record(entry("a"), time.monotonic())
+    assert not recent.has_other_since("b", time.monotonic() + 1)
+    assert recent.other_objects("b") == [entry("a")]
+
+
+def test_what_was_let_in_before_a_refusal_says_nothing_about_it() -> None:
+    recent = RecentReads()
+    refused_at = time.monotonic()
+    recent.record(entry("a"), refused_at - 1)
+    assert recent.has_other_since("b", refused_at)
+    assert not recent.has_other_requested_since("b", refused_at)
+    recent.record(entry("a"), refused_at + 1)
+    assert recent.has_other_requested_since("b", refused_at)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"))
+def test_as_if_all_reads_were_kept(reads: list[str], key: str) -> None:
+    recent = RecentReads()
+    for one in reads:
+        recent.record(entry(one), 0.0)
+    assert recent.has_other_since(key, 0.0) == any(one != key for one in reads)
+    others = [one for one in reads if one != key]
+    assert recent.other_objects(key)[:1] == [entry(one) for one in others[-1:]]
