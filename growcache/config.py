@@ -34,20 +34,26 @@ class _ConfigModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
-def _has_named_group(value: str, group: str) -> bool:
-    """Whether a regular expression has a group of this name; ValueError if it is none."""
+def _compiled(value: str) -> re.Pattern[str]:
     try:
-        return group in re.compile(value).groupindex
+        return re.compile(value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+_Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+
+
 class LabelsConfig(_ConfigModel):
-    """A table whose columns every sample gets, by the row of its object."""
+    """A table whose columns are added to every sample, from the row of its object."""
 
     url: Annotated[str, Field(min_length=1)]
     key: Annotated[str, Field(min_length=1)]
-    columns: tuple[str, ...]
+    columns: _Texts
     match: str = "exact"
 
     @field_validator("url")
@@ -55,11 +61,6 @@ class LabelsConfig(_ConfigModel):
     def _of_a_known_kind(cls, value: str) -> str:
         table_kind(value)
         return value
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("columns")
     @classmethod
@@ -71,7 +72,7 @@ class LabelsConfig(_ConfigModel):
     @field_validator("match")
     @classmethod
     def _can_be_meant(cls, value: str) -> str:
-        if value in LABEL_MATCHES or _has_named_group(value, "key"):
+        if value in LABEL_MATCHES or "key" in _compiled(value).groupindex:
             return value
         raise ValueError(
             f"expected {', '.join(LABEL_MATCHES)}, or a regular expression with (?P<key>…)"
@@ -83,7 +84,7 @@ TABLE_KINDS = ("csv", "tsv", "jsonl", "parquet")
 
 
 def table_kind(url: str) -> str:
-    """Return what a table is by the end of its name, and ``.gz`` where it is packed.
+    """Return a table's kind, by the end of its name, with ``.gz`` if it is compressed.
 
     Raises:
         ValueError: it is none that can be read.
@@ -106,7 +107,7 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 class FieldConfig(_ConfigModel):
-    """One object of several that are one: its URL with placeholders, and what it holds.
+    """One of several objects that make a sample together: its URL with placeholders, and its format.
 
     What is not said here is as the source says it.
     """
@@ -144,12 +145,12 @@ def _field_glob(field: Any) -> str:
 
 
 class SourceConfig(_ConfigModel):
-    """Where the objects are, and what they hold.
+    """The URLs of the objects, and their format.
 
     With ``fields``, ``url`` are the globs of all fields, in their order.
     """
 
-    url: tuple[str, ...]
+    url: _Texts
     fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
@@ -192,11 +193,6 @@ class SourceConfig(_ConfigModel):
     def formats(self) -> list[tuple[str, dict[str, Any]]]:
         """The formats that objects are of, with their options: one, or that of each field."""
         return [self.format_of(name) for name in self.fields] or [(self.format, self.options)]
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("url")
     @classmethod
@@ -257,7 +253,7 @@ class SplitConfig(_ConfigModel):
     @field_validator("group")
     @classmethod
     def _names_the_group(cls, value: str | LabelGroup | None) -> str | LabelGroup | None:
-        if not isinstance(value, str) or _has_named_group(value, "group"):
+        if not isinstance(value, str) or "group" in _compiled(value).groupindex:
             return value
         raise ValueError("expected (?P<group>…) around what tells groups apart")
 
@@ -292,10 +288,7 @@ class StrataConfig(_ConfigModel):
     @field_validator("by")
     @classmethod
     def _can_be_compiled(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
+        _compiled(value)
         return value
 
     @field_validator("weights", mode="before")
@@ -374,7 +367,7 @@ _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
 class CacheConfig(_ConfigModel):
-    """Where the cache is, how large it may be, and what leaves it first."""
+    """The cache's path, bound and order of eviction."""
 
     path: Path = Path("cache")
     max_bytes: ByteSize = ByteSize(10_000_000_000)

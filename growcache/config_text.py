@@ -1,4 +1,4 @@
-"""A configuration as text: YAML, ``GROWCACHE_…``, ``--set`` and JSON, and what is wrong with it.
+"""A configuration as text: YAML, ``GROWCACHE_…``, ``--set`` and JSON, and messages about its errors.
 
 JSON knows less than YAML: it has no not-a-number, dates, bytes, sets, or keys other than text. Such a
 value becomes a mapping with one tag, so that two values have the same JSON exactly if they are equal
@@ -103,7 +103,7 @@ MAX_VALUES, MAX_LEVELS = 100_000, 64
 
 
 def refuse_oversized(values: object, label: str) -> None:
-    """Refuse what is too much to be looked at: aliases of aliases of YAML, or of themselves.
+    """Refuse a configuration that is too large, because YAML aliases can multiply or contain themselves.
 
     Raises:
         ConfigError: too many values or levels, or a text that is no Unicode.

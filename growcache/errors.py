@@ -58,7 +58,7 @@ class ConfigError(GrowcacheError, ValueError):
 
 
 class MissingLibraryError(ConfigError):
-    """What is configured needs a library that is not installed; the message says how to."""
+    """A setting needs a library that is not installed; the message says how to install it."""
 
 
 class CacheError(GrowcacheError):
@@ -110,7 +110,7 @@ class CorruptShardError(CacheError):
 
 
 class StoreError(GrowcacheError, OSError):
-    """The remote store did not give what was asked for."""
+    """The remote store did not answer a request as it should."""
 
 
 class TransientStoreError(StoreError):
@@ -164,7 +164,7 @@ class StoreMissingError(StoreRefusedError, ObjectMissingError):
 
 
 class FormatError(GrowcacheError, ValueError):
-    """An object or a sample is not what its format or schema says."""
+    """An object or a sample does not fit its format or schema."""
 
 
 class SamplingError(GrowcacheError):
@@ -194,7 +194,7 @@ def install_excepthook() -> None:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of growcache, and what the library has behind the last.
+    """Return a traceback without frames of growcache and of the standard library at its end.
 
     Those of the user's functions that growcache called stay.
     """
@@ -217,6 +217,6 @@ def _is_own_frame(trace: TracebackType) -> bool:
 
 
 def _is_standard_library_frame(trace: TracebackType) -> bool:
-    """Whether it is of the standard library, such as what a context manager is made with."""
+    """Whether a frame is of the standard library, such as a context manager's."""
     name = trace.tb_frame.f_code.co_filename
     return name.startswith(STANDARD_LIBRARY + os.sep) and "site-packages" not in name

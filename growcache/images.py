@@ -203,7 +203,7 @@ def _refuse_too_many_pixels(size: tuple[int, int]) -> None:
 
 
 def _draft_jpeg(image: Image.Image, mode: str, box: CropBox, size: tuple[int, int]) -> CropBox:
-    """Have a JPEG decoded no larger than needed; returns the box in what it then is."""
+    """Let a JPEG be decoded no larger than needed; return the box in the smaller image."""
     before = image.size
     height, width = size
     need_width = math.ceil(width * before[0] / (box.right - box.left))

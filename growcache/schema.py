@@ -1,4 +1,4 @@
-"""What a sample is: a dict of named values, and the schema that all samples of a cache share.
+"""A sample, which is a dict of named values, and the schema that all samples of a cache share.
 
 A value is an array, ``bytes`` or a ``str``. A dimension of an array is ragged if its size differs
 from sample to sample. Bytes and strings are always ragged.

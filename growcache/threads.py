@@ -127,7 +127,7 @@ class ConcurrentCalls(Generic[T]):
             self._has_failed |= future.has_failed
 
     def results(self) -> list[T]:
-        """Wait, and return what each call returned, or raise the first error."""
+        """Wait, and return the result of each call, or raise the first error."""
         for thread in self._threads:
             thread.join()
         return [future.result() for future in self._futures]

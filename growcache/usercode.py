@@ -191,7 +191,7 @@ def short_key(key: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text without what a terminal would obey, or could not show.
+    r"""Return the text with escapes for characters that a terminal would obey or could not show.
 
     Keys may hold line breaks and escape sequences, names of files any bytes.
 
@@ -341,7 +341,7 @@ def _is_writable(array: Any) -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment in which a child imports what this process can import."""
+    """Return an environment in which a child can import the same modules as this process."""
     here = str(Path.cwd())
     paths = [path or here for path in [*sys.path, here]]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -227,29 +227,33 @@ class Catalog:
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
         """Return several entries, or raise IndexError if there is no such ordinal."""
         asked = np.asarray(ordinals, np.int64)
+        in_order = np.unique(asked)
         found: dict[int, Entry] = {}
         with self._lock:
-            unknown = asked[(asked < 0) | (asked >= len(self))]
+            unknown = in_order[(in_order < 0) | (in_order >= len(self))]
             if len(unknown):
                 raise IndexError(f"the catalog has {len(self)} entries, no number {unknown[0]}")
-            by_block: dict[int, list[int]] = {}
-            for ordinal in np.unique(asked).tolist():
+            by_block: dict[int, list[tuple[int, int]]] = {}
+            sizes = self._sizes[in_order].tolist()
+            for ordinal, size in zip(in_order.tolist(), sizes, strict=True):
                 block = bisect_right(self._firsts, ordinal) - 1
-                by_block.setdefault(block, []).append(ordinal)
+                by_block.setdefault(block, []).append((ordinal, size))
             # Blocks in memory first: the others, once read, may push them out.
             for block in sorted(by_block, key=lambda block: block not in self._unpacked):
-                found |= self._entries_of_block(block, by_block[block])
+                self._add_entries(block, by_block[block], found)
         return [found[ordinal] for ordinal in asked.tolist()]
 
-    def _entries_of_block(self, block: int, ordinals: list[int]) -> Iterator[tuple[int, Entry]]:
+    def _add_entries(
+        self, block: int, wanted: list[tuple[int, int]], found: dict[int, Entry]
+    ) -> None:
         first = self._firsts[block]
         if block == len(self._firsts) - 1:
-            yield from ((ordinal, self._buffered[ordinal - first]) for ordinal in ordinals)
+            found.update((ordinal, self._buffered[ordinal - first]) for ordinal, _ in wanted)
             return
         keys, etags, mtimes, stores = self._columns(block)
-        for ordinal, size in zip(ordinals, self._sizes[ordinals].tolist(), strict=True):
+        for ordinal, size in wanted:
             at = ordinal - first
-            yield ordinal, Entry(keys[at], size, etags[at], mtimes[at], stores[at])
+            found[ordinal] = Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
         """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry."""
@@ -276,7 +280,7 @@ class Catalog:
         return view
 
     def digest(self, count: int) -> str:
-        """Return 128 bits, in hex, of the first ``count`` entries, however they are in blocks."""
+        """Return 128 bits, in hex, of the first ``count`` entries; blocks do not matter."""
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")

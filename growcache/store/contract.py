@@ -1,4 +1,4 @@
-"""The contract of a store: what an object is, and what every store and backend offers.
+"""The contract of a store: its objects, and the methods of every store and backend.
 
 A `Store` holds the objects of one source and tries again what fails. A `Backend` is one client on one
 bucket, host or file system: it makes single attempts and raises growcache's errors.
@@ -51,7 +51,7 @@ class Entry:
 
 
 class Page(list[Entry]):
-    """Some objects of a listing; ``last`` where it is known that nothing follows."""
+    """Some objects of a listing; ``last`` if nothing is known to follow."""
 
     def __init__(self, entries: Iterable[Entry] = (), *, last: bool = False) -> None:
         super().__init__(entries)

@@ -59,7 +59,7 @@ CredentialProvider: TypeAlias = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class S3Settings:
-    """What obstore's `S3Store` is made of; secrets are kept out of the repr."""
+    """Arguments of obstore's `S3Store`; the repr has no secrets."""
 
     config: dict[str, Any]
     verify: bool | str = True
@@ -173,7 +173,7 @@ def _static_credentials(
 def server_option(
     scheme: str, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return the setting that says which server is asked, in words; empty where none does.
+    """Return the name of the setting that holds the server's address; empty where none does.
 
     >>> server_option("s3", {"endpoint_url": "http://minio:9000"})
     'endpoint_url in source.storage_options'
@@ -359,7 +359,7 @@ def refused_ssh_options(url: str, error: Exception) -> ConfigError:
 
 
 def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
-    """Return the host, and what else stands before the path, by the names of storage options."""
+    """Return a URL's host, and its port, user and password by the names of storage options."""
     try:
         parsed = urlsplit(url)
         host, port = parsed.hostname, parsed.port

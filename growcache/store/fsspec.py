@@ -448,7 +448,7 @@ def range_getter(location: Location) -> RangeGetter:
 
 
 def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
-    """Yield each page as it arrives; `find` would return all pages at the end."""
+    """Yield each page as it arrives; fsspec's `find` returns all pages at the end."""
     more = {"StartAfter": after} if after else {}
     fs.connect()  # separately, because a refused option is no error of the listing
     while True:

@@ -349,7 +349,7 @@ class ListingRounds:
         self._found = 0  # pages with an entry in their range
 
     def pages(self) -> Iterator[list[Entry]]:
-        """Yield what is listed and matches; blocks.
+        """Yield the matching entries; blocks.
 
         Raises:
             UnsortedError: as it says; what is listed until then may have gaps.
@@ -416,7 +416,7 @@ def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
 
 
 def _bit_reversed(count: int) -> list[int]:
-    """Return the numbers below count, each beginning of which is spread over all of them.
+    """Return the numbers below count in an order whose first few are spread over all of them.
 
     >>> _bit_reversed(8), _bit_reversed(5)
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])

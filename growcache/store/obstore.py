@@ -306,7 +306,7 @@ def parse_azure_host(host: str) -> dict[str, Any] | None:
 
 
 def parse_connection_string(text: str) -> dict[str, Any]:
-    """Return what a connection string says.
+    """Return the settings in a connection string.
 
     Raises:
         ConfigError: it names no account.

@@ -67,7 +67,7 @@ class Response:
 def response_of(
     entry: Entry, wanted: tuple[int, int], status: int, headers: Mapping[str, str]
 ) -> Response:
-    """Return what an HTTP response says; BrokenReadError if it is a part without saying which."""
+    """Return an HTTP response's range, size and version; BrokenReadError if a part has no range."""
     span, total = None, None
     if status == 206:
         span, total = parse_content_range(entry, wanted, headers.get("content-range", ""))
@@ -167,7 +167,7 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
 
 
 async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
-    """Return what a server sends to its end; one that sends more than was requested is cut off."""
+    """Return all bytes of a response; BrokenReadError as soon as there are more than requested."""
     parts, found = [], 0
     async for chunk in chunks:
         parts.append(chunk)

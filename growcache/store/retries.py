@@ -52,7 +52,7 @@ def stalled_seconds(timeout_seconds: float) -> float:
 
 
 class RetryPolicy:
-    """Retries what failed for a transient reason.
+    """Retries transient failures.
 
     The clock starts with the first failure, so one long attempt that broke off (a large object on
     a slow link) is not by itself a reason to give up.
@@ -78,7 +78,7 @@ class RetryPolicy:
         self._retries_forever = retries_forever
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Return what ``attempt`` returns in the end, or raise the last TransientStoreError."""
+        """Return the result of the first attempt that succeeds, or raise the last TransientStoreError."""
         failures, since = 0, 0.0
         while True:
             try:

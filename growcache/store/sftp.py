@@ -242,7 +242,7 @@ class _Connection:
         self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
 
     async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what ``work`` returns; TimeoutError if no answer to any request comes for `stall_seconds`."""
+        """Return the result of ``work``; TimeoutError if no request is answered for `stall_seconds`."""
         began = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -327,7 +327,7 @@ class _Connection:
         return [info for info in infos if info["type"] in ("file", "directory")]
 
     async def _follow_link(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return what a link points to; itself if that is missing, or a folder that holds the link."""
+        """Return the target of a link; the link itself if that is missing, or a folder that holds it."""
         name = info["name"]
         if info["type"] != "link":
             return info
@@ -376,7 +376,7 @@ class _ConnectionPool:
         return self.call(lambda one: one.list_folder(folder))
 
     def close(self) -> None:
-        """End all work; whatever waits for it gets a RuntimeError."""
+        """End all work; its callers get a RuntimeError."""
         with self._lock:
             loop, self._loop, self._is_closed = self._loop, None, True
             if loop is not None:

@@ -218,7 +218,7 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return what an attempt returns in the end, after one failed with ``error``."""
+        """Return the result of further attempts, after one failed with ``error``."""
         if is_transient(error):
             try:
                 return await self._retries.retry(attempt, error)
@@ -235,7 +235,7 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return what an attempt returns after one was refused, or raise the refusal.
+        """Return the result of further attempts, after one was refused, or raise the refusal.
 
         It is the object's if it is refused again after each pause, and another object is given
         right after each time: a lapse would have to end right then, every time. It then counts as
@@ -275,7 +275,7 @@ class RemoteStore:
         return found
 
     def _list_some(self, client: RenewableBackend) -> Iterator[Entry]:
-        """Yield some objects of a client, as far as it can list; blocks."""
+        """Yield some objects that a client lists; blocks."""
         for number, location in enumerate(self._locations):
             if self._clients[number] is not client:
                 continue
@@ -465,7 +465,7 @@ def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[obj
 
 @dataclass(slots=True)
 class ClientSettings:
-    """What clients are made of; ``source.storage_options`` may change while it is read."""
+    """Arguments of all clients; ``source.storage_options`` may change while the store is in use."""
 
     source: SourceConfig
     concurrency: int

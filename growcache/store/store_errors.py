@@ -85,7 +85,7 @@ class UnsupportedKeyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """What is known of a failed attempt."""
+    """Facts about a failed attempt."""
 
     kind: str  # the client's name of the failure, as a last resort
     status: int | None = None  # of HTTP; None where no answer came

@@ -97,7 +97,7 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """Return what a URL or path means.
+    """Return the location that a URL or path names.
 
     Raises:
         ConfigError: no bucket where the scheme needs one, a malformed glob, or a NUL byte.
@@ -274,12 +274,12 @@ class UrlTemplate:
         return len(PLACEHOLDER.sub("", self.rest))
 
     def values(self, key: str) -> tuple[str, ...] | None:
-        """Return what the placeholders stand for, by their sorted names; None: no match."""
+        """Return the values of the placeholders, by their sorted names; None: no match."""
         match = self.pattern.match(key)
         return None if match is None else tuple(match[name] for name in self.names)
 
     def render(self, values: tuple[str, ...]) -> str:
-        """Return what follows `folder` in the key with these values."""
+        """Return the part of a key behind `folder`, with these values."""
         named: Mapping[str, str] = dict(zip(self.names, values, strict=True))
         return PLACEHOLDER.sub(lambda found: named[found[1]], self.rest)
 
