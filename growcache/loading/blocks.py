@@ -191,11 +191,13 @@ class BlockAssembler:
         batch, transformed = options.batch_size, options.transform is not None
         most = batches_per_block(nbytes, batch, transformed=transformed)
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
-        if framework.at_once > 1 and not transformed:  # small blocks would be more buffers
+        if (
+            framework.batches_at_once > 1 and not transformed
+        ):  # small blocks would be more buffers
             few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.block_rows = batch * most
-        self._at_once = framework.at_once
+        self._batches_at_once = framework.batches_at_once
         executor, readable, writable = _executor(options, framework, stopped, shared_sender)
         self._gatherer = Gatherer(
             schema, self.block_rows, replace(framework, allocate=readable)
@@ -310,7 +312,7 @@ class BlockAssembler:
             )
         if valid:
             columns = {**columns, VALID_FIELD: np.concatenate(valid)}
-        cuts = [*ends[:-1][self._at_once - 1 :: self._at_once], rows]
+        cuts = [*ends[:-1][self._batches_at_once - 1 :: self._batches_at_once], rows]
         parts = [self._part(name, column, cuts) for name, column in columns.items()]
         nbytes = sum(column.nbytes for column in columns.values())
         counts = count_per_shard(drawn)
@@ -347,7 +349,7 @@ class BlockAssembler:
 
 class BatchCutter:
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
-        self._size = options.batch_size * framework.at_once
+        self._size = options.batch_size * framework.batches_at_once
         self._function = options.batch_transform
         self._deliver = framework.deliver
         self._transfer = framework.transfer

@@ -35,7 +35,7 @@ LENGTHS = struct.Struct("<QQ?")  # of head and body, and whether a descriptor co
 DESCRIPTOR = struct.Struct("i")
 ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTOR.size)
 PACKET_BYTES = 32 * 1024  # far less than a socket's buffer
-TELL_SECONDS = 0.1
+SEND_ERROR_SECONDS = 0.1
 MAX_ERROR_CHARACTERS = 2000  # of an error, so that it takes one packet
 
 
@@ -98,9 +98,9 @@ class MessageSocket:
             for start in range(PACKET_BYTES, len(message), PACKET_BYTES):
                 self._socket.send(message[start : start + PACKET_BYTES])
 
-    def tell(self, error: BaseException) -> None:
+    def send_error(self, error: BaseException) -> None:
         """Send the error that ends this process, if that is possible at once."""
-        if not self._turn.acquire(timeout=TELL_SECONDS):
+        if not self._turn.acquire(timeout=SEND_ERROR_SECONDS):
             return  # a message is under way that the peer does not receive
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
         try:
@@ -335,7 +335,7 @@ def _run_listener(connection: MessageSocket, receive_commands: Callable[[], None
     except EOFError:
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - this process is of no more use
-        connection.tell(error)
+        connection.send_error(error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -349,13 +349,12 @@ CHILD_MODULES = {
 
 
 def main() -> None:
-    """Serve the parent until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
     connection = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
     try:
         importlib.import_module(CHILD_MODULES[sys.argv[1]]).main(connection)
     except BaseException as error:
-        connection.tell(error)
+        connection.send_error(error)
         raise
 
 

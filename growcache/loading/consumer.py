@@ -63,7 +63,7 @@ class Consumer:
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
         self._framework = framework
-        self._at_once = framework.at_once
+        self._batches_at_once = framework.batches_at_once
         self._stage: Stage | None = None
         self._handled = 0  # items of the stage
         self._iteration = object()  # of the iterator that may go on
@@ -73,12 +73,12 @@ class Consumer:
         self._missing: MissingShards = "refetch"
         self._tracker = PositionTracker(options, Position())
         self._finalizer: weakref.finalize[..., Consumer] | None = None
-        self._tally = DeliveryCounts(options.root)
+        self._deliveries = DeliveryCounts(options.root)
         self._counters = ReaderCounters(CacheLayout(options.root))
         self._counted_pass: int | None = None  # the one that started last, and
         self._delivered_pass: int | None = None  # that of the latest batch
         # Closes a stage that was replaced: it keeps its leases until the next one has some.
-        self._former: Callable[[], object] | None = None
+        self._close_previous: Callable[[], object] | None = None
         self._kind: StageKind = "process" if options.gather == "process" else "thread"
         self._choice = GatherChoice() if may_switch_to_process(options) else None
         self._switching = False  # to a process, once the current block is delivered
@@ -99,7 +99,7 @@ class Consumer:
         iteration = self._iteration = object()
         stage.demand.begin(number)
         self._tracker.begin_epoch(number)
-        counted = self._tally.begin_epoch()
+        counted = self._deliveries.begin_epoch()
         self._counters.begin_epoch(number)
         while True:
             item = self._receive(iteration, number, pause_seconds)
@@ -114,7 +114,7 @@ class Consumer:
                 yield from self._batches(item, iteration, counted)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
-                self._tally.skip(item.lost)
+                self._deliveries.skip(item.lost)
                 self._end_epoch(number)
                 return
 
@@ -123,17 +123,16 @@ class Consumer:
         self._counters.flush()  # the lease may go with its pass
         if self._options.samples_per_epoch is None and self._stage is not None:
             self._stage.demand.end_pass(self._next_pass - 1)
-        self._tally.end_epoch()
+        self._deliveries.end_epoch()
 
     @property
     def report(self) -> Report:
         stage = self._stage
         if self._running_block is not None:
             self._count_delivered(self._running_block)
-        return replace(self._tally.report(), gather=stage.kind if stage else self._kind)
+        return replace(self._deliveries.report(), gather=stage.kind if stage else self._kind)
 
     def position(self) -> Position:
-        """Return the position after the batch delivered last."""
         return self._tracker.state
 
     @property
@@ -174,7 +173,7 @@ class Consumer:
         if self._switching:
             self._kind, self._switching = "process", False
         self._counters.close()
-        self._close_former()
+        self._finish_previous()
         finalizer, self._finalizer, self._stage = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
@@ -202,7 +201,7 @@ class Consumer:
         self._loaded = self._resume_position()
 
     def _forked(self) -> None:
-        self._stage, self._former, self._pid = None, None, os.getpid()
+        self._stage, self._close_previous, self._pid = None, None, os.getpid()
         self._switching = False
         self._counters = ReaderCounters(CacheLayout(self._options.root))
         if self._finalizer is not None:
@@ -276,7 +275,7 @@ class Consumer:
             self._waited(time.perf_counter() - began)
             if item is None:
                 return None
-            self._close_former()  # its successor has leases now, or failed
+            self._finish_previous()  # its successor has leases now, or failed
             if isinstance(item, Failure):
                 return item
             if isinstance(item, ProcessDied):
@@ -292,7 +291,7 @@ class Consumer:
                 return item
 
     def _waited(self, seconds: float) -> None:
-        self._tally.waited(seconds)
+        self._deliveries.waited(seconds)
         self._counters.wait(seconds)
 
     def _choose(self, block: Block) -> None:
@@ -300,7 +299,6 @@ class Consumer:
             self._choice, self._switching = None, True
 
     def _switch_to_process(self) -> None:
-        """Let a gather process continue after the batch delivered last."""
         self._switching = False
         start = self._resume_position()
         try:
@@ -310,11 +308,11 @@ class Consumer:
             return
         self._kind = "process"
         self._counters.flush()  # before its lease goes
-        self._former = self._finalizer
+        self._close_previous = self._finalizer
         self._adopt(following, start)
 
-    def _close_former(self) -> None:
-        close, self._former = self._former, None
+    def _finish_previous(self) -> None:
+        close, self._close_previous = self._close_previous, None
         if close is not None:
             close()
 
@@ -323,7 +321,7 @@ class Consumer:
         fingerprint = item.facts.view.fingerprint
         self._tracker.begin_pass(item.number, item.plan, fingerprint)
         again = item.number == self._counted_pass
-        self._tally.begin_pass(item.number, item.facts, again=again)
+        self._deliveries.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number
         self._counters.begin_pass(item.number, item.lease)
 
@@ -345,8 +343,8 @@ class Consumer:
                 self._delivered_pass = mark.pass_number
                 self._tracker.deliver(block.epoch, mark, block.form)
                 if lost:
-                    self._tally.skip(lost)
-                if i % self._at_once == 0 or delivered == rows:
+                    self._deliveries.skip(lost)
+                if i % self._batches_at_once == 0 or delivered == rows:
                     yield self._cut(block)
         except GeneratorExit:
             self._counters.flush()  # the loop was left, and may not come back
@@ -357,9 +355,9 @@ class Consumer:
                 self._running_block = None
 
     def _count_delivered(self, running: _DeliveredBlock) -> None:
-        self._tally.deliver(running.uncounted(), running.counted)
+        self._deliveries.deliver(running.uncounted(), running.counted)
         if self._delivered_pass is not None:
-            self._tally.enter(self._delivered_pass)
+            self._deliveries.enter(self._delivered_pass)
 
     def _cut(self, block: Block) -> Any:
         try:
@@ -396,7 +394,6 @@ class _DeliveredBlock:
 
 
 def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) -> Stage:
-    """Return a stage of a kind."""
     cutter = BatchCutter(options, framework)
     if kind == "thread":
         return ThreadStage(options, framework, cutter)

@@ -225,7 +225,7 @@ class Framework:
     allocate: Allocate = allocate_private
     buffer_cache: BufferCache | None = None
     transfer: Transfer | None = None
-    at_once: int = 1  # batches handed over in one piece, which the door cuts
+    batches_at_once: int = 1  # batches handed over in one piece, which the door cuts
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
 
     def pool(self, name: str, nbytes: int = 0) -> BufferPool:

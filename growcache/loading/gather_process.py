@@ -178,7 +178,7 @@ class LogRecordSent:
     message: str
 
 
-class SentDemand(Demand):
+class RemoteDemand(Demand):
     """A demand whose stage is in another process."""
 
     def __init__(self, epoch: int, child: ChildProcess) -> None:
@@ -228,7 +228,7 @@ class ProcessStage(Stage):
             blocks_ahead=MIN_BLOCKS_AHEAD - (CUT_BLOCKS_AHEAD if self._finish is None else 0),
         )
         self._child = ChildProcess()
-        self.demand = SentDemand(position.next_epoch, self._child)
+        self.demand = RemoteDemand(position.next_epoch, self._child)
         self._child.send(setup)
         system.service_listeners.add(self)  # the setup comes first
         if (reason := system.service_end_reason(self._root)) != setup.failed:
@@ -278,7 +278,6 @@ class ProcessStage(Stage):
 
 
 def portable_options(options: LoaderOptions) -> LoaderOptions:
-    """Return the options as a gather process needs them."""
     # By the whole path, for either process may go elsewhere.
     function = options.transform
     shipped = (
@@ -428,8 +427,6 @@ def _receive_commands(
 
 
 class _LogForwarder(logging.Handler):
-    """Sends log records to the trainer."""
-
     def __init__(self, connection: MessageSocket) -> None:
         super().__init__()
         self._wire = connection

@@ -255,7 +255,6 @@ class MapPool:
         return mapped
 
     def _is_long(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> bool:
-        """Return whether the files have their length still."""
         files = shard_files(self._layout, row.number, cache_format) if row.samples else ()
         try:
             return sum(path.stat().st_size for path in files) == mapped.nbytes
@@ -289,7 +288,6 @@ class MapPool:
         self._seen[key] = now
 
     def _asks(self) -> bool:
-        """Return whether the kernel must be asked to read ahead."""
         if self._asking is None:
             self._asking = read_ahead_bytes(self._layout.shards) < FAR_READ_AHEAD_BYTES
         return self._asking

@@ -51,7 +51,6 @@ def truth_value(name: str, value: Any) -> bool:
 
 
 def check_cache_path(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError for a path that cannot become a cache."""
     if "://" in str(path):
         raise ConfigError(
             f"path expected as the local directory of a cache, found {path!r}; where objects "

@@ -49,7 +49,6 @@ FEW_LOOKS, RECENT_LOOKS = 5, 10  # from which the present pace is computed
 def is_due(
     left_rows: int, rows_per_second: float, prepare_seconds: float | None, pass_rows: int
 ) -> bool:
-    """Return whether it is time to prepare the next pass."""
     if prepare_seconds is None:
         return True
     slack = min(SLACK_SHARE * pass_rows, MOST_SLACK_SECONDS * rows_per_second)
@@ -141,14 +140,16 @@ class Passes:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
-        self._again: deque[Piece] = deque()  # to be taken before the window's next rows
+        self._retaken_pieces: deque[Piece] = (
+            deque()
+        )  # to be taken before the window's next rows
         self._taken: list[Window] = []  # of the rows taken last, which may not be read yet
         # Windows that a process would need again if it died now and resumed.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
-        self._left: deque[OpenPass] = deque()
+        self._left_passes: deque[OpenPass] = deque()
         self._closing = threading.RLock()  # of passes that were left
-        self._through: list[OpenWindow] = []  # all taken, though maybe not copied yet
-        self._letting_go: Future[None] | None = None
+        self._finished_windows: list[OpenWindow] = []  # all taken, though maybe not copied yet
+        self._closing_windows: Future[None] | None = None
         self.lost = 0
         self.epoch: int | None = None  # that the rows are taken for; None before the first
         self._threads = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
@@ -174,7 +175,7 @@ class Passes:
         self._wait_for_turn()
         if self._waits_long:
             self._leave_pass()
-            self._close_left()  # else its shards could not be evicted, and no new ones come
+            self._close_left_passes()  # else its shards could not be evicted, and no new ones come
             self._demand.wake.set()
         opened = self._next_pass.result()
         self._leave_pass()  # only now, so that maps pass on to the new snapshot
@@ -194,8 +195,8 @@ class Passes:
 
     def take(self, rows: int) -> list[Piece]:
         """Return the next rows; fewer only where the pass ends."""
-        if not self._again:
-            self._close_through()  # the rows taken before have been copied
+        if not self._retaken_pieces:
+            self._close_finished_windows()  # the rows taken before have been copied
         window = self._window
         self._taken = [window.plan] if window and self._cursor < len(window) else []
         pieces = self._retaken(rows)
@@ -210,11 +211,11 @@ class Passes:
 
     def _retaken(self, rows: int) -> list[Piece]:
         pieces: list[Piece] = []
-        while rows and self._again:
-            window, start, stop = self._again.popleft()
+        while rows and self._retaken_pieces:
+            window, start, stop = self._retaken_pieces.popleft()
             end = min(start + rows, stop)
             if end < stop:
-                self._again.appendleft(Piece(window, end, stop))
+                self._retaken_pieces.appendleft(Piece(window, end, stop))
             pieces.append(Piece(window, start, end))
             rows -= end - start
             self._taken.append(window.plan)
@@ -223,15 +224,15 @@ class Passes:
 
     def retake(self, pieces: list[Piece]) -> None:
         """Take the `pieces` of the last `take` again, without those of damaged shards."""
-        rest, dropped = self._again, 0
-        self._again = deque()
+        rest, dropped = self._retaken_pieces, 0
+        self._retaken_pieces = deque()
         for window, start, stop in _merge_pieces([*pieces, *rest]):
             whole = without_damaged(self._options, window, start)
             whole.lost_before += dropped
             dropped += len(window) - len(whole)
             end = _end_in(whole, window, stop)
             if start < end:
-                self._again.append(Piece(whole, start, end))
+                self._retaken_pieces.append(Piece(whole, start, end))
             if window is self._window:
                 self._window, self._cursor = whole, end
 
@@ -265,8 +266,8 @@ class Passes:
         if not self._closing.acquire(blocking=False):
             return  # all are being closed
         try:
-            while self._left and self._left[0].number < mark.pass_number:
-                self._left.popleft().snapshot.close()
+            while self._left_passes and self._left_passes[0].number < mark.pass_number:
+                self._left_passes.popleft().snapshot.close()
         finally:
             self._closing.release()
 
@@ -275,8 +276,8 @@ class Passes:
             for thread in self._threads.values():
                 steps.callback(thread.close)
             steps.callback(self._drop_next)
-            steps.callback(self._close_left)
-            steps.callback(self._join_letting_go)
+            steps.callback(self._close_left_passes)
+            steps.callback(self._join_closing_windows)
             steps.callback(self._leave_pass)
 
     def _drop_next(self) -> None:
@@ -292,7 +293,7 @@ class Passes:
     def _enter(self, window: OpenWindow) -> None:
         assert self._pass is not None
         if self._window is not None:
-            self._through.append(self._window)
+            self._finished_windows.append(self._window)
         self._window, self._cursor, self._next_window = window, 0, None
         self._undelivered.append((window.plan, window.snapshot))
         self._taken.append(window.plan)
@@ -311,40 +312,40 @@ class Passes:
             self._leave_windows()
         finally:
             if self._pass is not None:
-                self._left.append(self._pass)
+                self._left_passes.append(self._pass)
             self._pass, self._taken = None, []
 
     def _leave_windows(self) -> None:
         if self._next_window is not None:  # it maps shards of the snapshot to be closed
             with suppress(*EXPECTED_ERRORS):  # nothing of it is needed any more
-                self._through.append(self._next_window.result())
+                self._finished_windows.append(self._next_window.result())
         if self._window is not None:
-            self._through.append(self._window)
+            self._finished_windows.append(self._window)
         self._next_window = self._window = None
-        self._again.clear()
-        self._close_through()
+        self._retaken_pieces.clear()
+        self._close_finished_windows()
 
-    def _close_through(self) -> None:
+    def _close_finished_windows(self) -> None:
         """Close windows in a thread, because dropping the pages of shards takes a while."""
-        through, self._through = self._through, []
-        if not through:
+        finished, self._finished_windows = self._finished_windows, []
+        if not finished:
             return
-        self._join_letting_go()
-        for window in through:
+        self._join_closing_windows()
+        for window in finished:
             window.shards.close()  # at once: a snapshot that is closed next unmaps them
         try:
-            self._letting_go = self._threads["let-go"].submit(lambda: _close_all(through))
+            self._closing_windows = self._threads["let-go"].submit(lambda: _close_all(finished))
         except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
-            _close_all(through)
+            _close_all(finished)
 
-    def _join_letting_go(self) -> None:
-        if self._letting_go is not None:
-            self._letting_go.result()
+    def _join_closing_windows(self) -> None:
+        if self._closing_windows is not None:
+            self._closing_windows.result()
 
-    def _close_left(self) -> None:
+    def _close_left_passes(self) -> None:
         # After this none is open, nor just being closed by the thread that produces.
         with self._closing, ExitStack() as closed:
-            for opened in list(self._left):
+            for opened in list(self._left_passes):
                 closed.callback(opened.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
@@ -358,7 +359,7 @@ class Passes:
         def prepare() -> OpenPass:
             if epoch is not None:  # an earlier snapshot would only be older
                 demand.wait_begun(epoch)
-            self._close_left()  # or there were three leases
+            self._close_left_passes()  # or there were three leases
             self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
             opened = self._opener.open(number, min_samples)

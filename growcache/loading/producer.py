@@ -197,7 +197,7 @@ class Producer:
         """
         done, empty_passes = min(steps * share.step_rows, share.rows), 0
         block_start = done
-        self._hurry()
+        self._shrink_if_awaited()
         while done < share.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.
             end = block_start + (self._assembler.rows * share.ranks if self._assembler else 1)
@@ -208,7 +208,7 @@ class Producer:
                     raise self._unreadable()
                 passes.next_pass()
                 if done == block_start:
-                    self._hurry()
+                    self._shrink_if_awaited()
                 empty_passes += 1
                 continue
             first, done, empty_passes = done, done + count_rows(pieces), 0
@@ -219,12 +219,12 @@ class Producer:
                     done = first
                     continue
             if done == share.rows or done == end:
-                self._put(epoch, passes)
+                self._put_block(epoch, passes)
                 block_start = done
 
     def _whole_pass(self, epoch: int, passes: Passes, done: int) -> None:
         passes.next_pass(hurry=False)
-        self._hurry()
+        self._shrink_if_awaited()
         assert self._assembler is not None
         wanted, found, delivered = 0, 0, done
         while found == wanted and not self._abandoned(epoch):
@@ -238,7 +238,7 @@ class Producer:
                     passes.retake(pieces)
                     found = wanted
                     continue
-                self._put(epoch, passes)
+                self._put_block(epoch, passes)
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
@@ -250,7 +250,7 @@ class Producer:
         that later epochs do not depend on where it was left.
         """
         empty_passes = 0
-        self._hurry()
+        self._shrink_if_awaited()
         while left > 0:
             room = self._assembler.room if self._assembler else 1
             pieces = passes.take(left if self._abandoned(epoch) else min(left, room))
@@ -258,7 +258,7 @@ class Producer:
                 if empty_passes > 1:
                     raise self._unreadable()
                 passes.next_pass()
-                self._hurry()
+                self._shrink_if_awaited()
                 empty_passes += 1
                 continue
             if not self._abandoned(epoch) and not self._add(passes, pieces, pieces, []):
@@ -267,9 +267,9 @@ class Producer:
             left, empty_passes = left - count_rows(pieces), 0
             assert self._assembler is not None
             if left <= 0 or not self._assembler.room:
-                self._put(epoch, passes)
+                self._put_block(epoch, passes)
 
-    def _hurry(self) -> None:
+    def _shrink_if_awaited(self) -> None:
         """Make the current block small if the consumer will wait for it."""
         demand = self._demand
         if self._assembler is not None and (demand.waited or demand.waits):
@@ -287,10 +287,9 @@ class Producer:
         return added
 
     def _lost_after(self, passes: Passes) -> int:
-        """Return how many rows were lost after the last block."""
         return self._assembler.losses.until(passes.lost) if self._assembler else 0
 
-    def _put(self, epoch: int, passes: Passes) -> None:
+    def _put_block(self, epoch: int, passes: Passes) -> None:
         assert self._assembler is not None
         if self._abandoned(epoch):
             self._assembler.discard()
@@ -350,7 +349,6 @@ def _rank_pieces(pieces: list[Piece], first: int, share: RankShare) -> list[Piec
 
 
 def _padding_pieces(piece: Piece, share: RankShare) -> list[Piece]:
-    """Return the last row, repeated until this rank's last batch is full."""
     if not share.padding:
         return []
     last = np.full(share.padding, piece.stop - 1)

@@ -93,7 +93,7 @@ class _Leader:
         self._options = options
         self._note = note
         self._names: list[str] = []  # of the leases of the two latest passes
-        self._met: dict[int, tuple[str, int]] = {}  # host and process id by rank
+        self._seen_processes: dict[int, tuple[str, int]] = {}  # host and process id by rank
         self._presence: Lease | None = None  # while no shard may be held
 
     def offers(self, pass_number: int) -> bool:
@@ -137,7 +137,7 @@ class _Leader:
         def all_here() -> bool | None:
             nonlocal gone
             left = missing()
-            absent = (left & self._met.keys()) - self._followers(self._names)
+            absent = (left & self._seen_processes.keys()) - self._followers(self._names)
             # Whoever was about to change leases is seen at the second look.
             over, gone = absent & gone, absent
             self._refuse_dead(over)
@@ -149,7 +149,7 @@ class _Leader:
                 all_here,
                 watch,
                 lambda: f"{_rank_names(missing())} to take the same snapshot",
-                patient=lambda: bool(self._met),
+                patient=lambda: bool(self._seen_processes),
             )
         finally:
             self._leave()
@@ -161,7 +161,7 @@ class _Leader:
         One that closed its loader, or runs where its process cannot be seen, is not refused.
         """
         for rank in sorted(ranks):
-            host, pid = self._met[rank]
+            host, pid = self._seen_processes[rank]
             if host == socket.gethostname() and not is_process_running(pid):
                 raise CacheError(
                     f"rank {rank} of job {self._options.job} (pid {pid} on {host}) ended while "
@@ -175,7 +175,7 @@ class _Leader:
             for lease in read_leases(self._options.root)
             if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
         }
-        self._met.update(found)
+        self._seen_processes.update(found)
         return set(found)
 
 
@@ -185,8 +185,8 @@ class _Follower:
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
         self._note = note
-        self._last = ""  # the lease of rank 0 that was copied last
-        self._reader: tuple[str, int] | None = None  # host and process id of rank 0
+        self._copied_lease = ""  # the lease of rank 0 that was copied last
+        self._leader_process: tuple[str, int] | None = None  # host and process id of rank 0
 
     def offers(self, pass_number: int) -> bool:
         return _of_pass(self._leader(), pass_number) is not None
@@ -217,11 +217,11 @@ class _Follower:
                 if (own := _presence_lease(self._options, follows, watch)) is not None:
                     present.append(own)
                 watch.on_long_wait()
-            if self._last:
+            if self._copied_lease:
                 # Whoever was about to change leases is seen at the second look.
                 absences = 0 if leases else absences + 1
                 if absences > 1:
-                    raise self._gone()
+                    raise self._leader_gone()
             elif leases:
                 self._refuse_other(leases[0], pass_number)
             return None
@@ -232,7 +232,7 @@ class _Follower:
                 settled,
                 watch,
                 lambda: f"rank 0 to take the snapshot of pass {pass_number}",
-                patient=lambda: bool(self._last or present),
+                patient=lambda: bool(self._copied_lease or present),
             )
             if lease is not None and (snapshot := self._copied(lease, watch)) is not None:
                 return snapshot
@@ -250,7 +250,7 @@ class _Follower:
                 continue
             if (note.run, note.walk) != (mine.run, mine.walk):
                 continue
-            if self._reader in (None, (lease.host, lease.pid)):
+            if self._leader_process in (None, (lease.host, lease.pid)):
                 found.append(lease)
         return sorted(found, key=lambda lease: -lease.created)
 
@@ -270,10 +270,10 @@ class _Follower:
         )
         if snapshot is None:
             return None
-        self._last, self._reader = lease.name, (lease.host, lease.pid)
+        self._copied_lease, self._leader_process = lease.name, (lease.host, lease.pid)
         if not self._protected(lease, snapshot):
             snapshot.close()
-            raise self._gone()
+            raise self._leader_gone()
         return snapshot
 
     def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
@@ -296,8 +296,8 @@ class _Follower:
                 "on all ranks"
             )
 
-    def _gone(self) -> CacheError:
-        host, pid = self._reader or ("", 0)
+    def _leader_gone(self) -> CacheError:
+        host, pid = self._leader_process or ("", 0)
         return CacheError(
             f"rank 0 of job {self._options.job} (pid {pid} on {host}) ended, or closed its "
             "loader, while other ranks go on; start all ranks of the job again"

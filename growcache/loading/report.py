@@ -327,7 +327,6 @@ def _ratio(delivered: int, distinct: int) -> float:
 
 
 def _sample_ages(facts: PassFacts) -> tuple[float, float]:
-    """Return the mean and the greatest age of the samples in a snapshot."""
     ages = np.maximum(0.0, time.time() - facts.drawn_at)
     samples = int(facts.samples.sum())
     mean = float((ages * facts.samples).sum()) / samples if samples else 0.0
@@ -365,15 +364,15 @@ class ReaderCounters:
                 self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
             self._written = False
         self.flush()
-        _write_from_thread(self)
+        _counter_thread.write(self)
 
     def receive(self, samples: int) -> None:
         counters = self._counters  # no call where none is needed: this is done for each batch
         counters.delivered += samples
         counters.batches += 1
         self._written = False
-        if not _unwritten.is_set():
-            _unwritten.set()
+        if not _counter_thread.unwritten.is_set():
+            _counter_thread.unwritten.set()
 
     def wait(self, seconds: float) -> None:
         self._counters.wait(seconds)
@@ -409,40 +408,45 @@ class ReaderCounters:
             close_owned(descriptor)
 
 
-_unwritten = threading.Event()  # something was counted that is not written yet
-_written_by_thread: weakref.WeakSet[ReaderCounters] = weakref.WeakSet()
-_writer_lock = threading.Lock()
-_writer: threading.Thread | None = None
+class _CounterThread:
+    """Writes the counters of all loops a few times a second."""
+
+    def __init__(self) -> None:
+        self.unwritten = threading.Event()  # something was counted that is not written yet
+        self.lock = threading.Lock()
+        self._counters: weakref.WeakSet[ReaderCounters] = weakref.WeakSet()
+        self._runs = False
+
+    def write(self, counters: ReaderCounters) -> None:
+        with self.lock:
+            self._counters.add(counters)
+            if not self._runs:
+                made = threading.Thread(
+                    target=self._run, name="growcache-counters", daemon=True
+                )
+                with suppress(
+                    RuntimeError
+                ):  # at the interpreter's end Python 3.12.0 starts none
+                    made.start()
+                    self._runs = True
+
+    def _run(self) -> None:
+        while True:
+            self.unwritten.wait()
+            time.sleep(COUNTERS_SECONDS)
+            self.unwritten.clear()
+            with self.lock:
+                counters = list(self._counters)
+            while counters:
+                counters.pop().flush()
 
 
-def _write_from_thread(counters: ReaderCounters) -> None:
-    global _writer
-    with _writer_lock:
-        _written_by_thread.add(counters)
-        if _writer is None:
-            made = threading.Thread(target=_write_all, name="growcache-counters", daemon=True)
-            with suppress(RuntimeError):  # at the interpreter's end Python 3.12.0 starts none
-                made.start()
-                _writer = made
+_counter_thread = _CounterThread()
 
 
-def _write_all() -> None:
-    while True:
-        _unwritten.wait()
-        time.sleep(COUNTERS_SECONDS)
-        _unwritten.clear()
-        with _writer_lock:
-            followed = list(_written_by_thread)
-        for counters in followed:
-            counters.flush()
-        del followed
+def _forget_parents_thread() -> None:
+    global _counter_thread
+    _counter_thread = _CounterThread()
 
 
-def _reset_in_child() -> None:
-    """Drop the thread, which only the parent has, and its locks."""
-    global _unwritten, _writer_lock, _writer
-    _unwritten, _writer_lock, _writer = threading.Event(), threading.Lock(), None
-    _written_by_thread.clear()
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
+os.register_at_fork(after_in_child=_forget_parents_thread)

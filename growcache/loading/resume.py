@@ -255,8 +255,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """How to take the rest of a pass."""
-
     options: LoaderOptions
     fingerprint: str | None
     missing: MissingShards

@@ -31,8 +31,6 @@ from growcache.schema import Array
 
 
 class BufferRange(NamedTuple):
-    """Bytes of a buffer."""
-
     buffer: int
     start: int
     nbytes: int
@@ -126,8 +124,6 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(slots=True)
 class _SentBuffer:
-    """A buffer as its maker knows it."""
-
     number: int
     address: int
     nbytes: int

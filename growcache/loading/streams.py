@@ -43,8 +43,6 @@ class StreamClosedError(Exception):
 
 @dataclass(slots=True)
 class GivenShard:
-    """A shard that was given to the reader."""
-
     of: StreamPass
     row: ShardRow
     undelivered: int

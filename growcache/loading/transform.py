@@ -123,21 +123,23 @@ class SlowCallWatch:
     A call is reported after ``timeout_seconds``, and again each time that has doubled.
     """
 
-    def __init__(self, timeout_seconds: float, tell: Callable[[int, float], object]) -> None:
+    def __init__(self, timeout_seconds: float, report: Callable[[int, float], object]) -> None:
         self.pause_seconds = min(1.0, timeout_seconds / 4)
         self._timeout_seconds = timeout_seconds
-        self.tell = tell
-        self._told: dict[int, tuple[float, float]] = {}  # when the call began, warned of next
+        self.report = report
+        self._next_warnings: dict[
+            int, tuple[float, float]
+        ] = {}  # when the call began, warned of next
 
     def look(self, calls: Mapping[int, tuple[int, float]], now: float) -> None:
         for thread, (call, began) in calls.items():
-            since, limit = self._told.get(thread, (began, self._timeout_seconds))
+            since, limit = self._next_warnings.get(thread, (began, self._timeout_seconds))
             if since != began:
                 limit = self._timeout_seconds
             if now - began >= limit:
-                self.tell(call, now - began)
+                self.report(call, now - began)
                 limit *= 2
-            self._told[thread] = began, limit
+            self._next_warnings[thread] = began, limit
 
 
 NAMED_ARGUMENTS = ("rng", "origin")

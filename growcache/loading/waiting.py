@@ -176,7 +176,6 @@ def _has_enough(view: IndexView, min_samples: int, complete: bool) -> bool:
 
 
 def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
-    """Raise CacheError if the service of this process has failed."""
     reason = service_end_reason(layout.root)
     if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(

@@ -300,7 +300,7 @@ class SkippedRows:
     """Counts the rows that a pass lost, batch by batch; used by the producer's thread."""
 
     def __init__(self) -> None:
-        self._told = 0  # of those that the walk counts
+        self._reported = 0  # of those that the walk counts
         self._stand_ins: list[Integers] = []  # where they are in the current block
 
     def note(self, piece: Piece, first: int) -> None:
@@ -319,7 +319,7 @@ class SkippedRows:
 
     def until(self, lost: int) -> int:
         """Return how many lost rows were not reported yet."""
-        new, self._told = lost - self._told, lost
+        new, self._reported = lost - self._reported, lost
         return new
 
     def discard(self) -> None:

@@ -190,7 +190,7 @@ class ProcessExecutor:
             self._replace(worker, end)
             return
         if isinstance(answer, SlowCall):
-            slow_calls.tell(worker.chunks[0].start + answer.row, answer.seconds)
+            slow_calls.report(worker.chunks[0].start + answer.row, answer.seconds)
             return
         chunk = worker.chunks.popleft()
         if isinstance(answer, WorkFailed):
@@ -241,7 +241,6 @@ WORKER_NAME = "a process of num_workers"
 
 
 def main(connection: MessageSocket) -> None:
-    """Serve the trainer until the connection ends."""
     try:
         setup = connection.receive().head
     except EOFError:
@@ -277,11 +276,11 @@ def _watch_slow_calls(
 ) -> None:
     """Report long calls, because the thread that makes them is in the user's code."""
 
-    def tell(row: int, seconds: float) -> None:
+    def report(row: int, seconds: float) -> None:
         if any(row == other for other, _ in call.running.values()):  # else it has just ended
             _send_answer(connection, turn, SlowCall(row, seconds))
 
-    slow_calls = SlowCallWatch(setup.timeout_seconds, tell)
+    slow_calls = SlowCallWatch(setup.timeout_seconds, report)
     while True:
         time.sleep(slow_calls.pause_seconds)
         slow_calls.look(dict(call.running), time.monotonic())

@@ -144,7 +144,7 @@ class GatherPipeline(Pipeline):
         self._form = form
         self._columns = [TensorColumn(field, loader_style(form)) for field in form.fields]
         self._cuts = not any(field.is_ragged for field in form.fields)
-        framework = Framework(at_once=BATCHES_AT_ONCE if self._cuts else 1)
+        framework = Framework(batches_at_once=BATCHES_AT_ONCE if self._cuts else 1)
         self._consumers = ConsumerPool(
             _consumer_options(options, form, runs_on=runs_on), framework
         )
@@ -230,7 +230,6 @@ class GatherPipeline(Pipeline):
 def _consumer_options(
     options: LoaderOptions, form: BatchForm, *, runs_on: bool
 ) -> LoaderOptions:
-    """Return the options of the loader behind a dataset."""
     wanted = tuple(field.name for field in form.fields)
     options = replace(options, fields=wanted, ragged=loader_style(form), gather="thread")
     if runs_on and options.samples_per_epoch is None:

@@ -231,8 +231,6 @@ ENDLESS_TURNS = 1 << 62  # of an iteration without end
 
 
 class NativeIteration:
-    """An iteration under way."""
-
     def __init__(self, stream: ShardStream, cached: PipelineSizes) -> None:
         self.stream = stream
         self.cached = cached

@@ -109,8 +109,6 @@ _log = logging.getLogger(__name__)
 
 
 class CudaEvent(NamedTuple):
-    """An event after copies."""
-
     event: torch.cuda.Event
     device: torch.device
 
@@ -199,8 +197,6 @@ MAX_IN_FLIGHT = 8
 
 
 class SentBatch(NamedTuple):
-    """A batch on its way."""
-
     batch: Any
     mark: CopyEvent
 

@@ -315,7 +315,10 @@ def test_at_most_two_leases_and_none_afterwards(
 
 
 @pytest.mark.mutant(
-    25, "growcache.loading.passes:Passes._begin_pass_ahead.prepare", "self._close_left()", ""
+    25,
+    "growcache.loading.passes:Passes._begin_pass_ahead.prepare",
+    "self._close_left_passes()",
+    "",
 )
 def test_at_most_two_leases_where_passes_are_much_shorter_than_epochs(
     cache: Any, make_consumer: MakeConsumer
@@ -351,7 +354,7 @@ def items(loader: Consumer) -> Any:
 
 
 @pytest.mark.mutant(
-    25, "growcache.loading.passes:Passes._close_left", "self._closing", "ExitStack()"
+    25, "growcache.loading.passes:Passes._close_left_passes", "self._closing", "ExitStack()"
 )
 def test_no_third_lease_is_taken_while_the_loader_still_closes_the_first(
     cache: Any, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
@@ -506,8 +509,8 @@ def test_a_framework_may_have_several_batches_in_one_piece(
     options = LoaderOptions(cache.root, batch_size=4, min_samples=1, drop_last=False)
     epochs: list[list[Batch]] = []
     with contextlib.closing(cache):
-        for at_once in (1, 3):
-            loader = Consumer(options, Framework(at_once=at_once))
+        for batches_at_once in (1, 3):
+            loader = Consumer(options, Framework(batches_at_once=batches_at_once))
             with contextlib.closing(loader):
                 epochs.append(list(loader.epoch()))
                 assert loader.position().step == 0

@@ -269,7 +269,7 @@ def test_a_child_counts_what_it_reads_whatever_lock_a_thread_of_its_parent_held(
     taken, over = threading.Event(), threading.Event()
 
     def take() -> None:
-        with report._writer_lock:
+        with report._counter_thread.lock:
             taken.set()
             over.wait()
 

@@ -70,7 +70,7 @@ def test_last_words_are_heard_of_one_who_left_something_unread(
 ) -> None:
     ours, theirs = ends
     ours.send(Message("a command that is never received"))
-    theirs.tell(RuntimeError("no such thing here"))
+    theirs.send_error(RuntimeError("no such thing here"))
     theirs.close()
     with pytest.raises(PeerFailedError, match="no such thing here"):
         ours.receive()

@@ -132,7 +132,7 @@ def test_what_is_told_late_of_a_shard_that_is_gone_is_no_new_sample(cache: Fille
 
 def known_of(loader: EpochLoader) -> list[Any]:
     """What is kept by shard."""
-    tally = loader._consumer._tally
+    tally = loader._consumer._deliveries
     return [tally._sizes, tally._delivered, tally._objects_of, *(n for _, n in tally._held)]
 
 
