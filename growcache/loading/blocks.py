@@ -341,8 +341,6 @@ class BlockAssembler:
         self._places, self._origins, self._pieces = [], [], []
 
     def close(self) -> None:
-        self._gatherer.close()
-        self._styler.close()
         if self._transform is not None:
             self._transform.close()
 

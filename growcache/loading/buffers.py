@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -119,12 +119,11 @@ class BufferPool:
         nbytes: int = 0,
         keep: int | None = None,
         allocate: Allocate = allocate_private,
-        bases: Iterable[BufferBytes] = (),
     ) -> None:
         self._nbytes = nbytes
         self._allocate = allocate
         self._keep = keep
-        self._bases = sorted(bases, key=len)  # the smallest first
+        self._bases: list[BufferBytes] = []  # the smallest first
         self._begun = fork_mark()
 
     def take(self, nbytes: int | None = None) -> BufferBytes:
@@ -134,11 +133,6 @@ class BufferPool:
         if nbytes < RECYCLE_BYTES:
             return _aligned_view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT)
         return _aligned_view(self._free(nbytes), nbytes, PAGE)
-
-    def leave(self) -> list[BufferBytes]:
-        """Hand over all buffers, those in use included."""
-        bases, self._bases = self._bases, []
-        return bases
 
     def _free(self, nbytes: int) -> BufferBytes:
         bases = self._bases
@@ -179,59 +173,3 @@ def _usable_bytes(base: BufferBytes) -> int:
 def _aligned_view(base: BufferBytes, nbytes: int, alignment: int) -> BufferBytes:
     start = -base.ctypes.data % alignment
     return base[start : start + nbytes]
-
-
-# Of one name; more is in use only where the user collects batches.
-CACHED_BYTES = BUFFER_BYTES + BLOCK_BYTES
-
-
-class BufferCache:
-    """Buffers of closed loaders by name, kept for a few seconds; used by any thread."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._lock = threading.RLock()  # the collector may close these in the middle of a call
-        self._bases: dict[str, list[BufferBytes]] = {}
-        self._timer: threading.Timer | None = None
-        self._closed = False
-
-    def take(self, name: str) -> list[BufferBytes]:
-        with self._lock:
-            return self._bases.pop(name, [])
-
-    def leave(self, name: str, bases: list[BufferBytes]) -> None:
-        with self._lock:
-            if self._closed or not bases:
-                return
-            self._bases[name] = _first_within_limit([*bases, *self._bases.get(name, [])])
-            self._stop_timer()
-            self._timer = threading.Timer(self._seconds, self._clear)
-            self._timer.daemon = True
-            try:
-                self._timer.start()
-            except RuntimeError:  # at the end Python 3.12.0 starts none
-                self._bases.clear()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._bases.clear()
-            self._stop_timer()
-
-    def _clear(self) -> None:
-        with self._lock:
-            self._bases.clear()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def _first_within_limit(bases: list[BufferBytes]) -> list[BufferBytes]:
-    kept, nbytes = [], 0
-    for base in bases:
-        nbytes += len(base)
-        if nbytes <= CACHED_BYTES:
-            kept.append(base)
-    return kept

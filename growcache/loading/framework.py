@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from growcache.cache.formats import mapped
 from growcache.errors import CorruptShardError
-from growcache.loading.buffers import Allocate, BufferCache, BufferPool, allocate_private
+from growcache.loading.buffers import Allocate, allocate_private
 from growcache.schema import Array
 from growcache.threads import DaemonThread
 
@@ -223,18 +223,9 @@ class Framework:
         _no_ranks  # -> (rank, world size), None: unknown
     )
     allocate: Allocate = allocate_private
-    buffer_cache: BufferCache | None = None
     transfer: Transfer | None = None
     batches_at_once: int = 1  # batches handed over in one piece, which the door cuts
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
-
-    def pool(self, name: str, nbytes: int = 0) -> BufferPool:
-        bases = () if self.buffer_cache is None else self.buffer_cache.take(name)
-        return BufferPool(nbytes, allocate=self.allocate, bases=bases)
-
-    def leave(self, name: str, pool: BufferPool) -> None:
-        if self.buffer_cache is not None:
-            self.buffer_cache.leave(name, pool.leave())
 
 
 NUMPY = Framework(frees_lock=True)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from growcache.cache.formats import mapped
 from growcache.cache.formats.mapped import FileEnd, RaggedColumn
 from growcache.errors import CacheError
+from growcache.loading.buffers import BufferPool
 from growcache.loading.framework import Bytes, Framework, Integers
 from growcache.loading.ragged import (
     Column,
@@ -300,18 +301,13 @@ class Gatherer:
         rows, self.filled = self.filled, 0
         return {column.field.name: column.finish(rows) for column in self._columns}
 
-    def close(self) -> None:
-        for column in self._columns:
-            column.close()
-
 
 class _FixedColumn:
     def __init__(self, field: Field, rows: int, framework: Framework) -> None:
         self.field = field
         self._nbytes = field.nbytes
-        self._framework = framework
         self._take = framework.take
-        self._pool = framework.pool(field.name, rows * self._nbytes)
+        self._pool = BufferPool(rows * self._nbytes, allocate=framework.allocate)
         self._buffer: Bytes | None = None
 
     def add(self, rows: MappedRows, start: int) -> None:
@@ -331,18 +327,14 @@ class _FixedColumn:
             buffer = np.empty(0, np.uint8)
         return typed_rows(_row_view(buffer, self._nbytes, 0, rows), self.field)
 
-    def close(self) -> None:
-        self._framework.leave(self.field.name, self._pool)
-
 
 class _RaggedColumnBuffer:
     def __init__(self, field: Field, framework: Framework) -> None:
         self.field = field
         self._item_bytes = field.item_dtype.itemsize
-        self._framework = framework
         self._join = framework.join
         self._take_slices = framework.take_slices
-        self._pool = framework.pool(field.name)
+        self._pool = BufferPool(allocate=framework.allocate)
         self._added: list[Ragged] = []
 
     def add(self, rows: MappedRows, start: int) -> None:
@@ -366,9 +358,6 @@ class _RaggedColumnBuffer:
         nothing: Bytes = np.empty(0, np.uint8)
         dims = np.empty((0, len(self.field.ragged_dims)), np.int64)
         return Ragged(self.field, nothing, np.zeros(1, np.int64), dims)
-
-    def close(self) -> None:
-        self._framework.leave(self.field.name, self._pool)
 
 
 def _row_view(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:

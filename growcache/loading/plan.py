@@ -202,21 +202,6 @@ class PassPlan:
     def __len__(self) -> int:
         return sum(shard.samples for shard in self.shards)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By column: in half the time, and three quarters of the bytes.
-        return _unpickle_plan, (
-            self.number,
-            tuple(zip(*self.shards, strict=True)),
-            self.window_samples,
-        )
-
-
-def _unpickle_plan(
-    number: int, columns: tuple[Any, ...], window_samples: int
-) -> PassPlan:  # called by pickle
-    shards = map(PlannedShard._make, zip(*columns, strict=True))
-    return PassPlan(number, tuple(shards), window_samples)
-
 
 class PassPosition(NamedTuple):
     """A place in a pass: the rows before it were delivered.

@@ -120,16 +120,12 @@ class RaggedStyler:
             return {name: [values[i] for i in range(len(values))]}
         return self._padded(values) if self._style == "pad" else _with_offsets(values)
 
-    def close(self) -> None:
-        for name, pool in self._pools.items():
-            self._framework.leave(_padded_pool_name(name), pool)
-
     def _padded(self, values: Ragged) -> dict[str, Array]:
         field, name = values.field, values.field.name
         longest = field.shape_of(values.dims.max(axis=0, initial=0).tolist())
         nbytes = len(values) * math.prod(longest) * field.item_dtype.itemsize
         if name not in self._pools:
-            self._pools[name] = self._framework.pool(_padded_pool_name(name))
+            self._pools[name] = BufferPool(allocate=self._framework.allocate)
         memory = self._pools[name].take(nbytes)
         out: Array = memory.view(field.item_dtype).reshape(len(values), *longest)
         if values.grows_along_rows and nbytes:
@@ -140,10 +136,6 @@ class RaggedStyler:
                 out[i][tuple(map(slice, field.shape_of(dims)))] = values[i]
         lengths = values.dims[:, 0] if values.dims.shape[1] == 1 else values.dims
         return {name: out, f"{name}_lengths": np.ascontiguousarray(lengths)}
-
-
-def _padded_pool_name(name: str) -> str:
-    return f"{name}, padded"
 
 
 def _with_offsets(values: Ragged) -> dict[str, Array]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from growcache.loading.buffers import BufferCache
 from growcache.loading.consumer import Consumer
 from growcache.loading.framework import Framework
 from growcache.loading.maps import MapPool
@@ -47,13 +46,12 @@ class ConsumerPool:
     After an iteration its consumer makes the next epoch ahead. If no iterator comes within the
     time, it releases everything, because evictions wait for its lease and TensorFlow does not
     say when a dataset is dropped; the next epoch stays the same. After a broken iteration the
-    consumer is closed, and the next one takes its buffers and verified shards.
+    consumer is closed, and the next one need not verify its shards again.
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
-        self._buffer_cache = BufferCache(IDLE_SECONDS)
-        self._framework = replace(framework, buffer_cache=self._buffer_cache)
+        self._framework = framework
         self._maps = MapPool.of(options.root)  # which remembers verified shards
         # One that its own thread passes: the collector may close these in the middle of a call.
         self._lock = threading.RLock()
@@ -92,7 +90,6 @@ class ConsumerPool:
             consumer = self._pop()
         if consumer is not None:
             consumer.close()
-        self._buffer_cache.close()
 
     def _keep(self, consumer: Consumer) -> None:
         self._pop()

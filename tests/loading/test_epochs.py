@@ -475,7 +475,7 @@ def test_an_error_before_the_first_block_reaches_the_loop(
 
     cache.add(0)
     framework = Framework(prepare=fail) if where == "before the walk" else NUMPY
-    monkeypatch.setattr(DaemonThread, "ahead", fail)
+    monkeypatch.setattr(DaemonThread, "submit", fail)
     loader = Consumer(LoaderOptions(cache.root, batch_size=8, min_samples=1), framework)
     with pytest.raises(RuntimeError, match="new thread"):
         next(loader.epoch())
