@@ -16,7 +16,7 @@ from growcache.loading.buffers import BLOCK_BYTES, Allocate
 from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
 from growcache.loading.gather import Gatherer, MappedRows, ShardPlaces
 from growcache.loading.options import VALID_FIELD, LoaderOptions
-from growcache.loading.plan import PassPositions
+from growcache.loading.plan import PassPosition
 from growcache.loading.ragged import Column, Ragged, RaggedStyler
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
@@ -109,7 +109,7 @@ class Block:
     drawn: list[RowShards]  # the shard of each row
     counts: dict[int, int]  # rows per shard
     nbytes: int
-    marks: PassPositions  # the position after each batch
+    marks: list[PassPosition]  # the position after each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     form: TransformSchema
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
@@ -234,10 +234,6 @@ class BlockAssembler:
     def rows(self) -> int:
         return self._ramp.rows
 
-    @property
-    def room(self) -> int:
-        return self.rows - self._gatherer.filled
-
     def shrink(self) -> None:
         # The results for the first block decide about the fields, and should be many.
         if self._transform is None or self._transform.schema is not None:
@@ -301,7 +297,7 @@ class BlockAssembler:
         last = rows_after(
             self._all_pieces, [min(step * n, all_pieces) for n in range(1, len(ends) + 1)]
         )
-        marks = PassPositions.of(map(position_after, last))
+        marks = [position_after(place) for place in last]
         lost = self.losses.before(last, size)
         valid = self._valid
         self._begin()

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -212,27 +212,3 @@ class PassPosition(NamedTuple):
     pass_number: int
     position: int  # rows of the plan before it
     corrupt: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PassPositions:
-    """Places in passes, by column, because as tuples they take eight times as long to unpickle."""
-
-    passes: list[int]
-    positions: list[int]
-    corrupt: list[tuple[int, ...]]
-
-    @classmethod
-    def of(cls, marks: Iterable[PassPosition]) -> Self:
-        made = cls([], [], [])
-        for mark in marks:
-            made.passes.append(mark.pass_number)
-            made.positions.append(mark.position)
-            made.corrupt.append(mark.corrupt)
-        return made
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __iter__(self) -> Iterator[PassPosition]:
-        return map(PassPosition, self.passes, self.positions, self.corrupt)

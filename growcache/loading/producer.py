@@ -162,23 +162,16 @@ class Producer:
 
     def _epoch(self, epoch: int, passes: Passes) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
-        if options.ranks.world_size > 1:
-            self._with_ranks(epoch, passes, done)
-        elif options.samples_per_epoch is not None:
-            left = options.usable(options.samples_per_epoch) - done * options.batch_size
-            self._fixed_length(epoch, passes, left)
-        elif not done or self._rest is not None:  # else its last batch was delivered
-            self._whole_pass(epoch, passes, done)
-
-    def _with_ranks(self, epoch: int, passes: Passes, steps: int) -> None:
-        options = self._options
         if options.samples_per_epoch is not None:
-            self._epoch_share(
-                epoch, passes, options.rank_share(options.samples_per_epoch), steps
-            )
-        elif not steps or self._rest is not None:  # else its last batch was delivered
+            share = options.rank_share(options.samples_per_epoch)
+            self._epoch_share(epoch, passes, share, done)
+        elif done and self._rest is None:
+            return  # its last batch was delivered
+        elif options.ranks.world_size > 1:
             share = options.rank_share(len(passes.next_pass()))
-            self._epoch_share(epoch, passes, share, steps, whole_pass=True)
+            self._epoch_share(epoch, passes, share, done, whole_pass=True)
+        else:
+            self._whole_pass(epoch, passes, done)
 
     def _epoch_share(
         self,
@@ -195,8 +188,8 @@ class Producer:
         that later epochs do not depend on where it was left. Where each epoch is a pass, the
         pass is left as well.
         """
-        done, empty_passes = min(steps * share.step_rows, share.rows), 0
-        block_start = done
+        done = block_start = min(steps * share.step_rows, share.rows)
+        empty_passes = 0
         self._shrink_if_awaited()
         while done < share.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.
@@ -207,14 +200,15 @@ class Producer:
                 if empty_passes > 1:
                     raise self._unreadable()
                 passes.next_pass()
-                if done == block_start:
-                    self._shrink_if_awaited()
+                self._shrink_if_awaited()
                 empty_passes += 1
                 continue
             first, done, empty_passes = done, done + count_rows(pieces), 0
             if not self._abandoned(epoch):
                 padding = _padding_pieces(pieces[-1], share) if done == share.rows else []
-                if not self._add(passes, pieces, _rank_pieces(pieces, first, share), padding):
+                alone = self._options.ranks.world_size == 1
+                mine = pieces if alone else _rank_pieces(pieces, first, share)
+                if not self._add(passes, pieces, mine, padding):
                     passes.retake(pieces)
                     done = first
                     continue
@@ -242,32 +236,6 @@ class Producer:
                 delivered += usable
         if not delivered and not self._abandoned(epoch):
             raise self._unreadable()
-
-    def _fixed_length(self, epoch: int, passes: Passes, left: int) -> None:
-        """Produce `left` samples, over as many passes as it takes.
-
-        The rows of an epoch that the consumer has left are skipped to its end without copying, so
-        that later epochs do not depend on where it was left.
-        """
-        empty_passes = 0
-        self._shrink_if_awaited()
-        while left > 0:
-            room = self._assembler.room if self._assembler else 1
-            pieces = passes.take(left if self._abandoned(epoch) else min(left, room))
-            if not pieces:
-                if empty_passes > 1:
-                    raise self._unreadable()
-                passes.next_pass()
-                self._shrink_if_awaited()
-                empty_passes += 1
-                continue
-            if not self._abandoned(epoch) and not self._add(passes, pieces, pieces, []):
-                passes.retake(pieces)
-                continue
-            left, empty_passes = left - count_rows(pieces), 0
-            assert self._assembler is not None
-            if left <= 0 or not self._assembler.room:
-                self._put_block(epoch, passes)
 
     def _shrink_if_awaited(self) -> None:
         """Make the current block small if the consumer will wait for it."""

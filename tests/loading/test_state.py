@@ -23,7 +23,7 @@ from growcache.loading import plan, snapshot
 from growcache.loading.loader import Loader
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions, Ranks
-from growcache.loading.plan import PassPlan, PassPosition, PassPositions, PlannedShard
+from growcache.loading.plan import PassPlan, PassPosition, PlannedShard
 from growcache.loading.resume import Position, RemainingPass, remaining_pass, with_substitutes
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Origin, Sample
@@ -509,23 +509,6 @@ def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> No
 
 
 # ----------------------------------------------------------------------- the value
-
-
-@given(
-    st.lists(
-        st.builds(
-            PassPosition,
-            st.integers(0, 1 << 40),
-            st.integers(0, 1 << 40),
-            st.lists(st.integers(0, 1 << 40), max_size=3).map(tuple),
-        ),
-        max_size=200,
-    )
-)
-def test_marks_travel_by_column(marks: list[PassPosition]) -> None:
-    sent = pickle.loads(pickle.dumps(PassPositions.of(marks), protocol=5))
-    assert (len(sent), list(sent)) == (len(marks), marks)
-    assert all(isinstance(mark, PassPosition) for mark in sent)
 
 
 def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:

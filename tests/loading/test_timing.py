@@ -30,7 +30,7 @@ from growcache.loading.passes import (
     SnapshotTiming,
     is_due,
 )
-from growcache.loading.plan import PassPosition, PassPositions
+from growcache.loading.plan import PassPosition
 from growcache.loading.resume import MissingShards, Position
 from growcache.loading.transform import TransformSchema
 
@@ -315,7 +315,7 @@ class Items(QueuedStage):
 
 
 def a_block() -> Block:
-    marks = PassPositions.of([PassPosition(0, 1)])
+    marks = [PassPosition(0, 1)]
     return Block(0, 1, [], [], {}, 0, marks, [0], TransformSchema())
 
 

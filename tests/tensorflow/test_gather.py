@@ -18,7 +18,7 @@ import tensorflow as tf
 import growcache.tensorflow as gtf
 from growcache.errors import ConfigError
 from growcache.loading.blocks import BLOCK_BATCHES
-from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
+from growcache.loading.buffers import RECYCLE_BYTES
 from growcache.schema import Sample
 from growcache.tensorflow import gather as tensorflow_gather
 from growcache.tensorflow.gather import BATCHES_AT_ONCE, GatherPipeline
@@ -258,32 +258,6 @@ def test_memory_goes_round_but_never_under_a_tensor_that_is_kept(large_cache: Fi
     kept = [batch for step, batch in enumerate(dataset.take(100)) if step % 3 == 0]
     assert len({address(batch["x"]) for batch in kept}) == len(kept)
     assert_whole(kept)
-
-
-def test_an_iterator_fills_what_the_one_before_it_left(
-    large_cache: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To fill fresh memory takes several times as long."""
-    made: list[int] = []
-    make = BufferPool._made
-
-    def noting(pool: BufferPool, nbytes: int) -> Any:
-        made.append(nbytes)
-        return make(pool, nbytes)
-
-    monkeypatch.setattr(BufferPool, "_made", noting)
-    others, counts = loader_threads(), []
-    dataset = gathered(large_cache, batch_size=4, endless=True)
-    for _ in range(9):
-        made.clear()
-        assert_whole(dataset.take(150))
-        wait_until(lambda: loader_threads() <= others, 10)
-        counts.append(len(made))
-    # How much is in use at once is a matter of time, so one may need more than the one before,
-    # whose last batches TensorFlow may still have.
-    first, *later = counts
-    assert first > 1
-    assert sum(later) < 2 / 3 * first * len(later)
 
 
 def test_what_a_pipeline_of_the_user_keeps_is_not_overwritten(large_cache: Filled) -> None:
