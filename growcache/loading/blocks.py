@@ -364,7 +364,7 @@ class BatchCutter:
             try:
                 made.append(next(batches))
             except StopIteration:
-                block.batches = _drain(made)
+                block.batches = (made.popleft() for _ in range(len(made)))
                 return True
         return False
 
@@ -393,11 +393,6 @@ class BatchCutter:
         if isinstance(value, list):
             return [self._deliver(name, v) if isinstance(v, np.ndarray) else v for v in value]
         return self._deliver(name, value)
-
-
-def _drain(batches: deque[Any]) -> Iterator[Any]:
-    while batches:
-        yield batches.popleft()
 
 
 def _row_name(pieces: list[Piece], row: int) -> str:

@@ -108,7 +108,9 @@ class Consumer:
                 continue
             if isinstance(item, Failure):
                 self.close()
-                raise _without_frames(item.error)
+                if isinstance(item.error, GrowcacheError):
+                    item.error.__traceback__ = None  # its frames are of no use to the user
+                raise item.error
             self._loaded = None
             if isinstance(item, Block):
                 yield from self._batches(item, iteration, counted)
@@ -184,12 +186,12 @@ class Consumer:
         if self._loaded is not None:  # left before the first batch, so it is loaded again
             self.close()
         if self._stage is not None and self._stage.taken != self._handled:
-            self._replace_broken()
+            self._replace_after_lost_item()
         if self._stage is None:
             return self._start()
         return self._stage
 
-    def _replace_broken(self) -> None:
+    def _replace_after_lost_item(self) -> None:
         self.close()
         if self._options.ranks.share:
             raise CacheError(
@@ -213,9 +215,9 @@ class Consumer:
             epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
-        return self._adopt(self._reset_stage(self._kind, start), start)
+        return self._adopt(self._new_stage(self._kind, start), start)
 
-    def _reset_stage(self, kind: StageKind, start: Position) -> Stage:
+    def _new_stage(self, kind: StageKind, start: Position) -> Stage:
         stage = make_stage(kind, self._options, self._framework)
         stage.reset(start, self._missing)
         return stage
@@ -247,7 +249,7 @@ class Consumer:
         )
         self._replaced = True
         start = self._resume_position()
-        self._adopt(self._reset_stage(self._kind, start), start)
+        self._adopt(self._new_stage(self._kind, start), start)
 
     def _resume_position(self) -> Position:
         """Return where another stage continues; a pass without a delivered batch begins anew."""
@@ -285,7 +287,9 @@ class Consumer:
                 self._begin_pass(item)
             elif isinstance(item, Block):
                 self._replaced = False
-                self._choose(item)
+                choice, now = self._choice, time.perf_counter()
+                if choice is not None and choice.wants_process(now, item):
+                    self._choice, self._switching = None, True
             self._handled += 1
             if not isinstance(item, PassStarted) and item.epoch == number:
                 return item
@@ -294,15 +298,11 @@ class Consumer:
         self._deliveries.waited(seconds)
         self._counters.wait(seconds)
 
-    def _choose(self, block: Block) -> None:
-        if self._choice is not None and self._choice.wants_process(time.perf_counter(), block):
-            self._choice, self._switching = None, True
-
     def _switch_to_process(self) -> None:
         self._switching = False
         start = self._resume_position()
         try:
-            following = self._reset_stage("process", start)
+            following = self._new_stage("process", start)
         except OSError as error:  # too many processes, or the working directory is gone
             _log.warning("no gather process can be started, the thread goes on: %s", error)
             return
@@ -370,10 +370,6 @@ class Consumer:
 def _end_stage(counters: ReaderCounters, stage: Stage) -> None:
     counters.close()  # first: the lease goes with the stage
     stage.close()
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    return error.with_traceback(None) if isinstance(error, GrowcacheError) else error
 
 
 class _DeliveredBlock:

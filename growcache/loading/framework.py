@@ -173,14 +173,6 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
     np.concatenate(parts, out=out)
 
 
-def _deliver_unchanged(name: str, array: Any) -> Any:
-    return array
-
-
-def _no_ranks() -> tuple[int, int] | None:
-    return None
-
-
 class Transfer(Protocol):
     """Brings batches to the memory of a device, concurrently with the loop."""
 
@@ -215,13 +207,11 @@ class Framework:
     take: Take = take_rows
     take_slices: TakeSlices = take_slices
     join: Join = join_parts
-    deliver: Callable[[str, Any], Any] = (
-        _deliver_unchanged  # (field, array) -> the value in a batch
-    )
+    # (field, array) -> the value in a batch
+    deliver: Callable[[str, Any], Any] = lambda _, array: array
     prepare: Callable[[], None] | None = None  # called first in each thread that copies
-    ranks: Callable[[], tuple[int, int] | None] = (
-        _no_ranks  # -> (rank, world size), None: unknown
-    )
+    # -> (rank, world size), None: unknown
+    ranks: Callable[[], tuple[int, int] | None] = lambda: None
     allocate: Allocate = allocate_private
     transfer: Transfer | None = None
     batches_at_once: int = 1  # batches handed over in one piece, which the door cuts

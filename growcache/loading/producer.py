@@ -129,7 +129,9 @@ class Producer:
         for epoch in itertools.count(self._start.epoch):
             passes.epoch = epoch
             self._epoch(epoch, passes)
-            self._put_item(EpochEnd(epoch, self._lost_after(passes)))
+            assembler = self._assembler
+            lost = assembler.losses.until(passes.lost) if assembler is not None else 0
+            self._put_item(EpochEnd(epoch, lost))
 
     def _close_assembler(self) -> None:
         if self._assembler is not None:
@@ -253,9 +255,6 @@ class Producer:
         if added:
             passes.read(pieces)
         return added
-
-    def _lost_after(self, passes: Passes) -> int:
-        return self._assembler.losses.until(passes.lost) if self._assembler else 0
 
     def _put_block(self, epoch: int, passes: Passes) -> None:
         assert self._assembler is not None

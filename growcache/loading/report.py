@@ -255,7 +255,7 @@ class DeliveryCounts:
             return Report(wait_seconds=self._waited)
         uses = replace(self._gone)
         uses.add(self._delivered.values(), map(self._sizes.__getitem__, self._delivered))
-        reuse = _ratio(self._total, self._distinct)
+        reuse = self._total / self._distinct if self._distinct else 0.0
         mean, oldest = _sample_ages(self._facts)
         population, editions = self._facts.view.population_samples, self._facts.view.editions
         return Report(
@@ -320,10 +320,6 @@ def _visit_hint(view: IndexView) -> str:
         f"({nbytes:,.0f} bytes): a larger sampling.samples_per_object brings more with as many "
         "requests, of a new cache"
     )
-
-
-def _ratio(delivered: int, distinct: int) -> float:
-    return delivered / distinct if distinct else 0.0
 
 
 def _sample_ages(facts: PassFacts) -> tuple[float, float]:

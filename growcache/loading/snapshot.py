@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.formats import open_shard, shard_files, shard_path
+from growcache.cache.formats import shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.reader import IndexView, live_numbers, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
@@ -283,12 +283,6 @@ class Snapshot:
         except CorruptShardError:
             return False
         return True
-
-    def map_unchecked(self, number: int) -> MappedShard:
-        """Return an unchecked map of the caller's own."""
-        self._refuse_closed()
-        samples, view = self._rows[number].samples, self.view
-        return open_shard(self._layout, number, samples, self.schema, view.cache_format)
 
     def _refuse_closed(self) -> None:
         if self.closed:

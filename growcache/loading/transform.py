@@ -365,10 +365,6 @@ def _value_error(field: Field, found: str) -> FormatError:
 _log = logging.getLogger(__name__)
 
 
-def _no_name(row: int) -> str:
-    return ""
-
-
 class BlockTransform:
     """Applies a function to the rows of blocks; used by one thread at a time.
 
@@ -413,7 +409,7 @@ class BlockTransform:
         columns: Mapping[str, Column],
         places: Sequence[tuple[int, int]],
         origins: Sequence[Origin] | None,
-        name: Callable[[int], str] = _no_name,
+        name: Callable[[int], str] = lambda row: "",
     ) -> dict[str, Column]:
         rows = TransformRows(columns, places, origins)
         slow_calls: SlowCallWatch = SlowCallWatch(

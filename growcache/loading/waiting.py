@@ -266,22 +266,14 @@ _log = logging.getLogger(__name__)
 _warned_of_reuse: set[tuple[Path, str]] = set()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-def _no_shards() -> Mapping[str, Iterable[int]]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class WaitControl:
     """Events that end a wait early, and hooks of a long wait."""
 
     wake: threading.Event
     stopped: Callable[[], bool]
-    on_long_wait: Callable[[], None] = _do_nothing
-    unread_shards: Callable[[], Mapping[str, Iterable[int]]] = _no_shards
+    on_long_wait: Callable[[], None] = lambda: None
+    unread_shards: Callable[[], Mapping[str, Iterable[int]]] = dict
 
 
 def wait_for_pass(
