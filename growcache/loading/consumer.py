@@ -35,6 +35,7 @@ from growcache.loading.gather_process import (
     CutStage,
     GatherChoice,
     ProcessStage,
+    kind_after_death,
     may_switch_to_process,
 )
 from growcache.loading.options import LoaderOptions
@@ -231,23 +232,8 @@ class Consumer:
 
     def _replace_dead_process(self, died: ProcessDied) -> None:
         self._close_stage()
-        if self._options.gather == "auto":
-            self._kind, self._choice = "thread", None
-        elif self._replaced or self._options.ranks.share:
-            again = (
-                "again, before its first batch"
-                if self._replaced
-                else "which other ranks follow"
-            )
-            raise CacheError(
-                f"the gather process {died.why}, {again}; look for what ended it (the kernel's "
-                "log names what it killed for want of memory), or use gather='thread'"
-            )
-        _log.warning(
-            "the gather process %s; %s goes on after the batch delivered last",
-            *(died.why, "a thread" if self._options.gather == "auto" else "another one"),
-        )
-        self._replaced = True
+        self._kind = kind_after_death(self._options, died, again=self._replaced)
+        self._choice, self._replaced = None, True
         start = self._resume_position()
         self._adopt(self._new_stage(self._kind, start), start)
 

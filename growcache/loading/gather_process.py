@@ -26,6 +26,7 @@ import numpy as np
 from growcache.cache import system
 from growcache.cache.lease_views import RankNote
 from growcache.cache.system import release_at_sigterm
+from growcache.errors import CacheError
 from growcache.loading import framework
 from growcache.loading.blocks import BatchCutter, Block
 from growcache.loading.buffers import BufferBytes
@@ -112,6 +113,25 @@ def may_switch_to_process(options: LoaderOptions) -> bool:
     """
     pinned = options.ranks.share or options.fixed or options.transform is not None
     return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
+
+
+def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) -> StageKind:
+    """Return the kind of the stage that replaces a dead gather process.
+
+    Raises CacheError if that one replaced another and delivered nothing, or if ranks follow it.
+    """
+    if options.gather != "auto" and (again or options.ranks.share):
+        reason = "again, before its first batch" if again else "which other ranks follow"
+        raise CacheError(
+            f"the gather process {died.why}, {reason}; look for what ended it (the kernel's log "
+            "names what it killed for want of memory), or use gather='thread'"
+        )
+    kind: StageKind = "thread" if options.gather == "auto" else "process"
+    _log.warning(
+        "the gather process %s; %s goes on after the batch delivered last",
+        *(died.why, "a thread" if kind == "thread" else "another one"),
+    )
+    return kind
 
 
 # Blocks that wait as batches where a `CutStage` makes them; the gather process makes as many less.

@@ -76,10 +76,8 @@ _HASH_RANGE = 1 << 64
 def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) -> float:
     """Return the share of the shards that stay in memory.
 
-    Args:
-        cache_bytes: of all shards that a pass reads.
-        available_bytes: of memory, including these shards' pages in the page cache.
-        window_bytes: of the shards of a window, which are in memory in addition.
+    `available_bytes` includes these shards' pages in the page cache; the shards of a window are in
+    memory in addition.
 
     >>> resident_share(10 * 10**9, 48 * 10**9, 10**9), resident_share(900 * 10**9, 40 * 10**9, 10**9)
     (1.0, 0.02)

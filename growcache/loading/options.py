@@ -26,10 +26,7 @@ from growcache.schema import Schema
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number, whatever type it has, NumPy's or torch's.
-
-    Raises:
-        ConfigError: it is none, or less than ``least``.
+    """Return a whole number of at least ``least``, whatever type it has, NumPy's or torch's.
 
     >>> whole_number("batch_size", np.int64(8), 1)
     8
@@ -345,9 +342,7 @@ def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
 def launch_id(environment: Mapping[str, str], parent: int) -> str:
     """Return a name that all ranks of one start of a job share, and no other start has.
 
-    Args:
-        environment: of this process.
-        parent: its parent's process id; used where the environment is not enough.
+    parent: this process's parent, which decides where the environment is not enough.
 
     >>> launch_id({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, 7)
     'MASTER_ADDR=localhost MASTER_PORT=29500'
@@ -400,11 +395,7 @@ class RankShare:
 def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool) -> RankShare:
     """Return this rank's share of an epoch of `samples` over all ranks.
 
-    Args:
-        samples: of the epoch.
-        batch_size: of a rank.
-        ranks: this one among them.
-        keeps_last: whether rows that make no whole step are delivered.
+    keeps_last: whether rows that make no whole step are delivered.
     """
     steps, rest = divmod(samples, batch_size * ranks.world_size)
     whole = steps * batch_size * ranks.local_world_size

@@ -133,7 +133,7 @@ class Passes:
         )
         self._opener = PassOpener(options, ranks, watch)
         self._waits_long = False
-        self._turn = False  # the next pass is there, or waits for samples
+        self._next_pass_due = threading.Event()  # it is open, or waits for samples
         self._on_pass = on_pass
         self._timing = SnapshotTiming()
         self._hurry = True
@@ -172,7 +172,7 @@ class Passes:
             assert self._pass is not None
             self._begin_pass_ahead(self._pass.number + 1, 1)
         assert self._next_pass is not None
-        self._wait_for_turn()
+        self._wait_for_next_pass()
         if self._waits_long:
             self._leave_pass()
             self._close_left_passes()  # else its shards could not be evicted, and no new ones come
@@ -184,13 +184,16 @@ class Passes:
         self._enter(opened.first)
         return opened.plan
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_next_pass(self) -> None:
         """Wait for the next pass, and release a delivered one meanwhile."""
-        while not self._has_turn():
+        while not self._next_pass_due.is_set():
             self._demand.news.wait()
             self._demand.news.clear()
             # The consumer may be about to begin an epoch, which this thread would delay.
-            if not (self._has_turn() or self._demand.news.wait(self._demand.head_start())):
+            if not (
+                self._next_pass_due.is_set()
+                or self._demand.news.wait(self._demand.head_start())
+            ):
                 self.release_delivered()
 
     def take(self, rows: int) -> list[Piece]:
@@ -392,25 +395,22 @@ class Passes:
 
     def _open_ahead(self, open_pass: Callable[[], OpenPass]) -> None:
         self._waits_long = False
-        self._turn = False
+        self._next_pass_due.clear()
 
         def prepare() -> OpenPass:
             try:
                 return open_pass()
             finally:
-                self._take_turn()
+                self._let_next_pass_begin()
 
         self._next_pass = self._threads["snapshot"].submit(prepare)
 
     def _on_long_wait(self) -> None:
         self._waits_long = True
-        self._take_turn()
+        self._let_next_pass_begin()
 
-    def _has_turn(self) -> bool:
-        return self._turn  # which another thread sets
-
-    def _take_turn(self) -> None:
-        self._turn = True
+    def _let_next_pass_begin(self) -> None:
+        self._next_pass_due.set()
         self._demand.news.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:

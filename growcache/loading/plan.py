@@ -79,10 +79,6 @@ def _smallest_dtype(numbers: Integers) -> SampleOrder:
 def window_samples(sample_bytes: int, shard_samples: float = math.inf) -> int:
     """Return how many samples a window should hold.
 
-    Args:
-        sample_bytes: of each.
-        shard_samples: in a shard, on average.
-
     >>> window_samples(256 * 1024), window_samples(64), window_samples(64, 1000)
     (976, 262144, 64000)
     """
@@ -144,10 +140,10 @@ T = TypeVar("T")
 
 
 class LazyPickle(Generic[T]):
-    """A value that the other process may never need; unpickling this costs a copy of bytes.
+    """A value that the other process may never need; used by one thread.
 
-    The description of ten thousand shards takes ten milliseconds to make, for which the loop
-    would wait. Used by one thread.
+    Unpickling the plan of ten thousand shards would take milliseconds, for which the loop would
+    wait; unpickling this copies bytes.
     """
 
     __slots__ = ("_data", "_value")

@@ -50,10 +50,6 @@ from growcache.threads import StoppedError
 Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
-def finish_nothing(block: Block, wanted: Callable[[], bool]) -> bool:
-    return True
-
-
 class GatherClock:
     """Measures how long a thread gathers, and how long it stalls meanwhile.
 
@@ -93,7 +89,7 @@ class Producer:
         start: Position,
         missing: MissingShards,
         ranks: RankGroup | None,
-        finish: Finish = finish_nothing,
+        finish: Finish | None = None,
         shared_sender: SharedSender | None = None,
     ) -> None:
         self._options = options
@@ -265,7 +261,8 @@ class Producer:
             block = self._assembler.finish(epoch)
         block.seconds, block.stalled_seconds = self._clock.restart()
         # Not timed, because `batch_transform` runs in this thread with a gather process as well.
-        finished = self._finish(block, functools.partial(self._demand.wants, epoch))
+        wanted = functools.partial(self._demand.wants, epoch)
+        finished = self._finish is None or self._finish(block, wanted)
         if self._demand.stop.is_set():
             raise StoppedError
         if not finished:

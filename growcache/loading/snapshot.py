@@ -155,17 +155,8 @@ class Snapshot:
     ) -> Snapshot:
         """Return a snapshot of the shards that another reader's lease holds, retired or not.
 
-        It holds only if that lease is still open afterwards; the caller looks.
-
-        Args:
-            path: of the cache directory.
-            lease: settled, so that its list is final.
-            job: as for `take`.
-            verify: as for `take`.
-            ranks: as for `take`.
-
-        Raises:
-            CacheError: the index knows a shard of it no more.
+        That lease is settled. The snapshot holds only if it is still open afterwards, which the
+        caller checks. Raises CacheError if the index does not know a shard of it any more.
         """
         layout = CacheLayout(path)
         view = read_index(layout.root, retired=True)
@@ -211,12 +202,7 @@ class Snapshot:
         return number in self._rows
 
     def __getitem__(self, i: int) -> Sample:
-        """Return sample ``i``.
-
-        Raises:
-            IndexError: there is no such sample.
-            CorruptShardError: its shard is damaged.
-        """
+        """Return sample ``i``; CorruptShardError if its shard is damaged."""
         row, place = self._locate(i)
         sample: Sample = self.mapped(row.number)[place]
         self.mark_read([row.number])

@@ -90,19 +90,12 @@ def wait_for_samples(
 
     The cache need not exist yet. The wait is logged once, as a warning.
 
-    Args:
-        path: of the cache directory.
-        min_samples: capped by the population, once that is known.
-        complete: wait until the whole population is cached.
-        wake: set from outside, it makes the wait look at ``stopped`` at once.
-        stopped: whether to give up and return the index as it is.
-        known: whether the caller has read from it: then its folder must be there.
+    complete: wait until the whole population is cached; wake: an event after which ``stopped`` is
+    asked at once; stopped: whether to return the index as it is; known: whether the caller has read
+    from the cache, so that its folder must be there.
 
-    Raises:
-        CacheMissingError: the folder of a cache that was read from is gone.
-        ConfigError: the cache can never hold that many.
-        CacheError: the cache is complete without a sample, or the service that this process
-            started has failed.
+    Raises CacheMissingError if that folder is gone, ConfigError if the cache can never hold that many
+    samples, CacheError if it is complete without one or the service of this process has failed.
     """
     layout, warned, full_cache = CacheLayout(path), False, _FullCacheCheck()
     with closing(index_views(path, wake or threading.Event(), stopped)) as views:
