@@ -1,4 +1,4 @@
-"""The loaders of PyTorch, and the copies of rows by torch's operations, which release the GIL once for many of them.
+"""The loaders of PyTorch, and copies of rows by torch's operations, which release the GIL once for many.
 
 `EpochDataLoader` is for trainers that insist on a `DataLoader`.
 """
