@@ -105,11 +105,11 @@ def test_a_lowered_bound_takes_effect_on_a_full_disk(
 
 
 def _grow_index(index: Path) -> None:
-    """Have the index as large as an earlier version made it, with a row per sample."""
-    rows = [(0, i, "key" * 700, "tag", i, i + 1) for i in range(600)]
+    """Have the index as large as an earlier version made it, with a table that is gone."""
     with closing(sqlite3.connect(index)) as connection, connection:
-        connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", rows)
-        connection.execute("UPDATE shards SET samples_indexed = 1")
+        connection.execute("CREATE TABLE gone (key TEXT)")
+        connection.executemany("INSERT INTO gone VALUES (?)", [("key" * 700,)] * 600)
+        connection.execute("DROP TABLE gone")
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -53,7 +53,7 @@ def the_cache(db: Database) -> None:
     db.table("deleted_ranges").create(
         {"first": int, "last": int, "shards": int, "samples": int}, pk="first"
     )
-    # Many narrow rows: without a rowid they take two thirds of the room.
+    # Many narrow rows: without a rowid they take two thirds of the space.
     db.execute(
         "CREATE TABLE samples (shard INTEGER, i INTEGER, key TEXT, etag TEXT, "
         "start INTEGER, stop INTEGER, PRIMARY KEY (shard, i)) WITHOUT ROWID"
@@ -84,3 +84,10 @@ def lanes_of_editions(db: Database) -> None:
     if before.seal == before.right_seal():
         seal = read_sealed_tables(db.conn).right_seal()
         db.table("meta").upsert({"key": SEAL_META, "value": str(seal)}, pk="key")
+
+
+@migrations()
+def no_table_of_samples(db: Database) -> None:
+    """Nothing reads a row per sample, because the sidecars have the origins."""
+    db.execute("DROP TABLE samples")
+    db.execute("ALTER TABLE shards DROP COLUMN samples_indexed")

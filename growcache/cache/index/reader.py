@@ -32,7 +32,7 @@ from growcache.cache.index.schema import (
     SEAL_META,
     SHARD_COLUMNS,
     TABLES,
-    TABLES_BEFORE_LANES,
+    TABLES_AFTER,
     CacheTotals,
     ShardRow,
     ShardState,
@@ -41,7 +41,7 @@ from growcache.cache.index.schema import (
 )
 from growcache.cache.locks import fork_lock
 from growcache.cache.side_files import Edition, Identity, read_identity
-from growcache.errors import CacheError, CacheMissingError
+from growcache.errors import CacheError, CacheMissingError, CachePathError
 
 if TYPE_CHECKING:
     from growcache.schema import Schema
@@ -52,7 +52,7 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 WRONG_TABLES = "its tables are not those that were made"
 
-TablesState: TypeAlias = Literal["whole", "unmade", "damaged"]
+TablesState: TypeAlias = Literal["whole", "unmade", "damaged", "newer"]
 
 
 def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
@@ -65,21 +65,18 @@ def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def tables_state(connection: sqlite3.Connection) -> TablesState:
-    """Return the state of the tables. "unmade": they are empty, because a supervisor died at its first start.
+    """Return the state of the tables.
 
-    The last migration may be missing: the next supervisor makes it.
+    "unmade": they are empty, because a supervisor died at its first start. "newer": a later
+    growcache made them. The last migrations may be missing: the next supervisor makes them.
     """
-    known = ((TABLES, MIGRATION_NAMES), (TABLES_BEFORE_LANES, MIGRATION_NAMES[:-1]))
-    columns = table_columns(connection)
-    if any(
-        columns == made and _applied_migrations(connection) == names for made, names in known
-    ):
+    names, columns = _applied_migrations(connection), table_columns(connection)
+    known = MIGRATION_NAMES[: len(names)]
+    if len(names) > len(known) and names[: len(known)] == known:
+        return "newer"
+    if names == known and columns == TABLES_AFTER.get(len(names)):
         return "whole"
-    return (
-        "damaged"
-        if any(_has_rows(connection, name) for name in table_columns(connection))
-        else "unmade"
-    )
+    return "damaged" if any(_has_rows(connection, name) for name in columns) else "unmade"
 
 
 def has_our_tables(path: Path) -> bool:
@@ -118,6 +115,9 @@ def _columns_of_table(connection: sqlite3.Connection, table: str) -> str:
 
 
 def _applied_migrations(connection: sqlite3.Connection) -> list[str]:
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    if connection.execute(query, [MIGRATIONS_TABLE]).fetchone() is None:
+        return []
     columns = "id, name, applied_at"  # all that sqlite-utils will want to read
     query = f"SELECT {columns} FROM {MIGRATIONS_TABLE} WHERE migration_set = 'growcache' ORDER BY id"
     return [name for _, name, _ in connection.execute(query).fetchall()]
@@ -247,7 +247,7 @@ def read_index(
             return IndexView()
         if not layout.index.exists():
             layout.require()
-        raise damaged_index_error(layout, error) from error
+        raise unreadable_index_error(layout, error) from error
     return IndexView(
         shards=live,
         totals=totals,
@@ -311,7 +311,7 @@ def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
     except (sqlite3.Error, ValueError, TypeError) as error:
         if not layout.index.exists():
             layout.require()
-        raise damaged_index_error(layout, error) from error
+        raise unreadable_index_error(layout, error) from error
 
 
 def _uses_of_job(
@@ -376,6 +376,21 @@ def _connect(layout: CacheLayout, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
+def newer_index_error(layout: CacheLayout) -> CachePathError:
+    return CachePathError(
+        f"the index {layout.index} was written by a newer growcache: upgrade growcache, or choose "
+        "another cache.path"
+    )
+
+
+def unreadable_index_error(layout: CacheLayout, reason: object) -> CacheError:
+    """Return the error of an index that cannot be read: a newer growcache wrote it, or it is damaged."""
+    with suppress(*SQLITE_ERRORS, ValueError, TypeError), reading_index(layout) as connection:
+        if tables_state(connection) == "newer":
+            return newer_index_error(layout)
+    return damaged_index_error(layout, reason)
+
+
 def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
     """Return the error of a damaged index, with the command that repairs it."""
     return CacheError(
@@ -413,7 +428,10 @@ class IndexContents:
 
 
 def read_contents(layout: CacheLayout) -> IndexContents:
-    """Return what the index says now, or its problems. May raise CacheMissingError."""
+    """Return what the index says now, or its problems.
+
+    CacheMissingError: there is none. CachePathError: a newer growcache wrote it.
+    """
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
     try:
@@ -426,8 +444,12 @@ def read_contents(layout: CacheLayout) -> IndexContents:
                     found.problems += _wrong_types(connection)
                 case "damaged":
                     found = IndexContents([WRONG_TABLES, *_integrity_problems(connection)])
+                case "newer":
+                    raise newer_index_error(layout)
                 case "unmade":
                     found = IndexContents(_integrity_problems(connection))
+    except CachePathError:
+        raise
     except (
         *SQLITE_ERRORS,
         ValueError,

@@ -180,7 +180,7 @@ TABLES = {
     "shards": "number INTEGER, seq INTEGER, state INTEGER, group_number INTEGER, "
     "edition INTEGER, round INTEGER, samples INTEGER, parts INTEGER, holes INTEGER, "
     "shard_bytes INTEGER, allocated INTEGER, record_bytes INTEGER, digest TEXT, "
-    "drawn_at REAL, uses INTEGER, samples_indexed INTEGER, seal INTEGER | number",
+    "drawn_at REAL, uses INTEGER, seal INTEGER | number",
     "holes": "id INTEGER, shard INTEGER, key TEXT, part INTEGER, reason TEXT | id",
     "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER, lanes TEXT "
     "| edition",
@@ -190,16 +190,26 @@ TABLES = {
     "totals": "name TEXT, value INTEGER | name",
     "finished_leases": "name TEXT, finished_at REAL | name",
     "deleted_ranges": "first INTEGER, last INTEGER, shards INTEGER, samples INTEGER | first",
-    "samples": "shard INTEGER, i INTEGER, key TEXT, etag TEXT, start INTEGER, stop INTEGER "
-    "| shard, i",
     "uses": "shard INTEGER, job TEXT, uses INTEGER | shard, job",
 }
-TABLES_BEFORE_LANES = TABLES | {
+_WITH_SAMPLES = TABLES | {
+    "shards": TABLES["shards"].replace(" seal ", " samples_indexed INTEGER, seal "),
+    "samples": "shard INTEGER, i INTEGER, key TEXT, etag TEXT, start INTEGER, stop INTEGER "
+    "| shard, i",
+}
+_BEFORE_LANES = _WITH_SAMPLES | {
     "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER | edition"
 }
+TABLES_AFTER = {4: TABLES, 3: _WITH_SAMPLES, 2: _BEFORE_LANES}  # by the number of migrations
 OWN_TABLES = {"shards", "deleted_ranges", "finished_leases", "totals"}  # together nobody else's
 MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils notes there what was made
-MIGRATION_NAMES = ["the_cache", "a_checksum_per_row", "lanes_of_editions"]
+# None is ever removed or renamed: an index with these and more is of a newer growcache.
+MIGRATION_NAMES = [
+    "the_cache",
+    "a_checksum_per_row",
+    "lanes_of_editions",
+    "no_table_of_samples",
+]
 
 MOST_PATH_BYTES = 504  # of a database, for SQLite; with the name of its journal it is 512
 

@@ -19,6 +19,7 @@ from growcache.cache.index.reader import (
     WRONG_TABLES,
     IndexContents,
     damaged_index_error,
+    newer_index_error,
     read_editions,
     read_sealed_tables,
     tables_state,
@@ -81,13 +82,16 @@ class IndexDatabase:
             connection = sqlite3.connect(
                 layout.index, timeout=BUSY_SECONDS, isolation_level=None
             )
+            match tables_state(connection):
+                case "damaged":
+                    raise damaged_index_error(layout, WRONG_TABLES)
+                case "newer":
+                    raise newer_index_error(layout)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
             connection.execute("PRAGMA temp_store = MEMORY")
             index = cls(layout, Database(connection))
-            if tables_state(connection) == "damaged":
-                raise damaged_index_error(layout, WRONG_TABLES)
             migrations.apply(index._db)
         except (*SQLITE_ERRORS, TypeError) as error:
             raise index_error(layout, error) from error
@@ -237,9 +241,8 @@ class IndexDatabase:
 
     def _put_shards(self, rows: Sequence[ShardTableRow]) -> None:
         marks = ",".join("?" * 16)
-        columns = f"{SHARD_COLUMNS}, seal, samples_indexed"
         self._connection.executemany(
-            f"INSERT OR REPLACE INTO shards ({columns}) VALUES ({marks}, 0)",
+            f"INSERT OR REPLACE INTO shards ({SHARD_COLUMNS}, seal) VALUES ({marks})",
             [(*row, row_seal(row)) for row in rows],
         )
 
@@ -317,17 +320,6 @@ class IndexDatabase:
         self._connection.execute("DELETE FROM deleted_ranges")
         self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", merged)
         self.set_meta("pruned_seq", max(self.meta("pruned_seq", -1), old[-1][2]))
-
-    def drop_samples(self) -> None:
-        """Empty a table that earlier versions filled and nothing reads.
-
-        It stays, because they accept only an index with all their tables.
-        """
-        self._connection.execute("DELETE FROM samples")
-        self._connection.execute("UPDATE shards SET samples_indexed = 0")
-
-    def has_samples(self) -> bool:
-        return self._connection.execute("SELECT 1 FROM samples").fetchone() is not None
 
     # Readers
 
@@ -575,8 +567,6 @@ class IndexWriter:
         self._cut_log()
         if self.log_is_short:
             self.write(lambda: index.prune_deleted(budget.kept_deleted))
-            if index.has_samples():
-                self.write(index.drop_samples)
             self._compact()
         self._pages_bytes = index.pages_bytes()
         self._ballast.size = budget.ballast
