@@ -1,7 +1,7 @@
 """Follow the config file while the service runs: some settings change at once, others need a restart.
 
-A changed file is read once it has been the same for a moment, because some editors write it piece by piece. A file
-that cannot be read or adopted costs a line in the log, and the settings stay as they were.
+A changed file is read once it has been stable for a moment, because some editors write it piece by piece. A file
+that cannot be read or adopted causes a line in the log, and the settings stay as they were.
 """
 
 from __future__ import annotations
@@ -33,29 +33,24 @@ _Signature = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Where a configuration came from, so that it can be read again."""
+    """The origin of a configuration, so that it can be read again."""
 
     path: Path
     overrides: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Config:
-        """Return the configuration as it is now.
-
-        Raises:
-            ConfigError: it cannot be read, or is wrong.
-        """
         return load_config(self.path, self.overrides, self.environment)
 
 
 def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
-    """Return the running configuration with what may change, and the keys that may not.
+    """Return the running configuration with the live changes, and the keys that need a restart.
 
-    A key that the file does not name any more needs a restart, too: a file that is only half
-    there must not raise the bound to its default.
+    A key that is gone from the file needs a restart too, because a file that is only half written must not reset the
+    bound to its default.
 
     Raises:
-        ConfigError: what may change does not fit the rest.
+        ConfigError: a live change does not fit the rest.
     """
     before, after = _flat(running), _flat(found)
     changed = [key for key in after if before.get(key, ...) != after[key]]
@@ -70,7 +65,7 @@ def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
 
 
 def _is_live(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a setting may change; a store's credentials may, its server may not."""
+    """Whether a setting may change at run time; a store's credentials may, its server may not."""
     if not _STORAGE.fullmatch(key):
         return key in LIVE
     return server_options(from_json_value(before[key])) == server_options(
@@ -88,7 +83,7 @@ def _within(values: Any, sections: Sequence[str]) -> Any:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    """Return every setting under its dotted name, as a JSON value: those can be compared."""
+    """Return every setting by its dotted name, as a JSON value."""
     flat: dict[str, Any] = {}
     for section, value in to_json_value(config.model_dump()).items():
         for prefix, _, part in _sections(section, getattr(config, section), value):
@@ -117,7 +112,7 @@ def _named(config: Config) -> set[str]:
 
 
 class ConfigReload:
-    """Keeps a service at what its config file says; it belongs to the service's loop."""
+    """Keeps a service's settings at those of its config file; it belongs to the service's loop."""
 
     def __init__(
         self,
@@ -146,7 +141,7 @@ class ConfigReload:
         self._wake()
 
     def look(self, now: float) -> list[str]:
-        """Take what the file says, if it is new; return what there is to say about it."""
+        """Adopt the file if it is new; return messages about it."""
         if not self._stirred and now - self._looked_at < LOOK_SECONDS:
             return []
         self._stirred, self._looked_at = False, now
@@ -187,7 +182,7 @@ def _one_line(error: ConfigError) -> str:
 
 
 def _signature(path: Path) -> _Signature:
-    """Return what differs between one writing of the file and the next; None without one."""
+    """Return values that differ after each write of the file; None without one."""
     try:
         found = path.stat()
     except OSError:  # it is being replaced, or gone: reading it will say

@@ -1,7 +1,7 @@
 """Permits out, reports in: which sampler fills which group.
 
-The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction.choose`). This module gathers what they
-need and does what they say.
+The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction.choose`). This module gathers their
+inputs and carries the decisions out.
 """
 
 from __future__ import annotations
@@ -59,15 +59,13 @@ from growcache.usercode import printable, short_key
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """When a run ends by itself."""
-
     until_full: bool = False
     duration_seconds: float | None = None
     samples: int | None = None
 
 
 class Dispatcher:
-    """Everything between a sampler with room for work and a committed shard."""
+    """Connects samplers that have room for a permit with committed shards."""
 
     def __init__(
         self,
@@ -149,7 +147,7 @@ class Dispatcher:
         return [slot for slot in slots if slot.has_room(reads)]
 
     def receive(self, slot: SamplerSlot, message: Message) -> list[str]:
-        """Act on a message about a permit; return the errors that it tells of.
+        """Handle a message about a permit; return the errors that it reports.
 
         Raises:
             SamplingError: too many objects of the source cannot be used.
@@ -180,7 +178,7 @@ class Dispatcher:
     # ----------------------------------------------------------------- permits
 
     def next_permit(self) -> Permit | None:
-        """Return the next permit, if one may be given now; `verdict` says why not."""
+        """Return the next permit, or None; then `verdict` has the reason."""
         now = self._clock()
         refetch = self._refetches.next(now)
         if refetch is not None:
@@ -208,7 +206,7 @@ class Dispatcher:
         return self._grant(draw, tries, refetch.write, refetch.missing)
 
     def _issue(self, draw: GroupDraw) -> bool:
-        """Note that the group is issued, unless it was before; False where that cannot be."""
+        """Record the number of a new group; return False where the disk has no room for that."""
         if draw.group < self.queue.next_new:
             return True
         try:
@@ -262,11 +260,10 @@ class Dispatcher:
         return permit
 
     def _may_set_aside(self, group: int) -> bool:
-        """Whether visits of a group, of which nothing was ever committed, may be set aside."""
         return self.makeups.may_defer or group in self._cache.meta.deferrals.makeups
 
     def _others(self, stops: Sequence[PartVisit], left_out: Sequence[int]) -> tuple[Entry, ...]:
-        """Return a few objects of the source, where all visits are to one of them."""
+        """Return a few objects to probe where all visits are to one object."""
         skipped = set(left_out)
         visited = {object_name(s) for place, s in enumerate(stops) if place not in skipped}
         if len(visited) != 1:
@@ -286,20 +283,19 @@ class Dispatcher:
         return draw if draw is not None and self._may_begin(draw) else None
 
     def _may_begin(self, draw: GroupDraw) -> bool:
-        """Whether the draw's round may begin: not while the last one may still grow."""
+        """Whether the draw's round may begin: a round begins once the last one cannot grow."""
         if self.draws.replacement or draw.round == self.round:
             return True
         return self._catalog.complete and not self._kept_everything
 
     @property
     def _kept_everything(self) -> bool:
-        """Whether nothing that was drawn has ever left the cache."""
         totals = self._cache.totals()
         return not totals.evicted_shards and not totals.lost_shards
 
     @property
     def complete(self) -> bool:
-        """Whether all that shall be cached is; then nothing more is drawn."""
+        """Whether everything that the cache shall hold is cached."""
         if not self.queue.settled or self.makeups.missing or not self._listed_and_known:
             return False
         draw = self.draws.next(self.queue.next_new, self.round)
@@ -314,14 +310,14 @@ class Dispatcher:
 
     @property
     def only_set_aside(self) -> bool:
-        """Whether all that is left to be cached failed again after it was set aside."""
+        """Whether every part that is missing failed again after it was set aside."""
         if self.writes.permits or not self.makeups.missing or not self.makeups.tried:
             return False
         known = self.queue.only_set_aside and self._listed_and_known
         return known and self._next_draw() is None
 
     def follow_refetches(self) -> list[str]:
-        """Follow the refetches that readers refetch for; return permits that no reader needs any more."""
+        """Follow the readers' refetches; return permits that no reader needs any more."""
         self._refetches.follow(self._forecast.shard_bytes, self.space.capacity)
         vain = [
             id_
@@ -388,10 +384,10 @@ class Dispatcher:
         return max(0, min(most, self._forecast.group_bytes(parts)))
 
     def follow(self, config: Config) -> None:
-        """Go by a configuration that differs in what may change while the service runs.
+        """Adopt the settings that may change while the service runs.
 
         Raises:
-            ConfigError: its bound cannot hold what the samplers have to write (protocol 11).
+            ConfigError: the bound cannot hold what the samplers have to write (protocol 11).
         """
         self.check_bound(config)
         self._config = config
@@ -399,10 +395,10 @@ class Dispatcher:
         self._cache.follow(config.cache)
 
     def check_bound(self, config: Config) -> None:
-        """Refuse a bound that cannot hold groups of full shards, and those that are made.
+        """Refuse a bound that cannot hold groups of full shards and the groups that are encoded.
 
         Raises:
-            ConfigError: names the bound that would do.
+            ConfigError: names a sufficient bound.
         """
         expected = self._forecast.full_group_bytes()
         larger = min(self._limit_bytes, LIMIT_OF_EXPECTED * expected) if self._ragged else 0
@@ -421,12 +417,12 @@ class Dispatcher:
 
     @property
     def at_work(self) -> bool:
-        """Whether groups are being filled, or will be as soon as the store answers."""
+        """Whether groups are being filled, or wait for the store."""
         return bool(self.writes.permits) or self.queue.failing > 0
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing in this run can change any more what is cached."""
+        """Whether nothing in this run can change the cached shards any more."""
         if (
             not self.writes.stuck
             or self.writes.short_of_disk
@@ -440,7 +436,6 @@ class Dispatcher:
 
     @property
     def final_reason(self) -> str:
-        """Why nothing can change any more, in words; see `at_rest`."""
         if self.verdict.state == "complete":
             return "all that is to be cached is cached"
         spent = self.verdict.final and self.verdict.state == "waiting"
@@ -492,15 +487,15 @@ class Dispatcher:
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
     def store_refused(self, permit_id: str, waiting_for: str) -> None:
-        """Note that the store refuses a group, as it would all others: it is filled again."""
+        """Give the group back, because the store refuses every request for now."""
         if issued := self._pop(permit_id):
             self.breaker.refused(permit_id, printable(waiting_for), self._clock())
             self.queue.returned(issued.permit.group)
 
     def failed(self, permit_id: str, error: str, *, disk: bool) -> None:
-        """Note a transient failure: the group is filled again later.
+        """Give the group back after a transient failure.
 
-        ``disk``: it was the local disk that failed, so there must be less in the cache.
+        ``disk``: the local disk failed, so the cache has to shrink.
         """
         if issued := self._pop(permit_id):
             self._fail(issued.permit.group, error, disk=disk)
@@ -512,12 +507,11 @@ class Dispatcher:
                 )
 
     def set_back(self, permit_id: str, place: int, error: str) -> None:
-        """Note that a visit is set aside: its object keeps failing while others answer."""
+        """Record a visit that is set aside: its object keeps failing while others answer."""
         if issued := self.writes.permits.get(permit_id):
             self.makeups.set_back(issued.permit, place, error)
 
     def makeup_failed(self, permit_id: str) -> None:
-        """Note that all objects of a makeup group still fail: it is tried again later."""
         if issued := self._pop(permit_id):
             due = self.makeups.failed_again(issued.permit)
             self.queue.set_aside(issued.permit.group, due)
@@ -529,10 +523,10 @@ class Dispatcher:
         self.queue.failed(group, self._clock(), disk=disk)
 
     def abandoned(self, permit_id: str, death: SamplerDeath) -> None:
-        """Note that the sampler of a group died: the group is filled again at once.
+        """Give the group of a sampler that died back, to be filled at once.
 
         Raises:
-            SamplingError: it has cost too many samplers to be chance.
+            SamplingError: the group has cost too many samplers.
         """
         if issued := self._pop(permit_id):
             group = issued.permit.group

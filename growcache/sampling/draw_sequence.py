@@ -1,7 +1,7 @@
-"""The draws of a cache while its listing grows: editions are added as groups are asked for.
+"""The draws of a cache while its listing grows: editions are added on demand.
 
-The order of the draws knows groups by their draw number, which does not count makeup groups. The record of
-deferrals (`cache/deferrals.py`) says what those hold.
+The order of the draws counts groups by their draw number, which skips makeup groups. The record of deferrals
+(`cache/deferrals.py`) has the parts of those.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from growcache.store.catalog import Catalog
 
 
 class DrawSequence:
-    """What the next group holds."""
-
     def __init__(
         self,
         config: Config,
@@ -84,7 +82,7 @@ class DrawSequence:
         return (self._stratification or self.population).strata(listed, lanes)
 
     def _quotas(self, strata: EditionStrata, listed: int) -> Ints | None:
-        """Return how many draws of a block each stratum has; None without strata."""
+        """Return the draws of each stratum in a block; None without strata."""
         if self._weights is not None:  # of visits, such that samples come by the weights
             per_visit = self.population.per_visit(listed)
             wanted = source_shares(self._weights, strata.own, per_visit)
@@ -96,32 +94,29 @@ class DrawSequence:
 
     @property
     def needs_whole_listing(self) -> bool:
-        """Whether nothing is drawn before the listing has come to its end."""
+        """Whether the first draw has to wait for the end of the listing."""
         return self._stratification is not None and self._weights is None
 
     def rounds(self, group: int) -> list[float]:
-        """Return how often each of several sources was drawn before a group; of one nothing."""
+        """Return the passes over each source before a group; empty for a single source."""
         if self._weights is None or not self._editions:
             return []
         return [float(found) for found in self._draws.rounds(self._number(group))]
 
     def distinct(self, group: int) -> int | None:
-        """Return how many different parts the groups before one hold.
-
-        None where no part comes again before all were drawn.
-        """
+        """Return the number of different parts in earlier groups; None without strata."""
         return self._draws.distinct(self._number(group)) if self._stratification else None
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the last edition holds all that is listed, by the lanes of now."""
+        """Whether the last edition has every listed object and the current lanes."""
         if not self._editions:
             return False
         last = self._editions[-1]
         return (last.objects, last.lanes) == (len(self._catalog), self._lanes)
 
     def again(self, group: int) -> GroupDraw | None:
-        """Return what a group holds that was issued before; a second time it costs nothing."""
+        """Return the draw of an issued group; the last one is kept."""
         if self._last is None or self._last.group != group:
             self._last = self._held(group)
         return self._last
@@ -141,10 +136,7 @@ class DrawSequence:
         return self.gathered(group, items) if items else None  # else it is forgotten
 
     def gathered(self, group: int, places: Sequence[Place]) -> GroupDraw:
-        """Return the parts of these places, as what a group holds.
-
-        ``places``: where each part was drawn first; at least one.
-        """
+        """Return the parts of places, at least one, as the draw of a makeup group."""
         drawn = {number: self._drawn_first(number) for number in dict(places)}
         rounds = [_rounds(drawn[number])[place] for number, place in places]
         weighted = all(draw.weights is not None for draw in drawn.values())
@@ -168,10 +160,9 @@ class DrawSequence:
         return draw
 
     def ahead(self, group: int, next_new: int) -> GroupDraw | None:
-        """Return what a group holds that is refetched before its turn.
+        """Return the draw of a group that is refetched before its turn; None past the end of a fixed set.
 
-        None past the end of a fixed set. The listing must be at its end: what is listed
-        decides what the groups in front of it hold.
+        The listing must be complete, because it decides which parts the skipped groups hold.
 
         ``next_new``: the first group that was never issued.
 
@@ -182,11 +173,11 @@ class DrawSequence:
         return self._held(group)
 
     def next(self, group: int, round_: int) -> GroupDraw | None:
-        """Return what the first group that was never issued holds.
+        """Return the draw of the first group that was never issued.
 
         None before anything is listed, and past the end of a fixed set.
 
-        ``round_``: that the group before it was drawn in.
+        ``round_``: of the group before it.
         """
         draw = self._peek(group)
         # No part for this node is no reason to wait for a doubling: another page may help.
@@ -196,7 +187,7 @@ class DrawSequence:
         return draw
 
     def _begins_round(self, draw: GroupDraw, round_: int) -> bool:
-        """Whether parts come again in a group, while others of theirs may wait in the listing."""
+        """Whether a group repeats parts while undrawn ones may wait in the listing."""
         if self.replacement:
             return False
         if self._weights is None:
@@ -206,7 +197,7 @@ class DrawSequence:
         return bool(grown[beginning].any())
 
     def _peek(self, group: int) -> GroupDraw | None:
-        """Draw without consequence; waiting for room asks many times for the same group."""
+        """Draw without consequence; a wait for room asks many times for the same group."""
         if not self._editions:
             return None
         asked = (group, len(self._editions))
@@ -258,10 +249,10 @@ class DrawSequence:
             self._counts = self._objects.counts(edition.objects)
 
     def _has_all_sources(self, listed: int, *, complete: bool) -> bool:
-        """Whether there is something of each source that is mixed, so that shares can be kept.
+        """Whether each of several sources has a part, so that shares can be kept.
 
         Raises:
-            ConfigError: there never will be.
+            ConfigError: a source never will.
         """
         if self._weights is None:
             return True
@@ -286,7 +277,6 @@ GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doublin
 def wants_edition(
     objects: int, editions: list[Edition], *, complete: bool, drawn: bool
 ) -> bool:
-    """Whether the listing has grown enough for a new edition."""
     known = editions[-1].objects if editions else 0
     return objects > known and (complete or drawn or objects >= GROWTH * known)
 
@@ -294,6 +284,5 @@ def wants_edition(
 def next_edition(
     catalog: Catalog, editions: list[Edition], number: int, lanes: str | None = None
 ) -> Edition:
-    """Return the edition of all that is listed, from the group of this draw number on."""
     objects = len(catalog)
     return Edition(len(editions), objects, catalog.digest(objects), number, lanes)

@@ -2,8 +2,8 @@
 
 A stratum is a sequence of draws that are numbered from 0, and each number gives a part and a round. Within a round no
 part comes twice: an edition that is added in its middle permutes all parts anew, and skips those that earlier orders of
-the round gave. The inverse permutation tells which those are, so no record of them is kept. Parts of other nodes' lanes
-are skipped likewise.
+the round gave. The inverse permutation identifies them, so no record is kept. Parts of other nodes' lanes are skipped
+likewise.
 
 A group is a run of draws. Permuted blocks deal them to the strata; without strata there is one, and nothing is dealt.
 """
@@ -102,7 +102,7 @@ class GroupDraw:
 
 @dataclass(frozen=True, slots=True)
 class EarlierOrder:
-    """An order that a round followed before, as far as it went."""
+    """An order that a round followed before, up to a position."""
 
     order: PartOrder
     positions: int
@@ -114,8 +114,6 @@ MakeOrder: TypeAlias = Callable[[DrawnEdition, int, EarlierOrder | None], PartOr
 
 @dataclass(frozen=True, slots=True)
 class DrawRun:
-    """Draws of one round by one order, from number ``first`` on."""
-
     first: int
     draws: int
     round: int
@@ -133,7 +131,7 @@ class DrawRun:
 
 
 class StratumDraws:
-    """No part comes twice before all came once, however the stratum grows meanwhile."""
+    """Draws a part again only after all parts came, however the stratum grows meanwhile."""
 
     def __init__(self, stratum: int, make_order: MakeOrder) -> None:
         self._stratum = stratum
@@ -184,7 +182,7 @@ class StratumDraws:
         return self._run(draw).round
 
     def round_end(self, draw: int) -> int:
-        """Return the first draw behind the round of a draw, as far as that is known."""
+        """Return the first draw behind the round of a draw, as far as known."""
         return self._run(draw).end
 
     def _own(self, edition: DrawnEdition) -> int:
@@ -207,7 +205,7 @@ class StratumDraws:
         return self._later
 
     def _end(self, run: DrawRun) -> int:
-        """Return where the next run begins; an edition may begin within this one."""
+        """Return where the next run begins, because an edition may begin within this one."""
         place = bisect_right(self._runs, run.first, key=lambda s: s.first)
         return min([run.end, *(s.first for s in self._runs[place : place + 1])])
 
@@ -216,9 +214,9 @@ class StratumDraws:
         return DrawRun(first, self._own(edition), round_, edition, order)
 
     def _counted(self, s: DrawRun) -> DrawRun:
-        """Return the run with the number of its draws, for which all parts are looked at.
+        """Return the run with the number of its draws, by a look at all parts.
 
-        In their own order, because only the masks and the inverse orders of few parts are needed then.
+        The parts are walked in their own order, because only the masks and few inverse orders are needed then.
         """
         size = s.order.size
         chunks = (np.arange(at, min(size, at + _CHUNK)) for at in range(0, size, _CHUNK))
@@ -239,7 +237,6 @@ class StratumDraws:
         return np.concatenate(kept)
 
     def _position(self, run: DrawRun, draws: int) -> int:
-        """Return the position in the order behind the first ``draws`` of the run."""
         if run.is_plain:
             return draws
         draw, position = self._nearest(run, run.first + draws)
@@ -270,7 +267,7 @@ class StratumDraws:
     def _walk(
         self, run: DrawRun, position: int, wanted: int
     ) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield from a position on: where a chunk starts, its parts, and their offsets in it."""
+        """Yield where each chunk starts, its parts, and their offsets in it."""
         size = run.order.size
         enough = 1.1 * wanted * size / max(1, run.draws)  # mostly, to give what is wanted
         step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
@@ -282,7 +279,7 @@ class StratumDraws:
             position, step = stop, min(_CHUNK, step * 4)
 
     def _fresh(self, run: DrawRun, parts: Ints) -> Mask:
-        """Return which parts of an order are this node's, and not drawn yet in the round."""
+        """Return which parts are this node's and not drawn yet in the round."""
         mask = run.edition.strata.mask(self._stratum, parts)
         for one in run.earlier:
             known = np.flatnonzero(mask & (parts < one.order.size))
@@ -294,7 +291,7 @@ class StratumDraws:
 
 
 class IndependentDraws:
-    """Draws that know nothing of one another; each is a round of its own."""
+    """Draws with replacement; each is a round of its own."""
 
     def __init__(self, stratum: int, *where: int | str) -> None:
         self._stratum = stratum
@@ -330,7 +327,6 @@ class IndependentDraws:
         return draw
 
     def round_end(self, draw: int) -> int:
-        """Return the first draw behind the round of a draw."""
         return draw + 1
 
 
@@ -353,7 +349,6 @@ class StratumBlocks:
         return whole[start - first * self._size : stop - first * self._size]
 
     def before(self, number: int) -> Ints:
-        """Return how many of the draws before this one each stratum has."""
         whole, within = divmod(number, self._size)
         head = self._block(whole)[:within] if within else np.zeros(0, np.int64)
         return whole * self.counts + np.bincount(head, minlength=len(self.counts))
@@ -370,7 +365,7 @@ class StratumBlocks:
 
 @dataclass(frozen=True)
 class EditionDraws:
-    """The groups that one edition is drawn for, from draw ``first`` on."""
+    """The groups that draw from one edition, from draw ``first`` on."""
 
     edition: DrawnEdition
     blocks: StratumBlocks | None
@@ -379,7 +374,7 @@ class EditionDraws:
     weights: Floats | None  # of the parts of each stratum
 
     def before(self, draw: int) -> Ints:
-        """Return how many of the draws before this one each stratum had."""
+        """Return how often each stratum was drawn before a draw."""
         within = draw - self.first
         found = np.array([within]) if self.blocks is None else self.blocks.before(within)
         found[: len(self.drawn)] += self.drawn
@@ -392,14 +387,13 @@ class EditionDraws:
 
     @property
     def drawn_strata(self) -> Ints:
-        """The strata that have a share of the draws."""
         return (
             np.zeros(1, np.int64) if self.blocks is None else np.flatnonzero(self.blocks.counts)
         )
 
 
 class Draws:
-    """The draws of one cache, group after group, in any order (ascending is fastest)."""
+    """The draws of one cache, in any order of groups (ascending is fastest)."""
 
     def __init__(
         self, seed: int, sizing: Sizing, *, turns: bool = False, replacement: bool = False
@@ -413,7 +407,6 @@ class Draws:
         self._marks: list[tuple[int, int]] = []  # group, draws before it; ascending
 
     def add(self, edition: DrawnEdition) -> None:
-        """Let groups from ``edition.first_group`` on draw from a larger edition."""
         group = edition.first_group
         at = self._draws_before(group) if self._editions else 0
         # Of several editions at one group the last one counts.
@@ -448,7 +441,7 @@ class Draws:
         return StratumDraws(stratum, make(stratum, *where))
 
     def group(self, number: int) -> GroupDraw | None:
-        """Return what group ``number`` holds; None past the end of a fixed set.
+        """Return the draw of a group; None past the end of a fixed set.
 
         Raises:
             LookupError: no edition with a part of this node covers the group yet.
@@ -480,12 +473,11 @@ class Draws:
         )
 
     def round_of(self, number: int) -> int:
-        """Return the earliest round that a stratum is in before group ``number``."""
         edition_draws = self._edition_of(number)
         return self._round(edition_draws, edition_draws.before(self._draws_before(number)))
 
     def beginning(self, number: int) -> Ints:
-        """Return the strata that another round of begins in a group."""
+        """Return the strata that begin another round in a group."""
         edition_draws = self._edition_of(number)
         before = edition_draws.before(self._draws_before(number))
         after = edition_draws.before(self._draws_before(number + 1))
@@ -497,14 +489,14 @@ class Draws:
         return drawn[np.array([first != last for first, last in rounds], np.bool_)]
 
     def rounds(self, number: int) -> Floats:
-        """Return how often each stratum was drawn before a group; float64 [strata]."""
+        """Return the passes over each stratum before a group; float64 [strata]."""
         edition_draws = self._edition_of(number)
         drawn = edition_draws.before(self._draws_before(number))
         found: Floats = drawn / np.maximum(edition_draws.edition.strata.own, 1)
         return found
 
     def distinct(self, number: int) -> int:
-        """Return how many different parts the groups before this one hold."""
+        """Return the number of different parts in the groups before this one."""
         if not self._editions:
             return 0
         edition_draws = self._edition_of(number)
@@ -543,7 +535,7 @@ class Draws:
         return draw
 
     def _after_like_rounds(self, group: int, draw: int, number: int) -> tuple[int, int]:
-        """Jump from a round's begin over whole rounds: in full groups they are alike."""
+        """Skip whole rounds from the start of one, because full groups divide them alike."""
         if group < RAMP_END or group == number or self._sizing.max_parts is not None:
             return group, draw
         own = self._strata[0].round_end(draw) - draw

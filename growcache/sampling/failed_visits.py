@@ -1,8 +1,8 @@
 """Visits that brought nothing: setbacks, deferrals with their makeup groups, and holes.
 
 Parts of an object that keeps failing while others answer are deferred without a try, until a makeup group finds that
-the object answers again. Makeup groups try it ever more seldom. Holes are counted against `sampling.max_skipped`, and
-tried again on request or when another version of the object is listed.
+the object answers again. Makeup groups retry it with growing delays. Holes are counted against `sampling.max_skipped`,
+and retried on request or when another version of the object is listed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ DEFERRED_EARLIER = "set aside by an earlier run"
 
 @dataclass(slots=True)
 class FailingObject:
-    """One object that keeps failing."""
-
     reason: str
     due: float  # monotonic seconds
     tries: int = 0
@@ -62,9 +60,9 @@ class Setbacks:
         self.failing.setdefault(name, FailingObject(DEFERRED_EARLIER, now))
 
     def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
-        """Note that a visit to an object was given up, while others answered.
+        """Record that a visit to an object was given up while others answered.
 
-        ``again``: whether it was tried again; else it only failed in one more group, mostly.
+        ``again``: whether a makeup group retried it. Otherwise one more group in flight failed.
         """
         found = self.failing.get(name)
         if found is None:
@@ -76,11 +74,11 @@ class Setbacks:
             found.due = now + min(self._longest, self._first * 2**found.tries)
 
     def answered(self, name: ObjectName) -> None:
-        """Note that a failing object was read: all that waits for it is due."""
+        """Record that a failing object was read, so all of its deferred parts are due."""
         self.failing.pop(name, None)
 
     def wait(self, places: Mapping[Place, ObjectName]) -> None:
-        """Take over which places are pending, and of which object each is."""
+        """Replace the pending places, each with its object."""
         self._pending = {}
         for place, name in places.items():
             self._pending.setdefault(name, []).append(place)
@@ -105,13 +103,13 @@ class Setbacks:
         self._made_up_at = now
 
     def next_try(self, names: Iterable[ObjectName]) -> float:
-        """Return when the first of some failing objects is tried again; infinity for none."""
+        """Return the time of the first retry among some failing objects; infinity for none."""
         return min(
             (self.failing[n].due for n in names if n in self.failing), default=float("inf")
         )
 
     def tried(self, trying: Collection[ObjectName]) -> bool:
-        """Whether every object of which parts wait failed again since it was set aside."""
+        """Whether every object with pending parts failed again since it was set aside."""
         names = {*self._pending, *trying}
         return all(n in self.failing and self.failing[n].tries for n in names)
 
@@ -173,9 +171,9 @@ class Makeups:
     def left_out(
         self, group: int, stops: Sequence[PartVisit], *, defers: bool
     ) -> tuple[int, ...]:
-        """Return the visits that are not even tried.
+        """Return the visits of a group that are not tried.
 
-        ``defers``: whether visits may be set aside that were not before.
+        ``defers``: whether further visits may be set aside.
         """
         record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
@@ -184,7 +182,7 @@ class Makeups:
         return tuple(sorted(found))
 
     def _fails(self, name: ObjectName) -> bool:
-        """Whether an object failed in this run; what an earlier one left may have no fault."""
+        """Whether an object failed in this run; deferrals of an earlier run say nothing."""
         failing = self._setbacks.failing.get(name)
         return failing is not None and failing.reason != DEFERRED_EARLIER
 
@@ -224,7 +222,7 @@ class Makeups:
     # Makeup groups
 
     def next(self, group: int, *, idle: bool = False) -> GroupDraw | None:
-        """Return what the next group holds, if it is to be a makeup group."""
+        """Return the draw of a makeup group, if the next group is to be one."""
         record, now = self._cache.meta.deferrals, time.monotonic()
         if group in record.makeups:  # it is recorded, and the disk was full when it was issued
             return self._draws.again(group)
@@ -242,7 +240,7 @@ class Makeups:
         return self._candidate[1]
 
     def record(self, draw: GroupDraw) -> None:
-        """Note, durably, that a group is a makeup group, if `next` returned it as one.
+        """Record durably that a group is a makeup group, if `next` returned it.
 
         Raises:
             CacheFullError: no room on the disk.
@@ -260,20 +258,20 @@ class Makeups:
         self._follow()
 
     def _oldest_half(self) -> int:
-        """Return the number below which makeup groups may be forgotten."""
+        """Return the first makeup group that may not be forgotten."""
         numbers = self._cache.meta.deferrals.numbers
         stop = numbers[len(numbers) // 2] if numbers else 0
         return min([stop, *self._open])
 
     def failed_again(self, permit: Permit) -> float:
-        """Return when a makeup group is tried again of which all objects still fail."""
+        """Return when a makeup group is retried whose objects all still fail."""
         due = self._setbacks.next_try(map(object_name, permit.stops))
         return due if due < math.inf else time.monotonic()  # they answered another group since
 
     # Commits
 
     def committing(self, permit: Permit, shards: Sequence[Sidecar]) -> None:
-        """Record, durably, what was set aside of a group that is about to be committed.
+        """Record durably which parts were set aside, before the group is committed.
 
         Raises:
             CacheFullError: no room on the disk.
@@ -288,7 +286,7 @@ class Makeups:
         self._follow()
 
     def committed(self, permit: Permit) -> None:
-        """Note that a group is committed: objects of a makeup group that came answer again."""
+        """Record that the objects of a committed makeup group answer again."""
         if self._open.pop(permit.group, None) is None:
             return
         left = self._cache.meta.deferrals.left_out(permit.group)
@@ -300,13 +298,12 @@ class Makeups:
 
     @property
     def missing(self) -> int:
-        """How many parts were drawn and are in no shard yet."""
+        """The number of parts that were drawn and are in no shard yet."""
         held = (self._cache.meta.deferrals.makeups[group] for group in self._open)
         return len(self._cache.meta.deferrals.pending) + sum(map(len, held))
 
     @property
     def tried(self) -> bool:
-        """Whether every object of which parts are missing failed again, in this run."""
         return self._setbacks.tried(set().union(*self._open.values()))
 
     @property
@@ -334,17 +331,14 @@ LEAST_HOLES = 10  # so few say nothing about the share of bad objects
 
 
 class HoleCounter:
-    """Counts the visits of this run that yielded nothing: those of earlier ones doom no other.
-
-    Nor do holes that were tried again, and are some still.
-    """
+    """Counts the holes of this run; those of earlier runs and retried ones do not end it."""
 
     def __init__(self) -> None:
         self._holes = self._visits = 0
         self._reasons: deque[str] = deque(maxlen=3)
 
     def count(self, permit: Permit, shards: Iterable[Sidecar]) -> list[str]:
-        """Count shards that were never committed before; return the reasons of their holes."""
+        """Count shards that are committed for the first time; return the reasons of their holes."""
         again = {(s.entry.key, s.part) for s in permit.stops if s.renewed}
         found: list[str] = []
         for shard in shards:
@@ -355,10 +349,10 @@ class HoleCounter:
         return found
 
     def check(self, allowed: float, totals: CacheTotals, *, complete: bool) -> None:
-        """End the service where there are too many, of this run's visits and of all.
+        """Raise if holes exceed ``allowed`` among the visits of this run and among all.
 
         Raises:
-            SamplingError: there are.
+            SamplingError: they do.
         """
         first = self._visits >= totals.drawn_parts
         few = self._holes <= LEAST_HOLES and not (complete and first)
@@ -388,7 +382,7 @@ def _places_of_holes(
 
 
 def has_new_version(relisted: Iterable[Entry]) -> IsRetried:
-    """Return what tells holes of objects of which another version is listed now."""
+    """Return a predicate of holes whose object is listed with another version."""
     now = {
         (entry.store, entry.key): version_of(entry.etag, entry.size, entry.mtime)
         for entry in relisted

@@ -118,15 +118,13 @@ class EncodedShard:
 
 
 class GroupFiller:
-    """Fills groups; everything it needs to know travels in the permit."""
-
     def __init__(
         self,
         sources: Sources,
         transform: SampleTransform | None,
         seed: int,
         concurrency: int,
-        pace: ByteRateLimit,
+        byte_rate: ByteRateLimit,
         *,
         weighted: bool = False,
     ) -> None:
@@ -134,7 +132,7 @@ class GroupFiller:
         self._transform = transform
         self._seed = seed
         self._concurrency = concurrency
-        self._pace = pace
+        self._byte_rate = byte_rate
         self._weighted = weighted
         self._turns = asyncio.Lock()
         self.gate = DecodeGate()
@@ -148,16 +146,16 @@ class GroupFiller:
         limits: GroupLimits | None = None,
         on_setback: Callable[[int, str], None] = lambda place, error: None,
     ) -> Sequence[VisitResult]:
-        """Return what each stop of the permit brought, in their order.
+        """Return the result of each stop of the permit, in their order.
 
-        Groups begin their visits one after the other. Side by side they would end together, and
-        nothing be read while they are written.
+        Groups begin their visits one after the other. In parallel they would end together, and nothing would be read
+        while they are written.
 
         ``schema``: of the samples; None where it is not known yet.
-        ``limits``: of what is kept in memory; what comes after them is left out, if the
-            permit lets visits be, and else a hole.
-        ``on_setback``: told the place of a visit that is set aside, and why: its object keeps
-            failing while others answer.
+        ``limits``: of the group's memory; samples beyond them are left out where the permit allows that, and are holes
+            otherwise.
+        ``on_setback``: gets the place of a visit that is set aside, and the reason: its object keeps failing while others
+            answer.
 
         Raises:
             TransientStoreError: the group must be filled again later, as a whole.
@@ -183,7 +181,7 @@ class GroupFiller:
                     if not await budget.begin(place, _stored_bytes(stop)):
                         on_visit()
                         continue
-                    await self._pace.wait()
+                    await self._byte_rate.wait()
                     with self.gate.visit(largest):
                         try:
                             visited = await self._visited(permit, stop, schema, began)
@@ -213,10 +211,7 @@ class GroupFiller:
     async def _visited(
         self, permit: Permit, stop: PartVisit, schema: Schema | None, began: float
     ) -> VisitResult:
-        """Return what one stop brought; nothing where its object is known to fail.
-
-        Makeup groups find that out anew.
-        """
+        """Visit a stop, except where its object is known to fail; makeup groups try it anew."""
         since = began if permit.made_up else 0.0
         if permit.defers and self._sources.given_up(stop.entry, since):
             return VisitResult(left_out=True)
@@ -225,7 +220,6 @@ class GroupFiller:
     async def _is_set_aside(
         self, permit: Permit, stop: PartVisit, error: TransientStoreError, began: float
     ) -> bool:
-        """Whether a visit that failed is set aside, for others of its store are answered."""
         if not permit.defers or isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
@@ -237,7 +231,7 @@ class GroupFiller:
     async def visit(
         self, permit: Permit, stop: PartVisit, schema: Schema | None
     ) -> VisitResult:
-        """Return what one stop brought; a permanent failure is a hole (protocol 6)."""
+        """Visit one stop; a permanent failure is a hole (protocol 6)."""
         round_ = permit.round if stop.round is None else stop.round
         visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
         now: Entry | None = None
@@ -260,7 +254,7 @@ class GroupFiller:
             return VisitResult(hole=hole_reason(stop.entry.key, error), entry=now)
 
     async def _renewed(self, stop: PartVisit) -> PartVisit:
-        """Return a stop with the versions of its objects that are there now."""
+        """Return a stop with the current versions of its objects."""
         entry, *partners = [
             await self._sources.current_entry(one) for one in (stop.entry, *stop.partners)
         ]
@@ -273,12 +267,10 @@ class GroupFiller:
         found: list[tuple[Sample, int, int]],
         schema: Schema | None,
     ) -> VisitResult:
-        """Return decoded samples as they will be cached: transformed, and of the schema.
-
-        The others are a hole.
+        """Return decoded samples as they will be cached: transformed, and of the schema. Others are a hole.
 
         Raises:
-            FormatError: that is all of them: the transform failed, or they are not of the schema.
+            FormatError: no sample is left, because the transform failed or the schema differs.
         """
         visited = VisitResult()
         odd: FormatError | None = None
@@ -304,7 +296,7 @@ class GroupFiller:
     def _transformed(
         self, permit: Permit, stop: PartVisit, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
-        """Return what the user's function makes of a sample; None where it passes over it."""
+        """Return the user's function of a sample; None where it skips the sample."""
         bare, start, end = found
         sample = with_labels(bare, stop.joined, stop.entry.key)
         if self._transform is None:
@@ -332,10 +324,10 @@ def _with_weight(sample: Sample, weight: float) -> Sample:
 
 
 def with_labels(sample: Sample, values: LabelValues, key: str) -> Sample:
-    """Return a sample with more fields.
+    """Return a sample with its labels as further fields.
 
     Raises:
-        FormatError: it has one of them already.
+        FormatError: it has one of these fields already.
     """
     if not values:
         return sample
@@ -354,9 +346,9 @@ def _label_value(value: float | str) -> Value:
 
 
 def none_came(permit: Permit, visited: Sequence[VisitResult]) -> bool:
-    """Whether every visit that was tried is set aside; what was not even tried says nothing.
+    """Whether every visit that was tried is set aside.
 
-    A group of which nothing is tried is empty, as it was when it was filled first.
+    False for a group without any try: it is as empty as when it was filled first.
     """
     tried = [one for place, one in enumerate(visited) if place not in permit.left_out]
     return bool(tried) and all(one.left_out for one in tried)
@@ -369,7 +361,7 @@ def encode_group(
     fingerprint: str,
     cache_format: str,
 ) -> list[EncodedShard]:
-    """Return the shards to be written: samples of visits are dealt round-robin over a group."""
+    """Return the shards of a group: samples of a visit are dealt round-robin over them."""
     shards = [_ShardContents() for _ in permit.shards]
     for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
         shard = shards[place % len(shards)]

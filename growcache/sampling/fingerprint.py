@@ -1,4 +1,4 @@
-"""What can change a byte of a shard: as values to compare, and as one hash."""
+"""The settings that can change a byte of a shard: as values to compare, and as one hash."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def identify(
     Left out on purpose: credentials, workers, concurrency and bounds, which change when and
     where samples are drawn, but not which; and the node, because every edition records its lanes.
 
-    ``digests``: of the modules of the user's code, as the samplers imported them, and of the
-        table of labels; by `TRANSFORM`, `FORMAT` and `LABELS`.
+    ``digests``: of the user's code, as the samplers imported it, and of the table of labels; by `TRANSFORM`, `FORMAT`
+        and `LABELS`.
     """
     parts = configured_values(config) | {
         name: digests.get(name) for name in (TRANSFORM, FORMAT)
@@ -58,10 +58,7 @@ def identify(
 
 
 def configured_values(config: Config) -> dict[str, Any]:
-    """Return the parts that the configuration alone gives, before anything is measured.
-
-    They are JSON values, as those are that a cache has kept, so that the two can be compared.
-    """
+    """Return the parts that the configuration alone gives, as JSON values, to compare with a cache's."""
     sampling = config.sampling
     parts: dict[str, Any] = to_json_value(
         {
@@ -83,9 +80,9 @@ def configured_values(config: Config) -> dict[str, Any]:
 
 
 def _sources(config: Config) -> dict[str, Any]:
-    """Return where the objects are, what they hold, and what is joined to them.
+    """Return where the objects are, their formats and their labels.
 
-    Not what becomes of those that lack something: the service ends, or goes on without them.
+    Left out: what happens to objects that lack a field or labels, because no sample depends on it.
     """
     if config.weights is None:
         return {f"source.{name}": value for name, value in _source(config.sources[0]).items()}
@@ -118,7 +115,7 @@ def _source(source: SourceConfig) -> dict[str, Any]:
 
 
 def _chosen(config: Config) -> dict[str, Any]:
-    """Return what favours some objects; nothing where all are meant alike."""
+    """Return the settings that favour some objects."""
     sections = {"split": config.split, "sampling.strata": config.sampling.strata}
     return {
         f"{name}.{key}": value

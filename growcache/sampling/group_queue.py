@@ -28,8 +28,8 @@ class _OpenGroup:
 class GroupQueue:
     """The groups that were issued and are not committed, and the number of the next one.
 
-    Beside them it keeps the order of the groups that readers wait for. These are open ones,
-    committed ones that are filled *again*, and such as were never issued.
+    It also orders the groups to refetch. A refetched group may be open, committed (it is filled *again*) or
+    not issued yet.
     """
 
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
@@ -48,30 +48,28 @@ class GroupQueue:
 
     @property
     def settled(self) -> bool:
-        """Whether every group that was issued is committed."""
         return not self.behind and not self._open and self._filling.keys() <= self._filled_again
 
     @property
     def behind(self) -> bool:
-        """Whether a group was issued that this run did not try yet."""
+        """Whether this run has not tried a group yet that an earlier run issued."""
         while self._untried and self._untried[0] in self._tried_early:
             self._tried_early.remove(heapq.heappop(self._untried))
         return bool(self._untried)
 
     @property
     def failing(self) -> int:
-        """How many groups failed and wait for another try, but for those that are set aside."""
+        """The number of groups that failed and wait for another try, except deferred ones."""
         return sum(1 for entry in self._open.values() if entry.tries and not entry.set_aside)
 
     @property
     def only_set_aside(self) -> bool:
-        """Whether every group that is not committed was tried, and is set aside."""
         return not (self.behind or self._filling) and all(
             entry.set_aside for entry in self._open.values()
         )
 
     def due(self, now: float) -> int | None:
-        """Return the lowest open group whose time has come; None where there is none."""
+        """Return the lowest open group whose time has come."""
         ready = [group for group, entry in self._open.items() if entry.due <= now]
         return min(ready + (self._untried[:1] if self.behind else []), default=None)
 
@@ -90,7 +88,7 @@ class GroupQueue:
 
     @property
     def urgent(self) -> int:
-        """How many groups are to be refetched and did not fail yet; new ones come after them."""
+        """The number of groups to refetch that have not failed yet; new groups come after them."""
         entries = map(self._entry, self._refetches)
         return sum(1 for entry in entries if entry is None or not entry.tries)
 
@@ -101,12 +99,11 @@ class GroupQueue:
         return None
 
     def start(self, group: int, *, again: bool = False) -> int:
-        """Note that a sampler fills the group now; return the number of this try, from 0.
+        """Record that a sampler fills the group; return the number of this try, from 0.
 
         Args:
-            group: an open one, one that was never issued, or one that was committed before.
-            again: whether it was committed before. Where it is skipped to, the groups in
-                front of it are open from now on.
+            group: an open group, one that was never issued, or a committed one.
+            again: whether it was committed before. Starting a group that was never issued opens those before it.
         """
         entry = (self._again if again else self._open).pop(group, None)
         if again:
@@ -128,9 +125,9 @@ class GroupQueue:
         self._filled_again.discard(group)
 
     def failed(self, group: int, now: float, *, disk: bool = False) -> None:
-        """Note that the group must be filled again, each time later than the last.
+        """Reopen the group, each time with a longer delay.
 
-        ``disk``: the local disk failed. While it is full groups wait in memory, so an early retry costs little.
+        ``disk``: the local disk failed. Groups wait in memory while it is full, so an early retry costs little.
         """
         entry = self._filling[group]
         tries = entry.tries + 1
@@ -139,21 +136,17 @@ class GroupQueue:
         self._reopen(group, _OpenGroup(tries, now + delay, entry.suspicion))
 
     def set_aside(self, group: int, due: float) -> None:
-        """Note that all objects of a makeup group still fail, and when it is tried again."""
+        """Reopen a makeup group whose objects all still fail."""
         entry = self._filling[group]
         self._reopen(group, _OpenGroup(entry.tries + 1, due, entry.suspicion, set_aside=True))
 
     def returned(self, group: int) -> None:
-        """Note that nothing was tried in truth: the group is filled again as if it never was."""
+        """Reopen the group; the attempt does not count."""
         entry = self._filling[group]
         self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion))
 
     def abandoned(self, group: int, suspicion: int = 1) -> int:
-        """Note that the group's sampler died: it is filled again at once.
-
-        Returns:
-            The group's suspicion by now.
-        """
+        """Reopen the group of a sampler that died; return the group's suspicion."""
         entry = self._filling[group]
         self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion + suspicion))
         return entry.suspicion + suspicion
@@ -176,7 +169,7 @@ NO_ROOM = (
 
 @dataclass(frozen=True, slots=True)
 class Refetch:
-    """What one refetch permit is about.
+    """The content of one refetch permit.
 
     Attributes:
         missing: its shards that were never committed, ascending.
@@ -198,7 +191,7 @@ class Refetch:
 
 
 def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tuple[int, ...]]:
-    """Return the groups of shards in the order of their first, each with those of its shards.
+    """Return the shards of each group, the groups in the order of their first shard.
 
     >>> shards_by_group([9, 2, 8, 3], 4)
     {2: (8, 9), 0: (2, 3)}
@@ -210,7 +203,7 @@ def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tupl
 
 
 class RefetchScheduler:
-    """Hands the refetches that readers wait for to the group queue, and refuses what can never be granted."""
+    """Hands the readers' refetches to the group queue, and refuses impossible ones."""
 
     def __init__(
         self,
@@ -231,7 +224,6 @@ class RefetchScheduler:
         self._draw: GroupDraw | None = None
 
     def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
-        """Take up the refetches of now."""
         self._refuse_too_large(shard_bytes, capacity)
         if self._cache.refetch_queue.pending == self._seen:
             return
@@ -270,16 +262,13 @@ class RefetchScheduler:
 
     @property
     def listing_awaited(self) -> bool:
-        """Whether a refetch can only be granted once the listing has ended."""
+        """Whether a refetch has to wait for the end of the listing."""
         return not self._catalog.complete and any(
             group >= self._group_queue.next_new for group in self._groups
         )
 
     def next(self, now: float) -> Refetch | None:
-        """Return what is to be drawn for the refetch whose turn it is.
-
-        None where none is due, or the listing has to end first.
-        """
+        """Return the refetch that is due; None where none is, or the listing has to end first."""
         listed = self._catalog.complete
         while (group := self._group_queue.due_refetch(now, issued=not listed)) is not None:
             draw = self._drawn(group)

@@ -87,7 +87,7 @@ Column: TypeAlias = TextColumn | IntColumn | npt.NDArray[np.float64]
 
 
 class ColumnBuilder:
-    """A column whose cells are still coming; all of them say what it is."""
+    """A column whose cells are still coming; all of them decide its type."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -98,7 +98,7 @@ class ColumnBuilder:
         return len(self._lengths)
 
     def add_texts(self, cells: Sequence[str]) -> None:
-        """Add cells of a file that knows texts only: some of them look like numbers."""
+        """Add cells of a file that knows texts only; some of them look like numbers."""
         for cell in set(cells):
             self._kinds |= _kind_of_text(cell)
         self._add(cells)
@@ -107,7 +107,7 @@ class ColumnBuilder:
         """Add cells of a file that tells numbers from texts.
 
         Raises:
-            FormatError: one is neither, nor nothing.
+            FormatError: a cell is neither, and not empty.
         """
         texts = []
         for cell in cells:
@@ -164,7 +164,7 @@ def _to_number(text: str) -> float:
 
 
 class KeyedTable:
-    """Columns by name, and which row a key has.
+    """Columns by name, and a row by key.
 
     Raises:
         FormatError: two rows have one key, or there is none.
@@ -204,7 +204,7 @@ class KeyedTable:
 
     @property
     def digest(self) -> str:
-        """128 bits, in hex, that stand for keys and cells; not for the order of the rows."""
+        """128 bits, in hex, of keys and cells; the order of the rows does not count."""
         hasher = hashlib.blake2b(self._hashes.tobytes(), digest_size=16)
         for name, column in self._columns.items():
             kind = "str" if isinstance(column, TextColumn) else column.dtype.str
@@ -234,7 +234,7 @@ ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 
 @dataclass(frozen=True, slots=True)
 class ReadBudget:
-    """What may be read of a store, and who counts it."""
+    """Limits on the bytes that are read of a store, and their counter."""
 
     most_bytes: int | None = None
     piece_bytes: int | None = None
@@ -265,7 +265,7 @@ def fetch_table(
     """Return the bytes of the one object that a URL names. Blocks.
 
     Raises:
-        ConfigError: not one object, or too large a one.
+        ConfigError: the URL names none or several objects, or too large a one.
         StoreError: it cannot be read.
     """
     local = parse_url(url).scheme in LOCAL_SCHEMES
@@ -312,7 +312,7 @@ def read_table(
     """Return a table. Blocks, for some seconds where it has a million rows.
 
     Raises:
-        ConfigError: it is not one, or lacks a column; says what is wrong, and where.
+        ConfigError: the table is invalid, or lacks a column.
         StoreError: it cannot be read.
     """
     shown = redact(url)
@@ -320,15 +320,15 @@ def read_table(
         data = fetch_table(url, source, timeout_seconds, budget)
         return parse_table(data, table_kind(url), key, columns)
     except StoreError as error:
-        told = type(error)(f"source.labels: {error}")
-        told.exit_code = error.exit_code
-        raise told from None
+        named = type(error)(f"source.labels: {error}")
+        named.exit_code = error.exit_code
+        raise named from None
     except (ConfigError, FormatError) as error:
         raise ConfigError(f"source.labels {shown}: {error}") from None
 
 
 def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> KeyedTable:
-    """Return the table that these bytes are.
+    """Return the table in these bytes.
 
     Raises:
         FormatError: they are not such a table, or it lacks a column.
@@ -350,7 +350,7 @@ def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> Ke
 
 
 class _BoundedStream(io.RawIOBase):
-    """What is unpacked, up to a bound: a few kB can claim to be any number of GB."""
+    """Unpacked bytes up to a bound, because a few kB can claim to be any number of GB."""
 
     def __init__(self, stream: gzip.GzipFile) -> None:
         self._stream = stream
@@ -375,7 +375,6 @@ def _refuse_size(found: str) -> None:
 
 
 def _require_columns(names: Sequence[object], wanted: Sequence[str], form: str) -> None:
-    """Refuse a table without the columns that are wanted."""
     for name in wanted:
         if name not in names:
             close = difflib.get_close_matches(name, list(map(str, names)), n=1)

@@ -35,8 +35,6 @@ RowKey: TypeAlias = Callable[
 
 
 class _KeyedLabels:
-    """The table of one source, and what of an object its rows are asked by."""
-
     def __init__(self, source: SourceConfig, table: KeyedTable, first_url: int) -> None:
         assert source.labels is not None
         self.config = source.labels
@@ -72,8 +70,8 @@ class _KeyedLabels:
 class Labels:
     """The tables of the sources, joined to their objects.
 
-    A row's number says whose it is, too: it is the row in the table times the number of sources, plus the source. The
-    objects of a source without a table have a row of nothing.
+    A row's number encodes its source: it is the row in the table times the number of sources, plus the source. Objects
+    of a source without a table have an empty row.
     """
 
     def __init__(
@@ -109,13 +107,13 @@ class Labels:
         """Return the values that the samples of each object get.
 
         Raises:
-            ConfigError: one has no row.
+            ConfigError: an object has no row.
         """
         rows = self.rows(stores, keys)
         if len(missing := np.flatnonzero(rows == NO_ROW)):
             first = int(missing[0])
-            told = self.complaint([(stores[first], keys[first])], len(missing), len(keys))
-            raise ConfigError(told)
+            message = self.complaint([(stores[first], keys[first])], len(missing), len(keys))
+            raise ConfigError(message)
         return [self._values(row) for row in rows.tolist()]
 
     def _values(self, row: int) -> LabelValues:
@@ -126,7 +124,7 @@ class Labels:
         return {name: labels.table.cell(name, at) for name in labels.config.columns}
 
     def texts(self, column: str, rows: IntColumn) -> list[str]:
-        """Return the cells of a column as texts, by which objects are grouped; "" for no row."""
+        """Return a column as texts, by which objects are grouped; an empty text for no row."""
         count, texts = len(self._labels), []
         for row in rows.tolist():
             labels = None if row == NO_ROW else self._labels[row % count]
@@ -134,7 +132,7 @@ class Labels:
         return texts
 
     def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
-        """Say that objects have no row; of several sources, about the first that lacks some."""
+        """Return a message about objects without a row; of several sources about the first such."""
         source = source_of_url(self._firsts, missing[0][0])
         labels = self._labels[source]
         assert labels is not None
@@ -150,7 +148,7 @@ class Labels:
 
 
 def _row_keys(match: str, urls: Sequence[str]) -> Iterator[RowKey]:
-    """Yield what of an object a table's key may be, the first that is counts."""
+    """Yield the ways to make a table's key of an object; the first match counts."""
     if match == "name":
         yield lambda _, key: key.rpartition("/")[2]
     elif match == "stem":
@@ -170,7 +168,7 @@ def _stem(name: str) -> str:
 
 
 def _spellings(url: str) -> list[tuple[str, str]]:
-    """Return how else keys may be spelled: what is cut off, and what is put there."""
+    """Return other spellings of a store's keys: a prefix to cut off, and its replacement."""
     location = parse_url(url)
     prefix = location.prefix
     if location.scheme not in LOCAL_SCHEMES:
@@ -214,7 +212,7 @@ T = TypeVar("T")
 
 
 class LabelsReader:
-    """Reads tables of labels in a thread of its own, while the sources are being listed."""
+    """Reads tables of labels in its own thread, while the sources are being listed."""
 
     def __init__(
         self,
@@ -223,43 +221,43 @@ class LabelsReader:
         on_bytes: Callable[[int], None],
         on_end: Callable[[Labels | GrowcacheError], None],
         on_retry: Callable[[BaseException], None],
-        endless: Callable[[TransientStoreError], bool],
+        retries_forever: Callable[[TransientStoreError], bool],
     ) -> None:
         self.sources = sources
         self._timeout_seconds = sampling.timeout_seconds
-        self._pace = ByteRateLimit(sampling.max_bytes_per_second)
+        self._byte_rate = ByteRateLimit(sampling.max_bytes_per_second)
         paced = None if sampling.max_bytes_per_second is None else BUDGET_PIECE_BYTES
         self._budget = ReadBudget(sampling.max_egress, paced, self._spent)
         self._on_bytes = on_bytes
         self._on_end = on_end
         self._on_retry = on_retry
-        self._endless = endless
+        self._retries_forever = retries_forever
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="labels", daemon=True).start()
 
     async def _spent(self, nbytes: int) -> None:
-        self._tell(self._on_bytes, nbytes)
-        self._pace.charge(nbytes)
-        await self._pace.wait()
+        self._call_soon(self._on_bytes, nbytes)
+        self._byte_rate.charge(nbytes)
+        await self._byte_rate.wait()
 
-    def _tell(self, whom: Callable[[T], None], what: T) -> None:
+    def _call_soon(self, callback: Callable[[T], None], value: T) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(whom, what)
+            self._loop.call_soon_threadsafe(callback, value)
 
     def _run(self) -> None:
-        patience = RetryPolicy(self._timeout_seconds, self._retried, self._endless)
+        retries = RetryPolicy(self._timeout_seconds, self._retried, self._retries_forever)
         try:
-            found: Labels | GrowcacheError = patience.run(self._read)
+            found: Labels | GrowcacheError = retries.run(self._read)
         except GrowcacheError as error:
             found = error
-        except Exception as error:  # noqa: BLE001 - a client may raise anything; all is told
+        except Exception as error:  # noqa: BLE001 - a client may raise anything
             found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
-        self._tell(self._on_end, found)
+        self._call_soon(self._on_end, found)
 
     def _read(self) -> Labels:
-        """Read them with what the sources are by now, their options may have changed."""
+        """Read with the current sources, because their options may have changed."""
         timeout_seconds = min(self._timeout_seconds, ATTEMPT_SECONDS)
         return read_labels(self.sources, timeout_seconds, self._budget)
 
     def _retried(self, error: BaseException) -> None:
-        self._tell(self._on_retry, error)
+        self._call_soon(self._on_retry, error)

@@ -1,4 +1,4 @@
-"""Listed pages go into the catalog as far as there is room for it; a thread lists ahead."""
+"""Take listed pages into the catalog as far as the bound has room; a thread lists ahead."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from growcache.sampling.space_allocator import SpaceAllocator
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 
-PAGES_AHEAD = 4  # pages the loop may lag behind: a listing must not fill the memory
+PAGES_AHEAD = 4  # that wait for the loop, because a listing must not fill the memory
 
 OnPage = Callable[[list[Entry]], None]
 OnEnd = Callable[[GrowcacheError | None], None]
@@ -54,18 +54,19 @@ class ListingThread:
         threading.Thread(target=self._run, name="listing", daemon=True).start()
 
     def more(self) -> None:
-        """Let the thread go on: a page that it told was dealt with."""
+        """Let the thread go on, because a page was taken."""
         self._slots.release()
 
     def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Go by other ``storage_options`` of the sources from now on."""
         thread = threading.Thread(
             target=self._adopt, args=(options,), name="listing-options", daemon=True
         )
         thread.start()
 
     def _adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        with contextlib.suppress(CredentialsError):  # the next request tells, and tries again
+        with contextlib.suppress(
+            CredentialsError
+        ):  # the next request raises it, and tries again
             self._source.set_options(options)
 
     def stop(self) -> None:
@@ -79,14 +80,14 @@ class ListingThread:
                 self._slots.acquire()
                 if self._stopped:
                     return
-                self._tell(self._page, page)
+                self._call_soon(self._page, page)
         except GrowcacheError as caught:
             error = caught
-        except Exception as caught:  # noqa: BLE001 - a client may raise anything; all is told
+        except Exception as caught:  # noqa: BLE001 - a client may raise anything
             error = SamplingError(f"the listing failed: {type(caught).__name__}: {caught}")
-        self._tell(self._end, error)
+        self._call_soon(self._end, error)
 
-    def _tell(self, callback: Callable[..., None], value: object) -> None:
+    def _call_soon(self, callback: Callable[..., None], value: object) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, value)
 
@@ -101,13 +102,13 @@ class ListingThread:
 
 STARTED_SHARDS = 4  # of which the first ones are small
 STARTING_SECONDS = 5.0
-PAGE_SECONDS = 0.1  # at least between two pages before either
+PAGE_SECONDS = 0.1  # at least between two pages until then
 PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
 LISTING_SHARE = 32  # 1/32 of the bound is left to the rest of the listing
 
 
 def runs_user_format(config: Config) -> bool:
-    """Whether code of the user's tells what a source holds, and if there is anything to list."""
+    """Whether user code decides what a source holds, and whether there is anything to list."""
     return any(is_user_format(source.format) for source in config.sources)
 
 
@@ -133,22 +134,22 @@ class ListingIngest:
         self._answered = answered
         self._pages: deque[list[Entry]] = deque()
         self._firsts = first_urls(config.sources)
-        self._shown: set[int] = set()  # sources of which there is something
+        self._shown: set[int] = set()  # sources with a listed object
         self._listing: ListingThread | None = None
         self._born = time.monotonic()
         self._next_page = -math.inf  # monotonic seconds
         self._over = False
-        self._told = len(catalog) > 0  # whether anything was ever listed
+        self._has_listed = len(catalog) > 0
         self._page_needs = 0  # bytes, the largest so far
         self.listed = False
         self.watched: frozenset[str] = frozenset()
         self.relisted: list[Entry] = []
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
-        """Begin to list, unless that was done before.
+        """Start the listing, unless the catalog is complete.
 
-        ``introduction``: of the first sampler; a user's format needs it, because the sampler
-            imported it and knows whether there is anything to list.
+        ``introduction``: of the first sampler. A user's format needs it, because the sampler imported the format and
+            knows whether there is anything to list.
         """
         if self._catalog.complete and not refresh:
             self.listed = True
@@ -170,15 +171,14 @@ class ListingIngest:
         self._listing = ListingThread(pages, self._page, self._ended)
 
     def _is_waited_for(self, error: TransientStoreError) -> bool:
-        """Whether the listing is tried again for ever; asked in its thread.
+        """Whether the listing retries for ever; called in its thread.
 
-        Who is refused before there is anything has most likely made a mistake, and is told so
-        at once. A store that does not answer may come up later.
+        A refusal before the first page is most likely a configuration error and ends the run at once. A store that does
+        not answer may come up later.
         """
-        return self._told or not isinstance(error, StoreRefusedError)
+        return self._has_listed or not isinstance(error, StoreRefusedError)
 
     def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Go by other ``storage_options`` of the sources from now on."""
         if self._listing is not None:
             self._listing.adopt(options)
 
@@ -187,7 +187,7 @@ class ListingIngest:
             self._listing.stop()
 
     def _page(self, page: list[Entry]) -> None:
-        self._told = True
+        self._has_listed = True
         self._answered()
         self._pages.append(page)
         self._wake()
@@ -200,11 +200,10 @@ class ListingIngest:
         self._wake()
 
     def take(self, allocator: SpaceAllocator | None, *, awaited: bool = False) -> None:
-        """Take what was listed into the catalog.
+        """Take listed pages into the catalog.
 
         Args:
-            allocator: who makes room; None before there is anything that could make room, and
-                while nobody knows yet what the cache is of.
+            allocator: makes room; None before there is anything to evict.
             awaited: whether the service waits for the listing before it can make room.
 
         Raises:
@@ -222,7 +221,7 @@ class ListingIngest:
             )
             if self._listing is not None:
                 self._listing.more()
-            self._catalog.append(page)  # it takes the page in even where the disk is full
+            self._catalog.append(page)  # which keeps the page even on a full disk
             self._cache.space.catalog_bytes = self._catalog.allocated_bytes
         if not self.listed:
             self._cache.space.listing_ahead = self._reserved_for_listing(allocator)
@@ -245,11 +244,10 @@ class ListingIngest:
                 raise ConfigError(name_source(said, number, len(self._config.sources)))
 
     def _is_due(self) -> bool:
-        """Whether a page is to be taken now.
+        """Whether to take a page now.
 
-        Until there are some samples those who make them have the processors: to list as fast
-        as the store answers would take all of one, and delay the first samples by seconds.
-        For `STARTING_SECONDS` at most, because some draw nothing before all is listed.
+        Until the first samples exist, samplers get the processors: listing at full speed would take one of them and delay
+        the first samples by seconds. The limit is `STARTING_SECONDS`, because some draws need the whole listing.
         """
         now = time.monotonic()
         started = self._cache.totals().drawn_shards >= STARTED_SHARDS
@@ -261,10 +259,9 @@ class ListingIngest:
         return due
 
     def _reserved_for_listing(self, allocator: SpaceAllocator | None) -> int:
-        """Return what shards shall leave free, so that the listing finds room.
+        """Return the bytes that shards leave free for the rest of the listing.
 
-        Not where nothing is evicted: a cache that is full then draws no more, whatever is
-        listed. And never what a group of shards needs to be written at all.
+        None where nothing is evicted, because a full cache then draws no more. Never the room that one group needs.
         """
         if allocator is None or not allocator.evicts:
             return 0
@@ -274,7 +271,7 @@ class ListingIngest:
     def _has_room_for(
         self, page: list[Entry], allocator: SpaceAllocator | None, *, awaited: bool
     ) -> bool:
-        """Make room for a page of the listing: the catalog counts against the bound, too.
+        """Make room for a page, because the catalog counts against the bound.
 
         Raises:
             ConfigError: there never will be enough.

@@ -36,14 +36,11 @@ class PartVisit:
     """One visit of a permit: part ``part`` of ``parts`` of an object.
 
     Attributes:
-        entry: the object.
-        part: which share of it.
-        parts: how many it has.
         round: pass of the permutation; None: that of the permit.
-        weight: that its samples are to be counted by; None where all are alike.
+        weight: of its samples; None where all are alike.
         joined: the fields that its samples get from labels, by name.
         partners: the objects of the other fields, where the source has several.
-        renewed: whether to read the version of the object that is there now, not the listed one.
+        renewed: whether to read the current version of the object, not the listed one.
     """
 
     entry: Entry
@@ -56,7 +53,7 @@ class PartVisit:
     renewed: bool = False
 
     def to_values(self) -> list[Any]:
-        """Return a JSON value: mostly seven values, because there may be very many stops."""
+        """Return a JSON value, mostly of seven values, because a permit may have very many stops."""
         more: dict[str, Any] = {}
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
@@ -86,7 +83,7 @@ def entry_values(entry: Entry) -> list[Any]:
 
 
 def _json_value(value: float | str) -> Any:
-    """Return a value as JSON has it, which has no word for what is no number."""
+    """Return a JSON value; JSON has no infinity and no NaN."""
     plain = not isinstance(value, float) or math.isfinite(value)
     return value if plain else [repr(value)]
 
@@ -98,23 +95,22 @@ def _from_json_value(value: Any) -> int | float | str:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The right to fill one group of shards, with everything that is needed to do so.
+    """The right to fill one group of shards, with everything that a sampler needs to do so.
 
     Attributes:
         id: names this attempt; files and reports carry it.
-        group: the group.
-        edition: that it was drawn from.
+        edition: that the group was drawn from.
         round: pass of the permutation.
         shards: numbers of the group's shards.
         stops: the visits, in the order that decides where each sample goes.
         take: samples to pick of each object at random; None: all of the part.
         editions: `Edition.values` of every edition up to its own.
         write: the shards of the group that are wanted, ascending; None: all of them.
-        left_out: the visits, by their places, that are not made: they were set aside.
+        left_out: places of the visits that are not made, because they were set aside.
         defers: whether further visits may be set aside: nothing of the group was ever committed.
         makeups: the makeup groups before this one.
         made_up: of a makeup group: where each visit was drawn first, and 1 where it was a hole.
-        others: other objects, to be asked for a byte where all visits are to one object.
+        others: other objects, to probe the store with where all visits are to one object.
     """
 
     id: str
@@ -192,9 +188,9 @@ MAX_REASON = 300  # characters; a hole's reason is kept in the index
 
 
 def hole_reason(key: str, why: object) -> str:
-    """Return the line: it names the object once, a long key by its end.
+    """Return a line that names the object once, a long key by its end.
 
-    What raises mostly names the object itself, formats by its key, stores by its URL.
+    Most errors name the object already: formats by its key, stores by its URL.
 
     >>> hole_reason("a.npy", "a.npy: expected an .npy file")
     'a.npy: expected an .npy file'

@@ -65,7 +65,7 @@ NO_SUBSET = -1  # of an object that belongs to no subset
 
 
 class Split:
-    """Assigns groups to the subsets of a split; the same group always to the same one."""
+    """Assigns groups to the subsets of a split; a group is always in the same one."""
 
     def __init__(self, split: SplitConfig) -> None:
         self.names = tuple(split.fractions)
@@ -79,7 +79,7 @@ class Split:
         self._last: tuple[str, int] = ("", NO_SUBSET)
 
     def groups(self, keys: Sequence[str]) -> list[str]:
-        """Return the group of each key; without ``split.group`` each is one by itself.
+        """Return the group of each key; without ``split.group`` each key is its own group.
 
         Raises:
             ConfigError: ``split.group`` does not match a key.
@@ -111,7 +111,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class CompleteObjects:
-    """What became whole: an object has a member of each field.
+    """Objects that became complete: they have a member of each field.
 
     Attributes:
         members: their ordinals in the catalog; int64 [objects, fields].
@@ -123,7 +123,7 @@ class CompleteObjects:
 
     @property
     def lasts(self) -> Ints:
-        """The ordinal that made each of them whole; ascending."""
+        """The ordinal that completed each object; ascending."""
         lasts: Ints = self.members.max(axis=1, initial=-1)
         return lasts
 
@@ -135,10 +135,10 @@ class _PartialObject:
 
 
 class FieldJoin:
-    """The members of objects that are not whole yet, and how they find each other.
+    """Joins listed members of several fields to objects.
 
-    Numbers follow from the catalog alone: an object is whole with its last member. Entries of a source without fields
-    are whole by themselves.
+    Numbers follow from the catalog alone, because the last member completes an object. An entry of a source without fields
+    is an object of its own.
 
     Attributes:
         fields: the most that an object has.
@@ -155,7 +155,7 @@ class FieldJoin:
         return sum(one.unmatched for one in self._joins if one is not None)
 
     def add(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
-        """Return the objects that become whole with entries of the catalog."""
+        """Return the objects that entries of the catalog complete."""
         members: list[list[int]] = []
         names: list[str] = []
         urls: list[int] = []
@@ -190,7 +190,7 @@ class _SourceJoin:
         self._partial: dict[tuple[str, ...], _PartialObject] = {}
 
     def _rivals_of(self, number: int) -> list[UrlTemplate]:
-        """Return the templates that fix more of a key, and so have it where they match it."""
+        """Return the templates that fix more of a key and so take the keys that both match."""
         own = self._templates[number]
         ranked = [
             (template.literal_characters, -n) for n, template in enumerate(self._templates)
@@ -202,7 +202,7 @@ class _SourceJoin:
         ]
 
     def add(self, ordinal: int, field: int, key: str) -> _PartialObject | None:
-        """Return the object that becomes whole with this member, if one does."""
+        """Return the object that this member completes, if any."""
         values = self._templates[field].values(key)
         if values is None or any(rival.values(key) for rival in self._rivals[field]):
             return None
@@ -239,7 +239,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """What is listed of one subset of a split."""
+    """The listed objects of one subset of a split."""
 
     name: str
     objects: int
@@ -256,8 +256,8 @@ class Objects:
     follows from its key, the split and the table of labels.
 
     Args:
-        subsets: of which only one is drawn from; None: all objects are.
-        pairs: which entries of the catalog are one object; None: each is one.
+        subsets: only one of them is drawn from; None: all objects are.
+        pairs: joins entries of the catalog to objects; None: each entry is one.
 
     Attributes:
         labels: that samples get; None: none. Set before the first look.
@@ -303,7 +303,7 @@ class Objects:
         """Sort out the first ``listed`` entries of the catalog.
 
         Raises:
-            ConfigError: one cannot be told to be of a subset, or has no labels.
+            ConfigError: an entry fits no subset, or has no labels.
         """
         if self._all or listed <= self._looked:
             return
@@ -319,10 +319,10 @@ class Objects:
             raise ConfigError(self.complaint())
 
     def finish(self) -> None:
-        """Note that the catalog is all there is.
+        """Record that the catalog is complete.
 
         Raises:
-            ConfigError: an object is not whole.
+            ConfigError: an object lacks a field.
         """
         self._finished = True
         if self._pairs is not None and self._pairs.unmatched and not self._skips:
@@ -330,13 +330,13 @@ class Objects:
 
     @property
     def unmatched(self) -> int:
-        """How many would be drawn from, had they labels, or (once all is listed) partners."""
+        """The number of objects that lack labels or, once all is listed, a field."""
         lacking = self._pairs.unmatched if self._pairs is not None and self._finished else 0
         return self._unlabelled + lacking
 
     @property
     def listed(self) -> int:
-        """How many objects there are, whole or not, of all subsets."""
+        """The number of listed objects of all subsets, complete or not."""
         if self._pairs is None:
             return len(self._catalog)
         return len(self._found) + self._pairs.unmatched
@@ -387,14 +387,14 @@ class Objects:
         return self.labels.complaint(self._missing, self._unlabelled, looked)
 
     def among(self, listed: int) -> int:
-        """Return how many of the first ``listed`` entries of the catalog are drawn from."""
+        """Return the number of objects among the first ``listed`` entries of the catalog."""
         if self._all:
             return listed
         self.look(listed)
         return int(np.searchsorted(self._ordinals.values, listed))
 
     def stops(self, numbers: Ints) -> list[PartVisit]:
-        """Return visits to objects by their numbers, as if each were one part."""
+        """Return visits to objects by their numbers, each as a single part."""
         stops = self._bare_stops(numbers)
         if self.labels is None:
             return stops
@@ -419,36 +419,35 @@ class Objects:
         return rows
 
     def _firsts(self, start: int, stop: int) -> Ints:
-        """Return the ordinals of objects; of pairs those of their first members."""
+        """Return the ordinals of objects, each by its first member."""
         if self._pairs is None:
             return self._ordinals.values[start:stop]
         return self._rows[start:stop, 0]
 
     def sources(self, start: int, stop: int) -> Ints:
-        """Return the sources of the objects from one number to another."""
         if self._all:
             return np.zeros(stop - start, np.int64)
         return self._sources.values[start:stop].astype(np.int64)
 
     def numbers(self, source: int, start: int, stop: int) -> Ints:
-        """Return which objects are those from a place to another among all of a source."""
+        """Return the objects from ``start`` to ``stop`` among those of a source."""
         if self._all:
             return np.arange(start, min(stop, len(self._catalog)))
         return np.flatnonzero(self._sources.values == source)[start:stop]
 
     def counts(self, listed: int) -> Ints:
-        """Return how many of the first ``listed`` entries are drawn from; int64 [sources]."""
+        """Return the number of objects by source among the first ``listed`` entries; int64 [sources]."""
         return np.bincount(self.sources(0, self.among(listed)), minlength=len(self._url_firsts))
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return the bytes of the objects from one number to another; of their first fields."""
+        """Return the bytes of objects, each by its first field."""
         if self._all:
             return self._catalog.sizes[start:stop]
         sizes: Ints = self._catalog.sizes[self._firsts(start, stop)]
         return sizes
 
     def keys(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the keys of the objects from one number to another; of their first fields."""
+        """Yield the keys of objects, each by its first field."""
         if self._all:
             return self._keys_between(start, stop)
         ordinals = self._firsts(start, stop)
@@ -483,5 +482,4 @@ class Objects:
 
 
 def field_join(sources: Sequence[SourceConfig]) -> FieldJoin | None:
-    """Return how members become objects; None where each entry is one."""
     return FieldJoin(sources) if any(source.fields for source in sources) else None

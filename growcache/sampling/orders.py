@@ -35,11 +35,9 @@ class ManyPermutations:
     keys: Uint64Array
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the elements at these positions, one of each bijection."""
         return self._walk(positions, range(_FEISTEL_ROUNDS), backward=False)
 
     def inverse(self, elements: Ints) -> Ints:
-        """Return the positions at which these elements stand, one of each bijection."""
         return self._walk(elements, range(_FEISTEL_ROUNDS - 1, -1, -1), backward=True)
 
     def _walk(self, values: Ints, rounds: range, *, backward: bool) -> Ints:
@@ -58,7 +56,7 @@ class ManyPermutations:
 
 
 def _half_bits(sizes: Ints) -> Uint64Array:
-    """Return half the bits of the least power of four that holds ``sizes`` elements."""
+    """Return half the bits of the least power of four that is at least ``sizes``."""
     bits = np.frexp((np.maximum(2, sizes) - 1).astype(np.float64))[1]
     halves: Uint64Array = np.maximum(1, (bits + 1) >> 1).astype(np.uint64)
     return halves
@@ -92,21 +90,21 @@ class CohortStart:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Objects that joined together, those with most parts first."""
+    """Objects that joined in the same turn, those with most parts first."""
 
     turn: int
     objects: Ints
     parts: Ints
 
     def visited(self, turns: Ints) -> Ints:
-        """Return how many of them still have a part in each of these turns."""
+        """Return the number of its objects that still have a part in each turn."""
         passed = turns - self.turn
         left = len(self.parts) - np.searchsorted(self.parts, passed, side="right")
         return np.where(passed < 0, 0, left)
 
 
 class TurnTable:
-    """Which objects are visited in which turn, and which visits come before a turn.
+    """The objects that each turn visits, and the visits before it.
 
     Args:
         starts: first part of every object, and the total; int64 [objects + 1].
@@ -148,25 +146,23 @@ class TurnTable:
         return found
 
     def counts(self, turns: Ints) -> Ints:
-        """Return how many objects each of these turns visits."""
         found: Ints = self._counts[np.searchsorted(self._turns, turns, side="right") - 1]
         return found
 
     def before(self, turns: Ints) -> Ints:
-        """Return how many visits come before each of these turns."""
         places = np.searchsorted(self._turns, turns, side="right") - 1
         passed = turns - self._turns[places]
         found: Ints = self._before[places] + passed * self._counts[places]
         return found
 
     def locate(self, visits: Ints) -> tuple[Ints, Ints]:
-        """Return the turn that each visit is of, by its number, and its place in the turn."""
+        """Return the turn of each visit, and its place in the turn."""
         places = np.searchsorted(self._before, visits, side="right") - 1
         turns, within = np.divmod(visits - self._before[places], self._counts[places])
         return self._turns[places] + turns, within
 
     def objects(self, turns: Ints, ranks: Ints) -> Ints:
-        """Return which objects have these ranks among those that a turn visits."""
+        """Return the objects with these ranks among those that a turn visits."""
         found = np.full(len(ranks), -1)
         left = ranks.copy()
         for cohort in self._cohorts:
@@ -177,7 +173,7 @@ class TurnTable:
         return found
 
     def ranks(self, turns: Ints, objects: Ints) -> Ints:
-        """Return which ranks objects have among those that a turn visits."""
+        """Return the ranks of objects among those that a turn visits."""
         found = self._ranks[objects]
         numbers = self._cohort(objects)
         for number, cohort in enumerate(self._cohorts):
@@ -185,7 +181,6 @@ class TurnTable:
         return found
 
     def first_turns(self, objects: Ints) -> Ints:
-        """Return the turns in which objects joined."""
         return np.array([cohort.turn for cohort in self._cohorts])[self._cohort(objects)]
 
     def _cohort(self, objects: Ints) -> Ints:
@@ -197,7 +192,7 @@ class TurnOrder:
     """An order of all parts, turn by turn.
 
     Args:
-        part_key: what the order of an object's parts depends on; the same for every edition, so
+        part_key: determines the order of an object's parts; the same for every edition, so
             that an object goes on where it was.
         first: the turn that the order begins with; those before it come last.
     """
@@ -210,7 +205,6 @@ class TurnOrder:
         self._skipped = int(table.before(np.array([first]))[0])
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the parts at these positions of the order."""
         turns, within = self.table.locate((positions + self._skipped) % self.size)
         ranks = self._of_turns(turns).forward(within)
         objects = self.table.objects(turns, ranks)
@@ -219,7 +213,6 @@ class TurnOrder:
         return found
 
     def inverse(self, parts: Ints) -> Ints:
-        """Return the positions at which these parts stand."""
         objects, within = locate(self.table.starts, parts)
         visits = self._of_objects(objects).inverse(within)
         turns = self.table.first_turns(objects) + visits
@@ -228,7 +221,7 @@ class TurnOrder:
         return found
 
     def turn(self, consumed: int) -> int:
-        """Return the turn that the order is in once ``consumed`` positions are passed."""
+        """Return the turn of the order after ``consumed`` positions."""
         visit = consumed + self._skipped
         if visit >= self.size:  # what would come now was drawn before the order began
             return self.table.end
@@ -255,8 +248,7 @@ class TurnOrders:
     ) -> TurnOrder:
         """Return the order of an edition.
 
-        ``before``: where the round began with an earlier edition: its order, and how many
-            positions of that were passed.
+        ``before``: where the round began with an earlier edition: its order, and the number of positions drawn from it.
         """
         turn_key = derive_seed(*self._where, "turns", edition, round_)
         part_key = derive_seed(*self._where, "parts of an object", round_)
@@ -293,11 +285,9 @@ class Permutation:
         object.__setattr__(self, "_half", np.uint64(half))
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the elements at these positions of the order."""
         return self._walk(positions, backward=False)
 
     def inverse(self, elements: Ints) -> Ints:
-        """Return the positions at which these elements stand."""
         return self._walk(elements, backward=True)
 
     def _walk(self, values: Ints, *, backward: bool) -> Ints:
@@ -312,11 +302,11 @@ class Permutation:
 
 
 class PartOrder(Protocol):
-    """A bijection of 0 … size-1: which parts come one after the other."""
+    """A bijection of 0 … size-1: the order of parts."""
 
     @property
     def size(self) -> int:
-        """Of how many parts it is."""
+        """The number of parts."""
 
     def forward(self, positions: Ints) -> Ints:
         """Return the parts at these positions of the order."""

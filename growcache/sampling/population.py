@@ -38,8 +38,8 @@ LANES = 256  # of them each part is in one, for ever
 def owned_lanes(node: int, nodes: int) -> str | None:
     """Return the lanes of a node, as `Edition.lanes` has them; None where it owns all.
 
-    A lane is owned by the node with the largest hash of the two (rendezvous hashing). So a node that is added takes
-    lanes from all others, and no lane moves between two of these.
+    The node with the largest hash of the pair owns a lane (rendezvous hashing). So an added node takes lanes from all
+    others, and no lane moves between two of these.
     """
     if nodes == 1:
         return None
@@ -51,7 +51,7 @@ def owned_lanes(node: int, nodes: int) -> str | None:
 
 
 class Population:
-    """What can be drawn from, as far as it is listed.
+    """The parts of the listed objects.
 
     Part numbers never change: the catalog is append-only and an object's parts follow from
     its size, so the parts of an edition are a prefix of those of the next.
@@ -65,10 +65,10 @@ class Population:
         self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, where lanes matter
 
     def check_listing(self, edition: Edition) -> None:
-        """Check that the listing is the one that the edition was made of.
+        """Check that the listing begins with that of the edition.
 
         Raises:
-            CacheError: it is another one.
+            CacheError: it does not.
         """
         if len(self._catalog) < edition.objects or (
             self._catalog.digest(edition.objects) != edition.digest
@@ -97,7 +97,7 @@ class Population:
     def owned(self, listed: int, lanes: str | None) -> Callable[[Ints], Mask] | None:
         """Return the mask of parts that are in these lanes; None for all lanes.
 
-        The mask needs no look at the listing: the draws ask it for every part, between two turns of the service's loop.
+        The mask does not look at the listing, because draws apply it to every part, between two turns of the service's loop.
         """
         if lanes is None:
             return None
@@ -115,7 +115,7 @@ class Population:
         return mask
 
     def own_parts(self, listed: int, lanes: str | None) -> Ints:
-        """Return how many parts of every object are in these lanes."""
+        """Return the number of parts of every object in these lanes."""
         starts = self.starts(listed)
         owned = self.owned(listed, lanes)
         counts = np.diff(starts)
@@ -127,7 +127,7 @@ class Population:
         return counts
 
     def parts(self, listed: int) -> int:
-        """Return how many parts the objects among the first ``listed`` of the catalog have."""
+        """Return the number of parts of the first ``listed`` entries of the catalog."""
         objects = self._objects.among(listed)
         self._extend(objects)
         return int(self._starts[objects])
@@ -139,7 +139,6 @@ class Population:
         return self._starts[: objects + 1]
 
     def stops(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
-        """Return the parts of a draw as visits of a permit."""
         ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
         stops = self._objects.stops(ordinals)
@@ -156,7 +155,7 @@ class Population:
         )
 
     def sources(self, listed: int) -> list[tuple[int, float]]:
-        """Return how many objects of each source are drawn from, and their samples, estimated."""
+        """Return the number of objects of each source, and their samples, estimated."""
         objects = self._objects.among(listed)
         sources = self._objects.sources(0, objects)
         samples = self._samples(self._objects.sizes(0, objects), sources)
@@ -169,7 +168,7 @@ class Population:
         ]
 
     def per_visit(self, listed: int) -> Floats:
-        """Estimate how many samples a visit to each source yields, of what is listed.
+        """Estimate the samples of a visit to each source.
 
         Returns:
             float64 [sources]; 1 for a source of which nothing is listed.
@@ -188,7 +187,6 @@ class Population:
         return np.array([cut.samples(sizes[sources == number]) for number, cut in cuts])
 
     def _counts(self, start: int, stop: int) -> Ints:
-        """Return how many parts the objects from one number to another have."""
         sizes = self._objects.sizes(start, stop)
         sources = self._objects.sources(start, stop)
         counts = np.zeros(len(sizes), np.int64)
@@ -226,13 +224,13 @@ Weights = str | Mapping[str, float]
 
 
 def stratum_shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
-    """Return the share of the draws that each stratum shall have; they add up to 1.
+    """Return each stratum's share of the draws; they add up to 1.
 
     Args:
         names: of the strata.
-        parts: that each has; none of a stratum that cannot be drawn now.
-        weights: ``balanced``: all alike; ``natural``: as many as it has parts; ``sqrt``: by the
-            square root of that; or a number for each by its name, 1 where it is not named.
+        parts: of each; 0 where a stratum cannot be drawn now.
+        weights: ``balanced``: all alike; ``natural``: by the number of parts; ``sqrt``: by its
+            square root; or a number for each by its name, 1 where it is not named.
 
     Raises:
         ConfigError: a stratum is named that does not exist, or nothing is left to draw.
@@ -269,7 +267,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def source_shares(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
-    """Return the share of the draws that each source shall have; they add up to 1.
+    """Return each source's share of the draws; they add up to 1.
 
     >>> source_shares([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
     [0.75, 0.25]
@@ -280,7 +278,7 @@ def source_shares(weights: Sequence[float], parts: Ints, per_visit: Floats) -> F
 
 
 def block_draws(wanted: Floats) -> int:
-    """Return of how many draws a block must be for the smallest share to come out.
+    """Return the draws of a block that is large enough for the smallest share.
 
     >>> block_draws(np.array([0.5, 0.5])), block_draws(np.array([0.999, 0.001]))
     (1024, 128000)
@@ -290,7 +288,7 @@ def block_draws(wanted: Floats) -> int:
 
 
 def block_quotas(wanted: Floats, block: int | None = None) -> Ints:
-    """Return how many draws of a block each stratum has: at least one, unless it has no share.
+    """Return the draws of each stratum in a block: at least one, unless its share is 0.
 
     >>> block_quotas(np.array([0.5, 0.4999, 0.0001, 0.0])).tolist()
     [512, 511, 1, 0]
@@ -319,10 +317,10 @@ _LABELS_AT_ONCE = 4096  # objects whose labels are looked up together
 
 
 def stratum_names(config: Config) -> StratumNames:
-    """Return what tells the strata of objects.
+    """Return the function that names the strata of objects.
 
     Raises:
-        ConfigError: ``sampling.strata.by`` is nothing that is known before objects are read.
+        ConfigError: ``sampling.strata.by`` is unknown before objects are read.
     """
     assert config.sampling.strata is not None
     by = config.sampling.strata.by
@@ -342,7 +340,7 @@ def stratum_names(config: Config) -> StratumNames:
 
 
 def source_names(objects: Objects, start: int, stop: int) -> Iterable[str]:
-    """Yield the numbers of the objects' sources, as names: what is mixed."""
+    """Yield the objects' sources as names of strata."""
     return map(str, objects.sources(start, stop).tolist())
 
 
@@ -379,9 +377,9 @@ def _folder(key: str) -> str:
 
 
 class ObjectStrata:
-    """The strata of the objects that are drawn from, as far as they are listed.
+    """The strata of the listed objects.
 
-    Strata are numbered as they first appear in the listing, so that numbers never change.
+    Strata are numbered as they first appear in the listing, so their numbers never change.
     """
 
     def __init__(
@@ -401,7 +399,7 @@ class ObjectStrata:
         self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by their number
 
     def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
-        """Return the strata of the objects among the first ``listed`` of the catalog.
+        """Return the strata of the objects among the first ``listed`` entries of the catalog.
 
         Raises:
             ConfigError: an object is of no stratum, or there are too many.

@@ -1,7 +1,7 @@
-"""May the next group be filled now, and if not, what has to happen first? Pure.
+"""May the next group be filled now, and if not, what has to happen first? Pure, except for `ByteRateLimit`.
 
 `decide` holds every reason to wait: the store, the listing, budgets, the disk, the bound. A circuit breaker holds
-permits back while the store refuses everybody, except for one on trial now and then.
+permits back while the store refuses every request, except for one trial at intervals.
 """
 
 from __future__ import annotations
@@ -46,40 +46,38 @@ LimiterState = Literal["running", "waiting", "full", "complete"]
 
 @dataclass(frozen=True, slots=True)
 class LimiterInputs:
-    """All that the decision depends on.
+    """Everything that the decision depends on.
 
     Attributes:
-        refused: what the store refuses everybody for, in words, and what has to be done.
+        refused: the reason for which the store refuses every request, and the remedy.
         parts_known: whether the next group has parts left in this round.
         listing_complete: whether the source is listed to its end.
-        needs_whole_listing: whether nothing is drawn before that.
-        complete: whether everything that shall be cached is.
-        retrying: failed groups waiting for another try, and
-        max_retrying: how many of them hold new groups back.
-        last_error: why the latest of them failed, and
-        retry_event: what has to happen for the next try to succeed.
-        drawn_samples: of this run, those in flight included, and
+        needs_whole_listing: whether draws have to wait for that.
+        complete: whether everything that the cache shall hold is cached.
+        retrying: failed groups that wait for another try.
+        max_retrying: the number of those that holds new groups back.
+        last_error: of the latest failed group.
+        retry_event: the event that lets the next try succeed.
+        drawn_samples: of this run, those in flight included.
         max_drawn_samples: when this run ends by itself.
-        egress_bytes: read from the store in this run, and
-        max_egress_bytes: how much it may read.
+        egress_bytes: read from the store in this run.
+        max_egress_bytes: that the run may read.
         index_ok: whether the index is inside its budget.
         disk_ok: whether the disk has its ``min_free``.
-        group_bytes: what the next group will take on disk, about.
-        room_bytes: what is left below the bound, promises to other groups and what is kept
-            for the listing deducted.
-        listing_bytes: that are kept for the rest of the listing.
+        group_bytes: estimated size of the next group on disk.
+        room_bytes: left below the bound, after promises to other groups and the listing's reserve.
+        listing_bytes: reserved for the rest of the listing.
         evictable_bytes: of shards that may be deleted now.
-        clearing_bytes: of shards that may go as soon as their readers let go.
+        clearing_bytes: of shards that may go as soon as their readers release them.
         unused: why the other shards may not go, in words.
-        evicts: whether anything is evicted, by the policy and in this run.
-        shrinking: whether the bound was lowered below what is used.
-        for_refetch: whether this is about a group that a reader waits for; then only shards
-            that are held cannot make room, and ``holders`` says who does, and
-        holders: that, in words.
-        refetches: groups that readers wait for and that go before new ones, and
+        evicts: whether the policy and this run evict at all.
+        shrinking: whether the bound was lowered below the current usage.
+        for_refetch: whether a reader waits for the group; then only held shards can lack room.
+        holders: the readers that hold those shards, in words.
+        refetches: groups that readers wait for and that go before new ones.
         refetches_unlisted: whether some of them wait for the listing to end.
-        set_aside: what keeps failing while others answer, in words; empty where anything else
-            is under way.
+        set_aside: which objects keep failing while others answer, in words; empty where other
+            groups are under way.
     """
 
     refused: str = ""
@@ -114,7 +112,7 @@ class LimiterInputs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a permit may be given; if not, the event that is awaited, in words."""
+    """Whether a permit may be given; if not, the awaited event, in words."""
 
     granted: bool
     state: LimiterState = "running"
@@ -173,7 +171,7 @@ def _for_budgets(o: LimiterInputs) -> Verdict | None:
     if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
         event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
         return Verdict(False, "waiting", event, final=True)
-    if not o.disk_ok:  # before the index, whose log a full disk keeps from being cut
+    if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut
         return _wait("free space on the disk: less than cache.min_free is left")
     if not o.index_ok:
         return _wait("room in the index: its budget is used up, or a reader holds its log")
@@ -189,27 +187,24 @@ def _for_room(o: LimiterInputs) -> Verdict | None:
     if not o.evicts:
         return Verdict(False, "full", final=True)
     if short <= o.evictable_bytes + o.clearing_bytes:
-        return None  # what is still held is retired ahead, and the sampler waits in memory
+        return None  # held shards are retired ahead, and the sampler waits in memory
     if short <= o.listing_bytes + o.evictable_bytes + o.clearing_bytes:
         return _wait(LISTING_FIRST)
     return Verdict(False, "full", o.unused or "shards that may be evicted")
 
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0
-NOTICE_SECONDS = 1.5  # of failures alone, before a store counts as one that does not answer
-SAY_SECONDS, OVER_SECONDS = (
-    3.0,
-    3.0,
-)  # that something is missing, or not any more, before that is told
-RECENT_SECONDS = 30.0  # that a failure speaks for: an attempt and the wait after it
+NOTICE_SECONDS = 1.5  # of failures alone, before a store counts as silent
+SAY_SECONDS = OVER_SECONDS = 3.0  # of an outage, and of its end, before a message
+RECENT_SECONDS = 30.0  # that a failure counts: an attempt and the wait after it
 
 
 class CircuitBreaker:
-    """No group is filled while the store refuses, but for one now and then, on trial.
+    """While the store refuses, no group is filled except one trial at intervals.
 
-    It never ends by itself: somebody renews a login the next morning. Where the first halt is over
-    when a trial has read something, a second one is only over with a whole group, for part of a
-    mixture of sources may be refused, and what was read of the others is fetched in vain each time.
+    It never gives up, because a login may be renewed the next morning. The first outage ends when a trial has read
+    anything. A second one ends only with a whole group, because one of several sources may be refused, and reads of the
+    others would be wasted each time.
     """
 
     def __init__(self) -> None:
@@ -219,7 +214,6 @@ class CircuitBreaker:
         self._halts = self._refusals = 0  # since the last whole group
 
     def is_open(self, now: float) -> bool:
-        """Return whether no permit may be given now."""
         return bool(self.waiting_for) and (self._trial is not None or now < self._due)
 
     def granted(self, permit_id: str) -> None:
@@ -227,7 +221,6 @@ class CircuitBreaker:
             self._trial = permit_id
 
     def refused(self, permit_id: str, waiting_for: str, now: float) -> None:
-        """Note that a group was refused."""
         if not self.waiting_for:
             self._halts += 1
         if not self.waiting_for or permit_id == self._trial:
@@ -235,7 +228,7 @@ class CircuitBreaker:
         self.waiting_for = waiting_for
 
     def ended(self, permit_id: str, now: float) -> None:
-        """Note that a permit came back without an answer of the store."""
+        """Record that a permit ended without an answer of the store."""
         if permit_id == self._trial:
             self._later(now)
 
@@ -245,7 +238,7 @@ class CircuitBreaker:
         self._refusals += 1
 
     def answered(self, permit_id: str, *, whole: bool) -> None:
-        """Note that something was read for a permit, or all of it."""
+        """Record that some of a permit, or the ``whole`` group, was read."""
         if self.waiting_for and (permit_id != self._trial or (self._halts > 1 and not whole)):
             return
         self.waiting_for, self._trial = "", None
@@ -261,31 +254,29 @@ class StoreSilence:
         self._refused = False
 
     def failed(self, waiting_for: str, now: float, *, refused: bool = False) -> None:
-        """Note a failure that is tried again; a refusal is an answer of the store."""
+        """Record a failure that is retried; a refusal is an answer of the store."""
         if self._since == math.inf:
             self._since = now
         self._last, self._awaited, self._refused = now, waiting_for, refused
 
     def answered(self) -> None:
-        """Note that something was answered."""
         self._since = math.inf
 
     def waiting_for(self, now: float) -> str:
-        """Return what has to happen, in words; empty where the store answers."""
+        """Return the awaited event, in words; empty where the store answers."""
         noticed = self._refused or now - self._since >= NOTICE_SECONDS
         recent = now - self._last < RECENT_SECONDS
         return self._awaited if self._since < math.inf and noticed and recent else ""
 
 
 class OutageNotice:
-    """Says once, when something is missing for some seconds, what it is, and when that is over."""
+    """Reports an outage once, after some seconds, and its end."""
 
     def __init__(self) -> None:
         self._since = self._over_since = math.inf  # monotonic seconds
         self._said = False
 
     def look(self, missing: str, now: float) -> list[str]:
-        """Return what is to be said now."""
         if missing:
             self._since, self._over_since = min(self._since, now), math.inf
             if self._said or now - self._since < SAY_SECONDS:
@@ -293,7 +284,7 @@ class OutageNotice:
             self._said = True
             return [f"waiting for {missing}; it is tried again until then"]
         self._over_since = min(self._over_since, now)
-        if now - self._over_since < OVER_SECONDS:  # what is on trial may be refused again
+        if now - self._over_since < OVER_SECONDS:  # the trial may be refused again
             return []
         self._since = math.inf
         said, self._said = self._said, False

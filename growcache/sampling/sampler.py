@@ -68,7 +68,7 @@ LOCK_SECONDS = 30.0
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
-    # Prints of the user's code must not end up between the messages.
+    # The user's code may print, which must not mix with the messages.
     messages = os.dup(1)
     os.dup2(2, 1)
     uvloop.run(_serve(messages))
@@ -86,8 +86,7 @@ async def _serve(messages: int) -> None:
     except GrowcacheError as error:
         line.send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
         return
-    # The reader must neither wait for the loop nor the loop for it: a busy transform shall
-    # not keep a sampler alive whose supervisor is gone.
+    # In a thread, because a busy transform must not keep a sampler alive whose supervisor is gone.
     threading.Thread(target=_listen, args=(loop, inbox, sampler.report), daemon=True).start()
     threading.Thread(target=_watch, args=(line,), daemon=True).start()
     line.send(sampler.introduction())
@@ -104,9 +103,9 @@ def _listen(
     for text in sys.stdin.buffer:
         loop.call_soon_threadsafe(inbox.put_nowait, unpack(text))
     try:
-        report()  # what was read was paid for
+        report()  # because budgets count every byte
     finally:
-        os._exit(0)  # whatever is under way is worth nothing without its supervisor
+        os._exit(0)  # work under way is useless without its supervisor
 
 
 class ReportPipe:
@@ -115,7 +114,7 @@ class ReportPipe:
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send one message, whole; the supervisor's death ends this process."""
+        """Send one message whole; end this process if the supervisor died."""
         data = memoryview(pack(message))
         try:
             with self._lock:
@@ -126,7 +125,7 @@ class ReportPipe:
 
 
 def _watch(line: ReportPipe) -> None:
-    """Tell what the user's code does, also while it keeps the event loop."""
+    """Report what the user's code does, even while it blocks the event loop."""
     ended = 0
     while True:
         time.sleep(CALLS_SECONDS)
@@ -138,15 +137,13 @@ def _watch(line: ReportPipe) -> None:
 
 
 @dataclass(slots=True)
-class _ProgressCounts:
-    """What happened since the last progress message."""
-
+class Progress:
     nbytes: int = 0
     retries: int = 0
     last_error: str = ""
     parts: dict[str, int] = field(default_factory=dict)
 
-    def taken(self) -> Message:
+    def take_message(self) -> Message:
         found = {"nbytes": self.nbytes, "retries": self.retries, "last_error": self.last_error}
         self.nbytes = self.retries = 0
         return {"type": "progress", **found, "parts": dict(self.parts)}
@@ -161,8 +158,8 @@ class Sampler:
         self._cache_format = config.cache.format
         self._direct = exceeds_page_cache(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
-        self._tally = _ProgressCounts()
-        self._pace = ByteRateLimit(
+        self._progress = Progress()
+        self._byte_rate = ByteRateLimit(
             _rate_per_worker(sampling.max_bytes_per_second, sampling.workers)
         )
         self._transform: SampleTransform | None = load_transform(
@@ -183,11 +180,11 @@ class Sampler:
             self._transform,
             sampling.seed,
             sampling.concurrency,
-            self._pace,
+            self._byte_rate,
             weighted=sampling.strata is not None,
         )
         declared = None if sampling.schema == "auto" else _declared_schema(sampling)
-        self._prober = SchemaProbe(self._sources, self._filler, sampling.seed, declared)
+        self._schema_probe = SchemaProbe(self._sources, self._filler, sampling.seed, declared)
         self._schema: Schema | None = None
         self._fingerprint = ""
         self._limits: GroupLimits | None = None
@@ -239,7 +236,7 @@ class Sampler:
                         tasks.create_task(self._adopt(message["options"]))
 
     async def _adopt(self, options: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(CredentialsError):  # whoever reads is told, and tries again
+        with contextlib.suppress(CredentialsError):  # the next read raises it, and tries again
             await asyncio.to_thread(self._sources.set_options, from_json_value(options))
 
     def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> GroupLimits | None:
@@ -251,7 +248,7 @@ class Sampler:
 
     async def _fill(self, permit: Permit) -> None:
         self._grants[permit.id] = asyncio.Event()
-        self._tally.parts[permit.id] = 0
+        self._progress.parts[permit.id] = 0
         try:
             visited = await self._filler.visit_all(
                 permit,
@@ -280,7 +277,7 @@ class Sampler:
         except OSError as error:
             self._fail(permit, f"cannot write to the cache: {error}", disk=True)
         finally:
-            del self._grants[permit.id], self._tally.parts[permit.id]
+            del self._grants[permit.id], self._progress.parts[permit.id]
             self._revoked.discard(permit.id)
 
     async def _write(self, permit: Permit, shards: list[EncodedShard]) -> None:
@@ -288,7 +285,7 @@ class Sampler:
         self._line.send({"type": "need", "id": permit.id, "bytes": needed})
         await self._grants[permit.id].wait()
         if permit.id in self._revoked:
-            return  # no reader waits for it any more
+            return  # its reader is gone
         try:
             for shard in shards:
                 await asyncio.to_thread(
@@ -302,7 +299,7 @@ class Sampler:
         except OSError:
             discard_incoming(self._layout, permit.id, permit.shards)
             raise
-        self.report()  # first, so that budgets count what was read before more is asked for
+        self.report()  # first, so that budgets count these bytes before the next permit
         self._line.send({"type": "written", "id": permit.id})
 
     def _fail(
@@ -322,7 +319,7 @@ class Sampler:
         self._line.send({"type": "setback", "id": permit_id, "place": place, "error": error})
 
     async def _probe(self, stops: list[PartVisit]) -> None:
-        found = await self._prober.probe(stops)
+        found = await self._schema_probe.probe(stops)
         self.report()
         self._line.send(found)
 
@@ -330,31 +327,31 @@ class Sampler:
         last = time.monotonic()
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            busy = bool(self._tally.parts) or self._tally.nbytes or self._tally.retries
+            busy = bool(self._progress.parts) or self._progress.nbytes or self._progress.retries
             if busy or time.monotonic() - last > 1:
                 last = time.monotonic()
                 self.report()
 
     def report(self) -> None:
-        """Say what happened since the last time; from any thread."""
-        paced = self._pace.seconds_left() > 0
-        with self._reporting:  # what was read is told once
-            self._line.send({**self._tally.taken(), "paced": paced})
+        """Report the progress since the last report; from any thread."""
+        paced = self._byte_rate.seconds_left() > 0
+        with self._reporting:  # bytes are reported once
+            self._line.send({**self._progress.take_message(), "paced": paced})
 
     def _visited(self, permit_id: str) -> None:
-        self._tally.parts[permit_id] += 1
+        self._progress.parts[permit_id] += 1
 
     def _read(self, nbytes: int) -> None:
-        self._tally.nbytes += nbytes
-        self._pace.charge(nbytes)
+        self._progress.nbytes += nbytes
+        self._byte_rate.charge(nbytes)
 
     def _retried(self, error: BaseException) -> None:
-        self._tally.retries += 1
-        self._tally.last_error = str(error)
+        self._progress.retries += 1
+        self._progress.last_error = str(error)
 
 
 def _refuse_choices(config: Config) -> None:
-    """Refuse what chooses among objects, where a function draws samples by itself."""
+    """Refuse settings that choose among objects where a user's function draws samples."""
     sections = {
         "a list of sources": len(config.sources) > 1,
         "sampling.weight_by: objects": config.sampling.weight_by == "objects",
@@ -371,7 +368,7 @@ def _refuse_choices(config: Config) -> None:
 
 
 def _declared_schema(sampling: SamplingConfig) -> Schema:
-    """Return the schema that the user declared, with the field that strata add."""
+    """Return the declared schema, with the field that strata add."""
     assert sampling.schema != "auto"
     added = {} if sampling.strata is None else {WEIGHT: ("<f4",)}
     return Schema.declared({**sampling.schema, **added})

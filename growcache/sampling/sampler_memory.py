@@ -17,12 +17,11 @@ from growcache.store.contract import Entry
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """How much is too much.
+    """Limits on the bytes of values that a group holds.
 
     Attributes:
-        group_bytes: of the values of all samples of a group. What comes after that is left out,
-            where visits may be: makeup groups bring it.
-        sample_bytes: of those of one sample, as far as the cache's format can hold it.
+        group_bytes: of all samples of a group. Later visits are left out, where they may be: makeup groups bring them.
+        sample_bytes: of one sample, as far as the cache's format can hold it.
         most_bytes: of a group that cannot be cut, because it is one visit, or because nothing
             more may be set aside.
     """
@@ -33,12 +32,12 @@ class GroupLimits:
 
     @property
     def largest(self) -> int:
-        """Bytes that a sample may have that is alone in its group."""
+        """The bytes of the largest sample that a group of one can hold."""
         return min(self.most_bytes, self.sample_bytes)
 
 
 class YieldEstimate:
-    """How many bytes of values come of a byte in the store, by the visits so far."""
+    """Estimates the bytes of values per byte in the store from the visits so far."""
 
     def __init__(self) -> None:
         self._stored = 0.0
@@ -49,18 +48,18 @@ class YieldEstimate:
         self._found += found
 
     def expected(self, stored: float) -> float:
-        """Return what so much in the store will bring; nothing before the first visit."""
+        """Return the expected bytes of values; 0 before the first visit."""
         return stored * self._found / self._stored if self._stored else 0.0
 
 
 @dataclass(slots=True)
 class VisitResult:
-    """What one visit brought.
+    """The result of one visit.
 
     Attributes:
         samples: in their order.
         origins: the first row or byte of each, and one past the last.
-        hole: why there are none, or not all.
+        hole: the reason why samples are missing.
         left_out: whether it is set aside, and its part is drawn later.
         entry: the version of the object that was read, where that is not the listed one.
     """
@@ -77,7 +76,7 @@ class VisitResult:
 
 
 class MemoryBudget:
-    """Admits what the visits of one group bring; for one event loop."""
+    """Admits the results of one group's visits in their order; for one event loop."""
 
     def __init__(
         self,
@@ -102,10 +101,9 @@ class MemoryBudget:
     async def begin(self, place: int, stored: float) -> bool:
         """Wait until a visit may begin; return False where it is left out.
 
-        It waits while what is under way may fill the group: what was fetched beyond that would
-        be fetched again.
+        It waits while the visits under way may fill the group, because anything fetched beyond that would be fetched again.
 
-        ``stored``: bytes that it is about in the store.
+        ``stored``: its estimated bytes in the store.
         """
         while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
             self._moved.clear()
@@ -150,17 +148,17 @@ class MemoryBudget:
         return self._defers and self._admitted > 0 and grown
 
     def results(self) -> Sequence[VisitResult]:
-        """Return what was admitted, by visit; all of them must have ended."""
+        """Return the admitted results, by visit; all of them must have ended."""
         return [result for result in self._results if result is not None]
 
 
 def admit(visited: VisitResult, nbytes: int, before: int, limits: GroupLimits) -> int:
-    """Keep the samples of a visit that fit, and note a hole for the others.
+    """Keep the samples of a visit that fit, and record a hole for the others.
 
-    ``before``: bytes of the samples that were admitted already.
+    ``before``: bytes of the samples that are already admitted.
 
     Returns:
-        Bytes of all samples that are admitted now.
+        Bytes of all admitted samples.
     """
     if nbytes <= limits.sample_bytes and before + nbytes <= limits.most_bytes:
         return before + nbytes

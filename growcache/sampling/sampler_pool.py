@@ -36,12 +36,12 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
-STDERR_SECONDS = 0.5  # after a child's end, until the pipe of its errors is read
+STDERR_SECONDS = 0.5  # after a child's end, to read its error stream
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
 
 
 class SamplerProcess:
-    """One child: messages in, messages out, and the ladder by which it is stopped."""
+    """One child: messages in, messages out, and the ladder that stops it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SamplerProcess:
         on_message: Callable[[Message], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> SamplerProcess:
-        """Start a child; ``on_message`` is told each of its messages."""
+        """Start a child; ``on_message`` gets each of its messages."""
         stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -88,13 +88,13 @@ class SamplerProcess:
         return self._process.pid
 
     def send(self, message: Message) -> None:
-        """Send a message; to a dead child it is lost, and `ended` tells of the death."""
+        """Send a message; one to a dead child is lost, and `ended` reports the death."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
 
     async def ended(self) -> int:
-        """Return the exit code once the child is gone and all it said was heard."""
+        """Return the exit code once the child is gone and its output is read."""
         await self._reading
         code = await self._process.wait()
         await self._finish_stderr()
@@ -133,9 +133,9 @@ class SamplerProcess:
 
 
 class StderrPipe:
-    """What a child writes to its error stream, passed on in whole lines.
+    """A child's error stream, passed on in whole lines.
 
-    It is no pipe of asyncio's process, which would count as alive until the pipe is closed: a child of the user's
+    It is not a pipe of asyncio's process, because that counts as alive until the pipe is closed: a child of the user's
     code inherits the error stream, and may outlive the sampler.
     """
 
@@ -183,7 +183,7 @@ class StderrPipe:
 
 
 def crash_suspects(config: Config) -> str:
-    """Ask what may have ended a sampler: the user's code, as far as there is any."""
+    """Name the user's code that may have ended a sampler."""
     named = [config.sampling.transform]
     for form, options in [one for source in config.sources for one in source.formats]:
         named += [str(options.get("decode")), form]
@@ -193,29 +193,27 @@ def crash_suspects(config: Config) -> str:
 
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
-HEARD_SECONDS = 3.0  # samplers tell of a long call every second, unless it keeps the GIL
-HEALTHY_SECONDS = 10.0  # a sampler that lived so long starts again without delay
-MOST_SUSPICION = 15  # of one piece of work: 15 samplers killed on it, or 3 crashes
+HEARD_SECONDS = 3.0  # samplers report a long call every second, unless it holds the GIL
+HEALTHY_SECONDS = 10.0  # after that a sampler restarts without delay
+MOST_SUSPICION = 15  # of one group: 15 samplers killed on it, or 3 crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
-MOST_PERMITS = 4  # where groups have so few visits that two are not all the reads in flight
+MOST_PERMITS = 4  # where two groups have fewer visits than reads may be in flight
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerDeath:
-    """How a sampler ended."""
-
     code: int
     stalled: str | None = None
 
     @property
     def suspicion(self) -> int:
-        """How much it says against the work of the sampler.
+        """How strongly the death counts against the sampler's work.
 
-        A SIGKILL may be the kernel's, for want of memory, or just somebody's; any other end
-        is most likely of the work's own making.
+        A SIGKILL may come from the kernel, for lack of memory, or from an operator. The work most likely causes any
+        other end.
         """
-        somebodys = self.code == -signal.SIGKILL and self.stalled is None
-        return 1 if somebodys else MOST_SUSPICION // 3
+        may_be_external = self.code == -signal.SIGKILL and self.stalled is None
+        return 1 if may_be_external else MOST_SUSPICION // 3
 
     def __str__(self) -> str:
         if self.stalled is not None:
@@ -233,7 +231,7 @@ class AssignedPermit:
 
 @dataclass(slots=True)
 class SamplerSlot:
-    """One place for a sampler; a restarted one keeps its place."""
+    """One place for a sampler; a restarted sampler keeps it."""
 
     id: int
     process: SamplerProcess | None = None
@@ -249,10 +247,10 @@ class SamplerSlot:
     failed_starts: int = 0  # in a row
 
     def has_room(self, concurrency: int) -> bool:
-        """Whether it can take one more permit.
+        """Whether the sampler can take another permit.
 
-        Two are enough where each has as many visits as there may be reads in flight; of smaller
-        ones it takes enough to have as many in flight while the largest is written.
+        Two permits are enough where each has as many visits as reads in flight. Smaller ones need more, so that reads
+        go on while the largest group is written.
         """
         visits = [work.visits for work in self.permits.values()]
         most = (
@@ -263,16 +261,14 @@ class SamplerSlot:
         return self.ready and len(visits) < most
 
     def has_room_for_refetch(self, concurrency: int) -> bool:
-        """Whether it can take one more permit for what a reader waits for.
+        """Whether the sampler can take another permit for a refetch.
 
-        One more than usual where all the others wait for room: that may only come when this
-        reader goes on.
+        One more than usual where all others wait for room, because that may come only when the reader goes on.
         """
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency) or (self.ready and waits)
 
     def forget(self, permit_id: str) -> bool:
-        """Forget a permit; False if it had none of this name."""
         self.paused.discard(permit_id)
         return self.permits.pop(permit_id, None) is not None
 
@@ -284,18 +280,17 @@ class SamplerSlot:
         self.progress_at = time.monotonic()
 
     def note_user_call(self, ended: int, call: str) -> None:
-        """Note what it says about the user's code: calls that end are progress."""
+        """Record the state of the user's code: a call that ends is progress."""
         if ended != self.calls:
             self.note_progress()
         self.calls, self.call = ended, (time.monotonic(), call)
 
     def is_stalled(self, now: float, timeout_seconds: float) -> bool:
-        """Whether it should have made progress for longer than it is allowed."""
         busy = len(self.permits) > len(self.paused) or not self.ready or self.probing
         return self.process is not None and busy and now - self.progress_at > timeout_seconds
 
     def kill_stalled(self, now: float) -> str:
-        """Kill it for its idleness; return that in words."""
+        """Kill the sampler; return the reason in words."""
         assert self.process is not None
         said_at, call = self.call
         heard = call and now - said_at < HEARD_SECONDS
@@ -322,7 +317,7 @@ class SamplerSlot:
 
 
 class SamplerPool:
-    """All slots. Each slot's life is one task: start, wait for the end, back off, again."""
+    """All slots. Each slot's life is one task: start, wait for the end, back off, repeat."""
 
     def __init__(
         self,
@@ -353,13 +348,12 @@ class SamplerPool:
         return sum(slot.restarts for slot in self.slots)
 
     def broadcast(self, message: Message) -> None:
-        """Send a message to every sampler that is ready."""
         for slot in self.slots:
             if slot.ready:
                 slot.send(message)
 
     def kill_stalled(self, timeout_seconds: float) -> list[str]:
-        """Kill samplers without progress; return what there is to say about each."""
+        """Kill samplers without progress; return a message about each."""
         now = time.monotonic()
         return [
             f"sampler {slot.id} was restarted {slot.kill_stalled(now)}"
@@ -368,7 +362,7 @@ class SamplerPool:
         ]
 
     async def stop(self) -> None:
-        """End all samplers, at the same time, and wait for them."""
+        """End all samplers concurrently, and wait for them."""
         self._stopping = True
         running = [slot.process for slot in self.slots if slot.process is not None]
         await asyncio.gather(*(process.stop() for process in running))

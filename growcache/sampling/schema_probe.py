@@ -1,4 +1,4 @@
-"""A sampler's look at a few objects before there is a schema: what samples are, and which dimensions differ."""
+"""A sampler's look at a few objects before there is a schema; `schema_search` is the supervisor's side."""
 
 from __future__ import annotations
 
@@ -39,18 +39,17 @@ class ProbedObject:
 
 
 class PassedOverError(FormatError):
-    """An object can be read, but what was looked at of it is left out, as the user may want."""
+    """An object can be read, but the user's code skips all probed samples."""
 
 
 def settled_schema(schemas: Sequence[Schema]) -> Schema:
-    """Return the schema of a cache whose first samples have these.
+    """Return the schema of a cache from those of its first samples.
 
-    One that most of them have is it: few of another shape are errors in the data, and would
-    make everything ragged. Where shapes differ more than that, the dimensions that differ
-    are ragged.
+    The schema of most samples wins, because a few of another shape are errors in the data, and would make everything
+    ragged. Where shapes differ more than that, the dimensions that differ are ragged.
 
     Raises:
-        FormatError: they differ in names, dtypes or numbers of dimensions, too.
+        FormatError: they differ in names, dtypes or numbers of dimensions.
 
     >>> from growcache.schema import Field
     >>> rows = {n: Schema((Field("x", "<f4", (n, 8)),)) for n in (3, 4, 5)}
@@ -73,12 +72,11 @@ def settled_schema(schemas: Sequence[Schema]) -> Schema:
 
 
 def _names_and_dtypes(schema: Schema) -> tuple[tuple[str, str, int], ...]:
-    """Return what must agree where only sizes differ."""
     return tuple((field.name, field.dtype, len(field.shape)) for field in schema.fields)
 
 
 def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[PartVisit]:
-    """Return the first objects that may be looked at together, at least one."""
+    """Return the first objects, at least one, that may be read together."""
     together, nbytes = 1, 0
     for one in objects[1:PROBE_OBJECTS]:
         nbytes += 0 if ranged else one.entry.size
@@ -89,7 +87,7 @@ def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[P
 
 
 def probe_order(count: int, first: int) -> Iterator[list[int]]:
-    """Yield which of ``count`` to look at: ``first`` of them, spread evenly, then others.
+    """Yield batches of ``first`` numbers below ``count``: first an even spread, then the others.
 
     >>> list(probe_order(5, 2))
     [[0, 4], [1, 2], [3]]
@@ -102,7 +100,7 @@ def probe_order(count: int, first: int) -> Iterator[list[int]]:
 
 
 class SchemaProbe:
-    """Reads objects as a permit would, but for a few samples of each."""
+    """Reads a few samples of objects as a permit would."""
 
     def __init__(
         self,
@@ -117,10 +115,7 @@ class SchemaProbe:
         self._declared = declared
 
     async def probe(self, objects: Sequence[PartVisit]) -> Message:
-        """Return what the first of these objects show, or why none of them can be read.
-
-        All are of one source.
-        """
+        """Return the findings on the first of these objects, which are of one source, or their errors."""
         form, began, listed = self._format_of(objects[0]), time.monotonic(), objects
         objects = probed_together(objects, ranged=form.ranged)
         wanted = -(-LOOKS // len(objects))
@@ -156,7 +151,6 @@ class SchemaProbe:
         began: float,
         listed: Sequence[PartVisit],
     ) -> bool:
-        """Whether an object keeps failing while others answer: it is passed over then."""
         if isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
@@ -164,7 +158,7 @@ class SchemaProbe:
         return await self._sources.fails_alone(stop.entry, since, others)
 
     async def _counted(self, look: Awaitable[ProbedObject]) -> ProbedObject:
-        """Return what a look shows; what it decodes is counted as that of a visit is."""
+        """Await a look, with its decoded bytes counted like those of a visit."""
         with self._filler.gate.visit(None):
             return await look
 
@@ -218,7 +212,7 @@ class SchemaProbe:
     async def _look_at_units(
         self, one: PartVisit, wanted: int, measure: Measure
     ) -> ProbedObject:
-        """Look at some samples of a chunk or row group, which costs as much as all of it."""
+        """Look at samples of chunks or row groups, each of which is read whole."""
         parts = max(1, measure.samples // measure.together)
         samples: list[Sample] = []
         # Some of a unit, then all of it: the user's code may pass over the first ones.
@@ -236,7 +230,7 @@ class SchemaProbe:
         raise _no_sample_error(self._format_of(one), measure.samples)
 
     async def _look_at_whole(self, stop: PartVisit, wanted: int) -> ProbedObject:
-        """Look at some samples of an object, of which those of one may differ, too."""
+        """Look at some samples of an object that is read whole."""
         form, reader = self._format_of(stop), self._sources.reader(stop.entry, stop.partners)
         visit = Visit(0, 1, 0, self._seed, None)
         found, _ = await read_partly(form, reader, visit)
@@ -270,7 +264,7 @@ def _permit(stop: PartVisit, take: int | None = None) -> Permit:
 
 
 def _examples(looked: Sequence[tuple[str, Schema]]) -> str:
-    """Name two objects whose samples cannot be in one cache, if that is what is wrong."""
+    """Name two objects whose samples differ in names or dtypes, if any do."""
     first, kind = looked[0][0], _names_and_dtypes(looked[0][1])
     for key, schema in looked:
         if _names_and_dtypes(schema) != kind:

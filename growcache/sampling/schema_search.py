@@ -1,4 +1,4 @@
-"""Find schema and sizes: from what the cache holds, or from the first readable objects.
+"""Find schema and sizes: from the samples of the cache, or from the first readable objects.
 
 The supervisor searches the listing in its order and lets one sampler at a time look (`schema_probe`).
 """
@@ -73,18 +73,18 @@ class SchemaSearch:
         self._catalog = catalog
         self._objects = objects
         self._searches = [_SourceSearch(source) for source in range(len(config.sources))]
-        self._prober: SamplerSlot | None = None
+        self._probing_slot: SamplerSlot | None = None
         self._not_before = 0.0
         self._silent = False  # whether the store did not answer the last time
         self.waiting_for = "samplers to start"
 
     @property
     def _search(self) -> _SourceSearch:
-        """The first search that goes on; the last one where none does."""
+        """The first search without an answer; the last one where all have one."""
         return next((s for s in self._searches if s.answer is None), self._searches[-1])
 
     def known(self, introduction: Message, *, listed: bool) -> FoundIdentity | None:
-        """Return what the cache's own samples say; None where there are none, or not yet."""
+        """Return the identity that the cache's own samples show, if any and once listed again."""
         stored = self._cache.meta.identity
         if stored is None or not self._cache.totals().drawn_shards:
             return None
@@ -95,18 +95,18 @@ class SchemaSearch:
         return self._found(stored.schema, sizing, introduction, stored.sizes)
 
     def lacks_objects(self, *, listed: bool) -> bool:
-        """Whether the listing was lost, and is not made anew as far as shards were drawn from it."""
+        """Whether the listing was lost and has not reached the last edition again."""
         editions = self._cache.meta.editions
         return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
     def probe(self, ready: Sequence[SamplerSlot], *, listed: bool) -> None:
-        """Let a sampler look at the first objects that can be read, if none does so now.
+        """Let a sampler look at the first readable objects, if none does so now.
 
-        Which ones they are depends on the listing alone, not on how far it is by now: what
-        they show is the schema of the cache.
+        The choice of objects depends on the listing's order alone, not on its progress, because they decide the cache's
+        schema.
         """
         now = time.monotonic()
-        if self._prober is not None or not ready or now < self._not_before:
+        if self._probing_slot is not None or not ready or now < self._not_before:
             return
         if self._cache.meta.identity is not None and self._cache.totals().drawn_shards:
             return
@@ -126,10 +126,12 @@ class SchemaSearch:
         )
         if not self._silent:
             self.waiting_for = "a first object to be read"
-        self._prober = ready[0]
-        self._prober.probing = True
-        self._prober.note_progress()
-        self._prober.send({"type": "probe", "stops": [stop.to_values() for stop in stops]})
+        self._probing_slot = ready[0]
+        self._probing_slot.probing = True
+        self._probing_slot.note_progress()
+        self._probing_slot.send(
+            {"type": "probe", "stops": [stop.to_values() for stop in stops]}
+        )
 
     def _nothing_drawn(self) -> str:
         if self._objects.unmatched:
@@ -143,14 +145,14 @@ class SchemaSearch:
         )
 
     def lost(self, slot: SamplerSlot, death: SamplerDeath) -> None:
-        """Note that a sampler died; what it was asked is asked again.
+        """Repeat the search where its sampler died.
 
         Raises:
-            SamplingError: that has cost too many samplers to be chance.
+            SamplingError: it has cost too many samplers.
         """
-        if slot is not self._prober:
+        if slot is not self._probing_slot:
             return
-        self._prober = None
+        self._probing_slot = None
         search = self._search
         search.suspicion += death.suspicion
         if search.suspicion >= MOST_SUSPICION:
@@ -164,14 +166,14 @@ class SchemaSearch:
     def answered(
         self, slot: SamplerSlot, message: Message, introduction: Message, *, listed: bool
     ) -> FoundIdentity | None:
-        """Return what was measured; None where the search goes on.
+        """Return the identity once every source is measured; None where the search goes on.
 
         Raises:
             SamplingError: no object of the source can be read, or no two are alike.
         """
-        if slot is not self._prober:
+        if slot is not self._probing_slot:
             return None
-        self._prober, slot.probing = None, False
+        self._probing_slot, slot.probing = None, False
         if "transient" in message:
             self._not_before = time.monotonic() + RETRY_SECONDS
             self.waiting_for, self._silent = message["transient"], True
@@ -199,7 +201,7 @@ class SchemaSearch:
 
     @property
     def _found_objects(self) -> int:
-        """How many objects of the source that is looked at are listed."""
+        """The number of listed objects of the source under search."""
         return int(self._objects.counts(len(self._catalog))[self._search.source])
 
     def _give_up_early(self, *, listed: bool) -> None:
@@ -221,7 +223,7 @@ class SchemaSearch:
         raise SamplingError(name_source(said, search.source, len(self._searches)))
 
     def _start_over(self, search: _SourceSearch) -> None:
-        """Look once more: what failed while others answered may be all that can be read."""
+        """Search again, because objects that failed alone may be all that can be read."""
         self.waiting_for = f"the store to answer ({search.first_error})"
         self._not_before = time.monotonic() + RETRY_SECONDS
         search.unreadable = search.failed = search.set_aside = 0
@@ -245,11 +247,6 @@ class SchemaSearch:
         return self._found(schema, sizing, introduction, kept)
 
     def _covering(self, schemas: Sequence[Schema]) -> Schema:
-        """Return the schema that the samples of all sources are of.
-
-        Raises:
-            SamplingError: there is none.
-        """
         try:
             return Schema.covering(schemas)
         except FormatError as error:

@@ -113,7 +113,7 @@ def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it died already; what it has not said tells
+    with contextlib.suppress(BrokenPipeError):  # it died already; its missing answer shows that
         process.stdin.write(pack(setup))
         process.stdin.flush()
     line = process.stdout.readline()
@@ -138,15 +138,15 @@ def _as_error(answer: Message) -> GrowcacheError:
 
 
 def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Tell what ends the service while the trainer goes on with what is cached."""
+    """Log the error that ends the service while the trainer goes on with the cached samples."""
     assert process.stdout is not None
-    told = False
+    reported = False
     with process.stdout as messages:
         for line in messages:
             log.error("the sampling service stopped: %s", error := unpack(line)["error"])
             system.service_failed(path, error)
-            told = True
-    if process.wait() and not told:
+            reported = True
+    if process.wait() and not reported:
         how = f"the sampling service ended ({_how_it_ended(process)}) and did not say why"
         log.error(
             "%s: nothing new is drawn, what is cached stays; its own messages may tell, and "
@@ -186,17 +186,17 @@ def main() -> None:
     try:
         run(
             config,
-            on_ready=lambda: _tell(messages, {"ready": True}),
+            on_ready=lambda: _send(messages, {"ready": True}),
             parent=sys.stdin.fileno(),
             handle_interrupt=False,
             file=file,
         )
     except GrowcacheError as error:
         kind = "busy" if isinstance(error, CacheBusyError) else ""
-        _tell(messages, {"error": str(error), "exit_code": error.exit_code, "kind": kind})
+        _send(messages, {"error": str(error), "exit_code": error.exit_code, "kind": kind})
         sys.exit(error.exit_code)
 
 
-def _tell(messages: IO[bytes], message: Message) -> None:
+def _send(messages: IO[bytes], message: Message) -> None:
     with contextlib.suppress(BrokenPipeError):
         messages.write(pack(message))

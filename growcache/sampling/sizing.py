@@ -31,16 +31,16 @@ class Sizing:
     """How objects are cut into parts and shards; measured once, then kept for good.
 
     Attributes:
-        samples_per_object: about how many samples one visit yields.
-        stride_bytes: bytes that an object advances per sample.
-        overhead_bytes: bytes of an object that hold no sample.
+        samples_per_object: about the samples of one visit.
+        stride_bytes: of an object per sample.
+        overhead_bytes: of an object that hold no sample.
         whole: each object is one part (it is read whole, or drawn at random and independently).
         shard_samples: samples in a full shard.
-        shards_per_group: shards filled together.
+        group_shards: shards filled together.
         max_parts: parts of the fixed set; None where the set is not fixed.
-        doublings: how often the size of groups doubles until they are full.
-        cuts: where several sources are mixed, how the objects of each are cut. Then
-            ``samples_per_object`` is the mean over visits, and the three after it mean nothing.
+        doublings: of the size of groups until they are full.
+        cuts: the partitioning of each of several sources. Then ``samples_per_object`` is the mean
+            over visits, and the three after it mean nothing.
     """
 
     samples_per_object: int
@@ -62,13 +62,13 @@ class Sizing:
         return self.cuts or (one,)
 
     def group_parts(self, group: int) -> int:
-        """Return how many parts a group holds: the first groups are small (protocol 7)."""
+        """Return the parts of a group: the first groups are small (protocol 7)."""
         ahead = max(0, self.doublings - group // RAMP_GROUPS)
         samples = (self.shard_samples * self.group_shards) >> ahead
         return max(1, -(-samples // self.samples_per_object))
 
     def parts_before(self, group: int) -> int:
-        """Return how many parts all groups before this one were given."""
+        """Return the parts of all groups before this one."""
         steps, within = divmod(min(group, RAMP_END), RAMP_GROUPS)
         head = RAMP_GROUPS * sum(self.group_parts(RAMP_GROUPS * step) for step in range(steps))
         return head + (within + max(0, group - RAMP_END)) * self.group_parts(group)
@@ -79,7 +79,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How the objects of one source are cut."""
+    """How the objects of one source are cut into parts."""
 
     samples_per_object: int
     stride_bytes: float
@@ -89,7 +89,7 @@ class Partitioning:
     samples_per_whole: float = 1.0  # about; of an object that is one part
 
     def parts(self, sizes: Ints) -> Ints:
-        """Return how many parts objects of these sizes (in bytes) have, at least one each."""
+        """Return the parts of objects by their sizes in bytes, at least one each."""
         if self.whole:
             return np.ones(len(sizes), np.int64)
         samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
@@ -119,25 +119,22 @@ LIMIT_OF_EXPECTED = 4  # a group of samples that differ may well be so much larg
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
-    """What the first objects of a source showed."""
-
     measure: Measure
     samples_per_object: float
     ranged: bool
 
 
 def objects_take_turns(sampling: SamplingConfig) -> bool:
-    """Whether objects take turns, until all of each was drawn; see `turns`."""
+    """Whether objects take turns until all parts of each are drawn; see `orders`."""
     return sampling.weight_by == "objects" and sampling.order == "permutation"
 
 
 def takes_some_samples(sampling: SamplingConfig) -> bool:
     """Whether a visit takes some samples of a whole object, however many it has.
 
-    Draws that know nothing of one another exhaust nothing: objects are alike if each visit to
-    one brings as much. Where they take turns instead, an object that is read whole yields all
-    of its samples in its one turn: to take some of them and come back for others would fetch
-    all of it each time.
+    Independent draws exhaust nothing, so objects are weighted alike if each visit yields as much. Where objects take
+    turns, one that is read whole yields all of its samples in its one turn, because coming back would fetch all of it
+    again.
     """
     return sampling.weight_by == "objects" and sampling.order == "replacement"
 
@@ -150,8 +147,7 @@ def measure_sizing(
 ) -> Sizing:
     """Return the sizes for a new cache; they are stored with it and never change.
 
-    ``sample_bytes``: of the values of the samples that were probed, on average; needed
-        where they differ in size.
+    ``sample_bytes``: mean bytes of values of the probed samples, needed where they differ in size.
     """
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
@@ -214,8 +210,8 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
 def _doublings(config: Config, record_bytes: int, group: int) -> int:
     """Return how often groups double in size until they are full.
 
-    The first, small shards let training start, and go first. Where none ever goes, they stay: so
-    none is then so small that its blocks take much of what it takes.
+    The first shards are small, so that training can start, and are evicted first. Without eviction they stay, so none is
+    so small that file system blocks dominate it.
     """
     if config.cache.eviction != "none":
         return RAMP_DOUBLINGS
@@ -224,15 +220,15 @@ def _doublings(config: Config, record_bytes: int, group: int) -> int:
 
 
 def shards_per_group(visit: int, max_bytes: int) -> int:
-    """Return over how many shards the samples of a visit are dealt.
+    """Return the number of shards over which the samples of a visit are dealt.
 
-    Samples of one object are alike, and a shard is worth the less the more of them it has. So
-    no shard shall have more than `ALIKE` of a visit; up to that many go to a shard each.
+    Samples of one object are alike, and several in a shard make it less useful. So no shard gets more than `ALIKE` of a
+    visit; up to that many samples get a shard each.
 
     Args:
         visit: samples of one visit.
-        max_bytes: of the cache. A very large one would have more shards than can be mapped, of
-            a very small one the last blocks of their files would take too much.
+        max_bytes: of the cache. A very large one would have more shards than can be mapped; in a
+            very small one the last blocks of files would take too much.
 
     >>> [shards_per_group(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
     [1, 3, 4, 25, 32]
@@ -248,15 +244,15 @@ def shards_per_group(visit: int, max_bytes: int) -> int:
 def group_limits(
     config: Config, sizing: Sizing, schema: Schema, sample_bytes: float
 ) -> dict[str, int]:
-    """Return how many bytes of values a group may take, by the names they are kept under.
+    """Return the bytes of values that a group may take, by the names of their keys in the cache.
 
     They are kept with the sizes, because shards are a function of them. They follow from the
-    bound alone, however small the first samples were (protocol 10); the listing, which counts
-    in the bound too, is not known yet, so an eighth is left for it.
+    bound alone, however small the first samples were (protocol 10). The listing counts in the bound too, but its size is
+    unknown yet, so an eighth is left for it.
 
     Returns:
-        ``group_limit_bytes``: beyond it a group is cut. ``group_most_bytes``: of one that cannot
-        be cut, because one visit brings so much. Nothing where all visits bring as much.
+        ``group_limit_bytes``: beyond it a group is cut. ``group_most_bytes``: of one visit, which
+        cannot be cut. Nothing where all visits yield as much.
     """
     if not (schema.is_ragged or sizing.whole or any(cut.whole for cut in sizing.cuts)):
         return {}
@@ -298,10 +294,9 @@ def _samples_per_visit(
 
 
 def _affordable(config: Config, record_bytes: int, visit: int) -> int:
-    """Return as many samples of a visit as leave the shards that they are dealt over small enough.
+    """Return the samples of a visit, lowered until a group of shards fits memory and the bound.
 
-    That matters where the user says how many samples a shard has: of a group of many such shards
-    neither memory nor the bound may hold enough, and of one they would.
+    That matters where the user sets the samples of a shard.
     """
     while visit > 1 and not _fits(config, record_bytes, visit):
         visit //= 2
@@ -324,10 +319,7 @@ def stored_sizing(sizes: dict[str, Any]) -> Sizing:
 
 
 def sizing_values(sizing: Sizing) -> dict[str, Any]:
-    """Return the values that `stored_sizing` takes, without those that most caches share.
-
-    They are part of the fingerprint, so their keys do not change.
-    """
+    """Return the values that `stored_sizing` takes; as keys of the fingerprint they never change."""
     values = asdict(sizing)
     if sizing.doublings == RAMP_DOUBLINGS:
         del values["doublings"]
@@ -336,10 +328,9 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
 
 
 def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
-    """Return a stored sizing with what the configuration asks for explicitly.
+    """Return a stored sizing with the sizes that the configuration sets explicitly.
 
-    So that a changed setting shows as a difference between fingerprints, while ``auto`` means
-    whatever was measured.
+    So a changed setting shows as a difference between fingerprints, while ``auto`` keeps the measured size.
     """
     sampling = config.sampling
     if sampling.shard_samples != "auto":
@@ -362,10 +353,10 @@ def check_bound(
 ) -> None:
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
-    ``largest_bytes``: of a group that is made already, or may be, and must find room.
+    ``largest_bytes``: of an encoded or possible group that must find room.
 
     Raises:
-        ConfigError: names the bound that would do.
+        ConfigError: names a sufficient bound.
     """
     if group_bytes > MOST_GROUP_BYTES:
         raise ConfigError(
@@ -387,7 +378,7 @@ def check_bound(
 
 
 class SizeEstimate:
-    """Expects of the next group what the last one took."""
+    """Predicts the size of the next group from the last one."""
 
     def __init__(self, sizing: Sizing, record_bytes: int) -> None:
         self._sizing = sizing
@@ -404,11 +395,11 @@ class SizeEstimate:
         return self._bytes(parts, self._part_bytes or self._part_bytes_measured)
 
     def full_group_bytes(self) -> int:
-        """Return what a group of full shards takes, by what was measured at the beginning."""
+        """Return the bytes of a group of full shards, by the first measurement."""
         return self._bytes(self._sizing.group_parts(RAMP_END), self._part_bytes_measured)
 
     def shard_bytes(self, number: int, capacity: int) -> int:
-        """Return what a shard of which nothing is known takes, rather too little."""
+        """Return a low estimate of a shard that was never drawn."""
         shards = self._sizing.group_shards
         group = self.group_bytes(self._sizing.group_parts(number // shards))
         return 3 * (min(capacity, group) // shards) // 4

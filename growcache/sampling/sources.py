@@ -32,8 +32,6 @@ class OpenSource:
 
 
 class Sources:
-    """All of them; see `open_sources`."""
-
     def __init__(self, opened: Sequence[OpenSource]) -> None:
         self._opened = opened
         self._firsts = first_urls(one.store.source for one in opened)
@@ -44,12 +42,11 @@ class Sources:
 
     @property
     def listed(self) -> bool:
-        """Whether samples come from listed objects; see `ObjectFormat.listed`."""
         return all(form.listed for form in self.formats)
 
     @property
     def code_digest(self) -> str | None:
-        """Of the user's code that the formats run."""
+        """Digest of the user's code that the formats run."""
         digests = [form.code_digest for form in self.formats]
         if len(digests) == 1 or not any(digests):
             return digests[0]
@@ -86,7 +83,6 @@ class Sources:
         return await self._opened[number].store.fails_alone(self._own(entry), since, own)
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
-        """Whether an object was given up lately; see `Store.given_up`."""
         store = self._opened[source_of_url(self._firsts, entry.store)].store
         return store.given_up(self._own(entry), since)
 
@@ -128,11 +124,11 @@ def open_sources(
     on_bytes: Callable[[int], None] | None = None,
     without_credentials: bool = False,
 ) -> Sources:
-    """Return the sources, ready to be read from; see `open_store`.
+    """Open the sources for reading; see `open_store`.
 
     Raises:
-        ConfigError: a source cannot be meant so; where there are several, it is said of which.
-        AccessError: no credentials are to be found.
+        ConfigError: a source is invalid; of several sources the message names it.
+        AccessError: no credentials are found.
     """
 
     def opened(source: SourceConfig) -> OpenSource:
@@ -152,7 +148,7 @@ def open_sources(
 def make_each(
     sources: Sequence[SourceConfig], make: Callable[[SourceConfig], _Made]
 ) -> list[_Made]:
-    """Return what is made of each source; of several, what is wrong names the one."""
+    """Return the result for each source; an error names its source where there are several."""
     made = []
     for number, source in enumerate(sources):
         with _naming_source(number, len(sources)):
@@ -162,7 +158,6 @@ def make_each(
 
 @contextmanager
 def _naming_source(number: int, count: int) -> Iterator[None]:
-    """Let what goes wrong name the source, where there are several."""
     try:
         yield
     except GrowcacheError as error:
@@ -171,7 +166,7 @@ def _naming_source(number: int, count: int) -> Iterator[None]:
 
 
 def name_source(text: str, number: int, count: int) -> str:
-    """Return a message about ``source`` as one about this of several.
+    """Return a message about ``source`` as one about source ``number`` of several.
 
     >>> name_source("source.format: unknown", 1, 2), name_source("source.format: unknown", 0, 1)
     ('source.1.format: unknown', 'source.format: unknown')
@@ -185,7 +180,7 @@ _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_
 
 
 class SourceListings:
-    """The listings of all sources, by turns, so that all are there early."""
+    """The listings of all sources in turn, so that each shows objects early."""
 
     def __init__(self, stores: Sequence[RemoteStore]) -> None:
         self._stores = stores
@@ -203,7 +198,7 @@ class SourceListings:
         yield from (page for pages in turns for page in pages if page)
 
     def _moved(self, number: int, first: int) -> Iterator[list[Entry]]:
-        """Yield pages of one length: where a store ends its own may be a matter of time."""
+        """Yield pages of one length, because the length of a store's own may depend on timing."""
         entries = chain.from_iterable(self._stores[number].pages())
         with _naming_source(number, len(self._stores)):
             while page := [

@@ -40,13 +40,13 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """The mean over the window; 0 before there are two points."""
+        """The mean over the window; 0 before the second point."""
         (start, first), (end, last) = self._points[0], self._points[-1]
         return (last - first) / (end - start) if end > start else 0.0
 
 
 class SpaceAllocator:
-    """Gives out room below the bound, and evicts for it what the policy lets go."""
+    """Grants room below the bound, and evicts as the policy allows."""
 
     def __init__(
         self,
@@ -75,16 +75,15 @@ class SpaceAllocator:
 
     @property
     def spare(self) -> int:
-        """The bytes of these that no group of shards needed so far."""
+        """The part of the capacity that no group has needed so far."""
         return max(0, self.capacity - self._largest)
 
     @property
     def evicts_for_refetches(self) -> bool:
-        """Whether shards that readers wait for may take the place of others."""
         return self._bounds.eviction != "none"
 
     def reserve(self, permit_id: str, nbytes: int, *, for_refetch: bool = False) -> bool:
-        """Promise bytes to a permit, evicting for them if need be; False: not yet.
+        """Reserve bytes for a permit, evicting if need be; return False where it has to wait.
 
         Raises:
             ConfigError: the bound can never hold so much at once.
@@ -102,7 +101,7 @@ class SpaceAllocator:
         return self._cache.reserve(permit_id, nbytes)
 
     def shrink(self) -> None:
-        """Let go what does not fit below the bound, if it was lowered."""
+        """Evict what exceeds a bound that was lowered."""
         cache, bounds = self._cache, self._bounds
         short = -cache.bytes_left()
         if short <= 0:
@@ -123,9 +122,8 @@ class SpaceAllocator:
     def make_room(self, nbytes: int, *, for_refetch: bool = False) -> None:
         """Evict until ``nbytes`` are free, or retire shards ahead that readers still hold.
 
-        ``for_refetch``: for shards that a reader waits for. Then others go however little they
-            were used: else the reader and a full cache that no job reads would wait for
-            one another.
+        ``for_refetch``: `min_uses` is ignored, because a reader and a full cache that no job reads would otherwise
+            wait for each other.
         """
         short = nbytes - self._cache.bytes_left_for_shards()
         if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
@@ -136,8 +134,7 @@ class SpaceAllocator:
     def make_room_for_listing(self, nbytes: int) -> None:
         """Evict until ``nbytes`` are free for the catalog.
 
-        Without readers, shards go however little they were used. Else a full cache would
-        keep the listing waiting for ever, and what is not listed is never drawn.
+        Without readers `min_uses` is ignored, because a full cache would otherwise block the listing for good.
         """
         if not self.evicts:
             return
@@ -148,7 +145,6 @@ class SpaceAllocator:
                 self._clear(short, min_uses)
 
     def _clear(self, short: int, min_uses: int) -> None:
-        """Evict ``short`` bytes; shards that readers still hold are retired ahead."""
         cache, bounds = self._cache, self._bounds
         candidates, totals = self._candidates(), cache.totals()
         seed = totals.drawn_shards + totals.refetched_shards
@@ -173,26 +169,25 @@ class SpaceAllocator:
             cache.retire(ahead)
 
     def _candidates(self) -> list[eviction_policy.Candidate]:
-        """Return the live shards but for those that a reader waits for: they never go."""
+        """Return the live shards except those that a reader waits for."""
         wanted, candidates = self._cache.refetch_queue.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
 
     def _that_clear(
         self, candidates: Iterable[eviction_policy.Candidate]
     ) -> list[eviction_policy.Candidate]:
-        """Return the candidates without those kept for readers who died.
+        """Return the candidates except shards kept for dead readers.
 
-        To retire these ahead frees nothing for as long as `cache.resume_seconds`, and would
-        take the place of others that clear as epochs end.
+        Retiring those ahead frees nothing within `cache.resume_seconds`, and would displace shards that clear as epochs end.
         """
         kept = self._cache.lease_table.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
     @property
     def _going_bytes(self) -> int:
-        """The bytes on their way out, as far as they count for the fifth of the bound.
+        """The bytes on their way out that count for the fifth of the bound.
 
-        What is kept for readers who died has a fifth of its own, and never takes more.
+        Shards kept for dead readers have a fifth of their own.
         """
         return self._cache.clearing_bytes
 
@@ -200,10 +195,10 @@ class SpaceAllocator:
         self._filled += nbytes
 
     def keep_ahead(self) -> None:
-        """Retire already what the next groups will need, so that it clears while others fill.
+        """Retire shards for the next groups in advance, so that they clear while samplers fill.
 
-        Readers let go of a shard an epoch or so after it was retired. Were that waited for
-        whenever room runs out, samplers would rest as long as they work.
+        Readers release a shard about an epoch after it was retired. If samplers waited for that whenever room
+        runs out, they would rest as long as they work.
         """
         now, cache, bounds = self._clock(), self._cache, self._bounds
         self._filling.note(now, self._filled)
@@ -228,14 +223,14 @@ class SpaceAllocator:
             cache.retire(ahead)
 
     def _come_while_held(self, now: float) -> float:
-        """Return the bytes that come in the time for which readers hold a snapshot."""
+        """Return the bytes that arrive while readers hold a snapshot."""
         held = {lease.name for lease in self._cache.leases if lease.open and lease.holds}
         self._held_since = {name: self._held_since.get(name, now) for name in held}
         longest = now - min(self._held_since.values(), default=now)
         return self._filling.per_second * longest
 
     def movable(self, *, for_refetch: bool = False) -> tuple[int, int]:
-        """Return bytes of shards that may go (now, once their readers let go)."""
+        """Return the bytes of shards that can go now, and once their readers release them."""
         free = held = 0
         min_uses = 0 if for_refetch else self._bounds.min_uses
         for candidate in self._candidates():
@@ -247,7 +242,7 @@ class SpaceAllocator:
         return free, held
 
     def awaited_for_refetch(self) -> str:
-        """Return the event that would make room for what readers wait for, in words."""
+        """Return the event that makes room for a refetch, in words."""
         return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
@@ -257,7 +252,7 @@ class SpaceAllocator:
 
     @property
     def _ripe_but_kept(self) -> bool:
-        """Whether shards that were used enough stay: for readers who died, or resume."""
+        """Whether shards with enough uses are kept for dead or resuming readers."""
         kept = self._cache.lease_table.kept | self._cache.refetch_queue.wanted
         return bool(kept) and any(
             candidate.number in kept and candidate.min_job_uses >= self._bounds.min_uses
@@ -265,20 +260,20 @@ class SpaceAllocator:
         )
 
     def awaited_to_shrink(self) -> str:
-        """Return the event that would let a lowered bound hold, in words."""
+        """Return the event that lets a lowered bound hold, in words."""
         if self._bounds.eviction == "none":
             return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
         wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def follow(self, bounds: CacheConfig) -> None:
-        """Go by these settings from now on; a higher bound has room again."""
+        """Adopt these settings; a higher bound has room again."""
         if int(bounds.max_bytes) > int(self._bounds.max_bytes):
             self.at_bound = False
         self._bounds = bounds
 
     def unused(self) -> str:
-        """Return which readers have to read more, or to let go, before shards may be retired."""
+        """Return which readers have to read more, or release shards, in words."""
         if self._ripe_but_kept:
             return self._holders(always=True)
         jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
@@ -365,7 +360,7 @@ class WriteQueue:
 
     @property
     def stuck(self) -> bool:
-        """Whether every group that is out waits for room that only eviction could make."""
+        """Whether every permit waits for room that only eviction can make."""
         return all(issued.waits for issued in self.permits.values())
 
     def is_refetch(self, issued: IssuedPermit) -> bool:
@@ -393,9 +388,9 @@ class WriteQueue:
     def _is_early(self, issued: IssuedPermit) -> bool:
         """Whether an encoded group of the ramp waits until earlier ones are written.
 
-        A group is done sooner where none of its objects is slow, and a small cache of such groups would favour fast
-        objects. A store that hangs must not keep training from its first samples, so the wait is short. Later on, the
-        groups that are out are few compared with those cached.
+        A group without slow objects is encoded sooner, and a small cache of such groups would favour fast objects.
+        The wait is short, because a store that hangs must not delay the first samples. Later groups need no order:
+        those in flight are few compared with those cached.
         """
         group, now = issued.permit.group, self._clock()
         if group >= RAMP_END or not issued.fresh:
@@ -406,7 +401,7 @@ class WriteQueue:
         return any(now < one.awaited_since + IN_TURN_SECONDS for one in earlier)
 
     def _obstacle(self, issued: IssuedPermit) -> str:
-        """Reserve the bytes; return the event without which that cannot be done."""
+        """Reserve the bytes; return the event that has to happen first, or an empty string."""
         assert issued.need_bytes is not None
         permit, nbytes, for_refetch = (
             issued.permit.id,

@@ -276,7 +276,6 @@ class Supervisor:
 
     @property
     def _awaits_labels(self) -> bool:
-        """Whether the labels are still missing, without which no object can be sorted out."""
         wanted = any(source.labels is not None for source in self._config.sources)
         return wanted and self._objects.labels is None
 
@@ -530,7 +529,7 @@ class Supervisor:
             self._due("warning", now, WARN_SECONDS) and now - self._blocked_since > WARN_SECONDS
         ):
             self._status.last_errors.append(
-                f"samplers wait since a minute or more for {blocked}"
+                f"samplers have waited for a minute or more for {blocked}"
             )
 
     def _check_limits(self, now: float) -> None:

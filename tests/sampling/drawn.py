@@ -27,7 +27,7 @@ def edition(
     owned: Owned | None = None,
     lanes: str | None = None,
 ) -> DrawnEdition:
-    """Return an edition of one stratum, of so many parts or of objects with these starts."""
+    """Return an edition of one stratum: a number of parts, or objects with these starts."""
     starts = np.arange(parts + 1) if isinstance(parts, int) else parts
     own = starts[-1:] if owned is None else np.array([owned(np.arange(starts[-1])).sum()])
     mask = None if owned is None else lambda _, local: owned(local)

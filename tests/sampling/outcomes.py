@@ -88,7 +88,7 @@ ODD = Table(
         "keys with `..`, `.` and `//`",
         "keys in other scripts",
         "keys with control characters",
-        'a key beside a "folder" of its name',
+        'a key and a "folder" of its name',
         "a key of 1,024 bytes",
         "an empty object, as bytes",
         "every byte there is",
@@ -101,7 +101,7 @@ ODD = Table(
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cache that nobody fills any more.
+    """A cache whose service has ended.
 
     Attributes:
         samples: per key of an object what was cached of it.

@@ -97,7 +97,7 @@ def test_an_object_whose_look_kills_is_named_in_the_end(search: SchemaSearch) ->
 def test_a_crash_makes_the_first_object_decide_alone(search: SchemaSearch) -> None:
     looked = Looking()
     search.probe([looked], listed=True)
-    search.lost(looked, KILLED)  # by somebody, or for want of memory: as if nothing had been
+    search.lost(looked, KILLED)  # by an operator, or for lack of memory: not the work's fault
     search.probe([looked], listed=True)
     search.lost(looked, CRASHED)
     search.probe([looked], listed=True)

@@ -148,7 +148,7 @@ def test_objects_that_cannot_be_used(data: Path, table: Table) -> None:
     rows[str(forbidden)] = "an object without permission"
     exits, notice = run(config, "--until-full")
     assert exits == 0
-    # It may take long enough to be told of that nothing else is left while that one is tried again.
+    # The report may take so long that nothing else is left while that one is tried again.
     assert all(f"{forbidden} may not be read" in line for line in notice.splitlines())
     found = outcome(here / "c")
     assert found.holes.keys() == rows.keys()

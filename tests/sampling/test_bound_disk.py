@@ -30,7 +30,7 @@ MAX_BYTES = 64_000_000
 EVERYDAY_BYTES = 16_000_000
 
 PARETO = '''
-"""Samples of sizes that nobody can foresee: most are small, some take 900 KB."""
+"""Samples of unpredictable sizes: most are small, some take 900 KB."""
 
 def sample(store, rng):
     nbytes = min(900_000, int(3_000 * (1 + rng.pareto(1.05))))

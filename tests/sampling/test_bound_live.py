@@ -197,7 +197,7 @@ def test_the_service_follows_its_file(tmp_path: Path) -> None:
     with service(config):
         wait_until(lambda: cache.exists() and (cache / "status.json").exists())
         wait_until(lambda: now().listing_complete)  # until then room is kept for it
-        wait_until(lambda: now().state == "full")  # nobody reads, and min_uses is 1
+        wait_until(lambda: now().state == "full")  # there is no reader, and min_uses is 1
         with Snapshot.take(cache) as snapshot:
             held = {row.number for row in snapshot.shards}
             edit(config, cache__max_bytes="4MB")

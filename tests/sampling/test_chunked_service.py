@@ -47,7 +47,7 @@ def test_every_row_of_parquet_files_is_drawn_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_window_of_hdf5_files_is_drawn_once(tmp_path: Path) -> None:
-    """Whatever their ratio of rows to bytes, and beside one that is none."""
+    """Whatever their ratio of rows to bytes, and with one that is none."""
     h5py = pytest.importorskip("h5py")
     (tmp_path / "data").mkdir()
     rng, rows = np.random.default_rng(0), {"a": 3000, "b": 900, "c": 5000}

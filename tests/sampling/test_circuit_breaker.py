@@ -1,4 +1,4 @@
-"""Waiting for a store that refuses or is silent: who asks again, and what is said of it."""
+"""Waiting for a store that refuses or is silent: which permits are tried, and the messages."""
 
 from __future__ import annotations
 

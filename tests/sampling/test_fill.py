@@ -46,14 +46,14 @@ class Reading:
 
 
 class Held(Reading):
-    """Objects that answer when they are told to."""
+    """Objects that answer on command."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.answers: asyncio.Queue[None] = asyncio.Queue()
 
     async def read(self, reader: Any, visit: Any) -> list[tuple[dict[str, Any], int, int]]:
-        self.begun.append(reader.entry.key)
+        self.started.append(reader.entry.key)
         await self.answers.get()
         return await super().read(reader, visit)
 
@@ -131,7 +131,7 @@ def test_a_group_begins_when_all_visits_of_the_one_before_have_begun() -> None:
         for _ in range(4):
             for _ in range(20):
                 await asyncio.sleep(0)
-            seen.append(list(form.begun))
+            seen.append(list(form.started))
             form.answers.put_nowait(None)
         for _ in range(4):
             form.answers.put_nowait(None)

@@ -85,9 +85,9 @@ def test_keys_below_the_prefix_are_those_of_the_url_they_came_by() -> None:
 )
 def test_what_would_match_is_said(keys: list[str], match: str, words: str) -> None:
     missing = [(0, "rec/s1/a.npy"), (0, "rec/s1/b.npy")]
-    told = labels(keys, match).complaint(missing, 2, 7)
-    assert words in told
-    assert f"2 of 7 objects have no row in t.csv, whose column path has '{keys[0]}'" in told
+    message = labels(keys, match).complaint(missing, 2, 7)
+    assert words in message
+    assert f"2 of 7 objects have no row in t.csv, whose column path has '{keys[0]}'" in message
 
 
 def listed(folder: Path, count: int) -> Catalog:

@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Cache]:
-    """Full, and read by nobody."""
+    """Full, and without a reader."""
     with opened(tmp_path / "cache") as made:
         fill(made)
         yield made
@@ -144,7 +144,7 @@ def test_to_list_the_same_again_takes_no_room(source: Path, tmp_path: Path) -> N
 def test_a_page_that_comes_before_the_samplers_waits_for_them(
     source: Path, cache: Cache
 ) -> None:
-    """Unless they wait for it: then nobody would ever make room."""
+    """Unless they wait for it: then no component would ever make room."""
     assert not asyncio.run(Service(source, cache).lists(allocator=False))
     with pytest.raises(ConfigError, match="the listing of"):
         asyncio.run(Service(source, cache).lists(allocator=False, awaited=True))

@@ -243,8 +243,8 @@ def test_three_formats_are_mixed_by_their_weights(tmp_path: Path) -> None:
         assert max(times) - min(times) <= 1  # no sample twice before all of the source came
     status = read_status(tmp_path / "c")
     assert status.population_samples == 300 + 1200 + 320
-    told = [(one.share, one.objects, one.samples) for one in status.sources]
-    assert told == [(0.25, 300, 300), (0.5, 40, 1200), (0.25, 40, 320)]
+    shown = [(one.share, one.objects, one.samples) for one in status.sources]
+    assert shown == [(0.25, 300, 300), (0.5, 40, 1200), (0.25, 40, 320)]
     for source, one in enumerate(status.sources):
         assert abs(one.rounds - shares[source] / one.samples) < 0.1
         assert one.url == sources[source]["url"]

@@ -175,7 +175,7 @@ KEYS = {
     ],
     "keys in other scripts": ["日本/語.npy", "€.npy", "\N{GRINNING FACE}.npy"],
     "keys with control characters": ["tab\there.npy"],
-    'a key beside a "folder" of its name': ["x", "x/y", "x/y/z.npy"],
+    'a key and a "folder" of its name': ["x", "x/y", "x/y/z.npy"],
     "a key of 1,024 bytes": ["k" * 1020 + ".npy"],
 }
 

@@ -279,8 +279,8 @@ def test_formats_that_do_not_go_together(more: dict[str, Any], words: str) -> No
 
 def test_a_field_called_token_is_no_secret() -> None:
     load_config({"source": {"fields": {"token": "s3://bucket/tokens_{k}.npy"}}})
-    told = "no object matches s3://bucket/tokens_{k}.npy"
-    assert str(ConfigError(told)) == told
+    message = "no object matches s3://bucket/tokens_{k}.npy"
+    assert str(ConfigError(message)) == message
 
 
 # ------------------------------------------------------------------------------ services

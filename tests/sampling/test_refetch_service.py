@@ -44,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, url: str) -> Path:
-    """A cache of 1 MB that is full and that nobody reads."""
+    """A cache of 1 MB that is full and has no reader."""
     config = write_config(
         tmp_path_factory.mktemp("filled") / "c.yaml", url, cache={"max_bytes": 1_000_000}
     )
@@ -71,7 +71,7 @@ def evict(cache: Path, numbers: Iterable[int]) -> dict[int, str]:
 
 
 def tight(cache: Path, url: str, path: Path) -> Path:
-    """A config whose bound leaves no room beside what the cache holds."""
+    """A config whose bound leaves no room for more than the cache holds."""
     config = bounded(cache, max_bytes=1_000_000)
     with Cache.open(cache, config) as it:
         it.space.catalog_bytes = (cache / "catalog.bin").stat().st_blocks * 512
@@ -159,7 +159,7 @@ def test_rule_24_other_bytes_are_refused_once_and_nothing_of_them_is_committed(
         assert read_index(cache).totals.refetched_samples == 0
     assert read_index(cache).meta[REFUSED_META]
     with Cache.open(cache, bounded(cache)):
-        assert not read_index(cache).meta[REFUSED_META], "nobody asks any more"
+        assert not read_index(cache).meta[REFUSED_META], "no reader asks any more"
 
 
 @pytest.mark.slow
@@ -202,9 +202,9 @@ def test_rule_24_who_keeps_the_room_for_wishes_is_named(cache: Path, url: str) -
     greedy = Lease.create(cache, "greedy", live(cache))
     with greedy, wishing(cache, gone) as lease, service(config):
         wait_until(lambda: "checkpoint" in (status(cache).waiting_for or ""))
-        told = status(cache).waiting_for or ""
-        assert "greedy" in told
-        assert str(os.getpid()) in told
+        message = status(cache).waiting_for or ""
+        assert "greedy" in message
+        assert str(os.getpid()) in message
         greedy.close()
         wait_for("live", cache, lease)
 

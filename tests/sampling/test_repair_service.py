@@ -46,7 +46,7 @@ def keep_only_shards(layout: CacheLayout) -> None:
 
 
 def times_drawn(layout: CacheLayout) -> Counter[str]:
-    """How often each object was drawn into the shards that lie there."""
+    """How often each object was drawn into the shards on disk."""
     found: Counter[str] = Counter()
     for path in layout.shards.glob("*.json"):
         sidecar = Sidecar.from_bytes(path.read_bytes())

@@ -93,10 +93,10 @@ def test_a_group_is_cut_alike_in_any_order_and_made_alike_without_what_was_left_
     left_out = frozenset(place for place, (_, out, _) in enumerate(first) if out)
     assert left_out == frozenset(range(len(sizes) - len(left_out), len(sizes)))
     assert first == run(sizes, shuffled, defers=False, without=left_out)
-    begun = [place for place, of in enumerate(sizes) if sum(of)]
-    assert not begun or begun[0] not in left_out  # so makeup groups come to an end
+    started = [place for place, of in enumerate(sizes) if sum(of)]
+    assert not started or started[0] not in left_out  # so makeup groups come to an end
     total = sum(sum(mine) for mine, _, _ in first)
-    assert total <= max(100, sum(sizes[begun[0]]) if begun else 0)
+    assert total <= max(100, sum(sizes[started[0]]) if started else 0)
     assert not any(hole for mine, _, hole in first if sum(mine) <= 100 and not hole)
 
 

@@ -15,7 +15,7 @@ from growcache.sampling.sampler_pool import (
 
 
 def taken(visits: int, concurrency: int) -> int:
-    """Return how many groups of so many visits a sampler takes."""
+    """Return the number of groups that a sampler takes, by their visits."""
     slot = SamplerSlot(0, ready=True)
     while slot.has_room(concurrency):
         slot.permits[str(len(slot.permits))] = AssignedPermit(visits)

@@ -45,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, url: str) -> dict[str, str]:
-    """The digests of the files of one sampler that nobody disturbs."""
+    """The digests of the files of one undisturbed sampler."""
     folder = tmp_path_factory.mktemp("expected")
     config = write_config(folder / "alone.yaml", url)
     code, errors = run(config, "--until-full")

@@ -69,7 +69,7 @@ def test_makeup_groups_that_are_not_full_come_seldom() -> None:
 
 
 def test_parts_of_objects_that_do_not_fail_come_soon() -> None:
-    """Their groups outgrew what they may take: who waits for them waits for large samples."""
+    """Their groups outgrew what they may take: a wait for them is a wait for large samples."""
     found = Setbacks(60)
     found.wait({(1, 0): A, (1, 1): B})
     found.made_up(100.0)

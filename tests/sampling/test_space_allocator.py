@@ -114,7 +114,7 @@ def test_what_comes_while_a_snapshot_is_held_is_retired_ahead(
     assert cache.totals().retired_bytes == retired
 
 
-def test_nobody_reads_so_nothing_is_retired_ahead(cache: Cache, clock: Clock) -> None:
+def test_without_readers_nothing_is_retired_ahead(cache: Cache, clock: Clock) -> None:
     allocator = allocator_of(cache, clock)
     allocator.make_room(cache.bytes_left() + 1)
     passes(allocator, clock, 1.0, MAX_BYTES)
@@ -190,7 +190,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
     "row is not None",
 )
 def test_all_dead_readers_together_keep_a_fifth_of_the_bound(cache: Cache) -> None:
-    """The latest one first; what nobody keeps any more goes when its room is wanted."""
+    """The latest one first; a shard without a reader goes when its room is needed."""
     allocator = allocator_of(cache)
     kill(resumable(cache, "old", range(SHARDS)))
     cache.poll_leases(0.0)
@@ -295,7 +295,7 @@ def test_uses_of_what_is_gone_are_not_kept(cache: Cache) -> None:
 
 
 def test_nothing_is_retired_ahead_for_a_dead_reader(cache: Cache, clock: Clock) -> None:
-    """What nobody holds any more goes when its room is needed, and not before."""
+    """A shard without a holder goes when its room is needed, and not before."""
     kill(resumable(cache, "train", range(SHARDS // 2)))
     cache.poll_leases(0.0)
     allocator = allocator_of(cache, clock)

@@ -1,9 +1,9 @@
 """Permits, leases, readers, uses and restarts against a model: in whatever order they come.
 
 The dispatcher, the cache and the snapshots are the real ones; samplers and the clock are
-played. Beside what must never happen, what must always happen is checked: somebody can go
-on, or the event that everybody waits for is named, and named truly. At the end of every
-run all readers read and all samplers work, and the cache must turn over.
+simulated. The checks are of safety and of progress: a sampler can go on, or the service names
+the event that all wait for, and names it truly. At the end of every run all readers read
+and all samplers work, and the cache must turn over.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Service(RuleBasedStateMachine):
 
     @rule()
     def turn(self) -> None:
-        """One turn of the supervisor, after which somebody can go on or says what for."""
+        """One turn of the supervisor, after which a sampler can go on, or the awaited event is named."""
         self.it.poll_leases(self.now)
         for permit in self.dispatcher.writes.grant():
             self.work[permit].granted = True

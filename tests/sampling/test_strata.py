@@ -109,7 +109,7 @@ def test_no_part_of_a_stratum_comes_twice_before_all_came(
     """Of strata that grow at any draw of theirs, also in the middle of a group."""
     parts, group, draws = [first, 50], 0, Draws(0, sizing(shard_samples=16), turns=turns)
     draws.add(dealt(0, parts, "balanced"))
-    told: list[tuple[int, int]] = []  # round, part; of the first stratum
+    drawn_parts: list[tuple[int, int]] = []  # round, part; of the first stratum
     sizes: list[int] = []  # when the draw was made
     for number, (groups, more) in enumerate([*grown, (25, 0)], 1):
         for at in range(group, group + groups):
@@ -117,12 +117,14 @@ def test_no_part_of_a_stratum_comes_twice_before_all_came(
             assert drawn is not None
             assert drawn.rounds is not None
             mine = drawn.parts < parts[0]
-            told += zip(drawn.rounds[mine].tolist(), drawn.parts[mine].tolist(), strict=True)
+            drawn_parts += zip(
+                drawn.rounds[mine].tolist(), drawn.parts[mine].tolist(), strict=True
+            )
             sizes += [parts[0]] * int(mine.sum())
         group, parts = group + groups, [parts[0] + more, 50]
         draws.add(dealt(number, parts, "balanced", group))
-    assert len(set(told)) == len(told)  # none twice in a round
-    rounds = [round_ for round_, _ in told]
+    assert len(set(drawn_parts)) == len(drawn_parts)  # none twice in a round
+    rounds = [round_ for round_, _ in drawn_parts]
     assert rounds == sorted(rounds)
     for round_, count in Counter(rounds).items():
         if round_ != rounds[-1]:  # each but the last has every part that there was at its end
