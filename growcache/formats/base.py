@@ -33,7 +33,7 @@ MOST_VISIT_BYTES = 1_000_000_000  # bytes; what a sampler may use for a group of
 MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
 _FREE_DECODED_BYTES = 1 << 25  # bytes of an object that stores next to nothing
 DEFLATE_RATIO = 1100  # the ratio of deflate is 1032 at most
-RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, for one value again and again
+RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, where one value is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Visit:
     parts: int  # into how many the object is divided
     round: int  # the pass of the permutation; with ``seed``, part of every random choice
     seed: int  # of the cache
-    take: int | None = None  # so many samples of the part, at random, instead of all of them
+    take: int | None = None  # the number of random samples of the part; None: all of them
     key: str | None = None  # that random choices go by; None: the object's own
     # of its samples, ascending, where another object says them; None: those of the part
     ordinals: Sequence[int] | None = None
@@ -90,12 +90,12 @@ class Measure:
     """How the size of an object and its number of samples are related."""
 
     stride_bytes: float  # bytes from one sample to the next
-    # such that (size - overhead) / stride is the number of samples; negative where samples lie
-    # apart
+    # such that (size - overhead) / stride is the number of samples; negative where there are
+    # gaps between samples
     overhead_bytes: int
     samples: int  # in this object; an estimate where only all of its bytes would tell
-    # so many samples are worth one visit, where the user does not say: what can only be fetched
-    # together, or what makes a visit worth its request
+    # the number of samples that are worth one visit, unless the user sets it: those that can only
+    # be fetched together, or those that make a visit worth its request
     together: int = 1
 
 
@@ -119,10 +119,10 @@ class ObjectFormat:
     # Samples come from listed objects; else `endless_entry` stands for all of them, and its parts
     # cannot be counted.
     listed: bool = True
-    # A header is read before it is known where samples are. Two requests, for the header and for a
-    # sample, take as long as to fetch a small object whole.
+    # The header is read first, because it says where samples are. The two requests, of the header
+    # and of a sample, take as long as fetching a small object whole.
     header_first: bool = False
-    code_digest: str | None = None  # of the user's code that it runs, for the fingerprint
+    code_digest: str | None = None  # of the user's code that it runs; part of the fingerprint
 
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object, by default of one sample.

@@ -63,7 +63,7 @@ def zarr3_decoder(
     is_bytes = False
     if isinstance(codecs, list) and codecs and codecs[0]["name"] == "sharding_indexed":
         if len(codecs) > 1:
-            raise FormatError("codecs beside sharding are not read")
+            raise FormatError("no other codec is read together with sharding")
         return _shard_decoder(codecs[0]["configuration"], dtype, tuple(chunks), fill)
     for codec in codecs:
         name, settings = str(codec["name"]), codec.get("configuration") or {}
@@ -271,7 +271,7 @@ def _shard_decoder(
             if offset == size == _NEVER_WRITTEN:
                 found[where] = fill
             elif offset + size > data.nbytes:
-                raise FormatError("a chunk lies beyond the end of its shard")
+                raise FormatError("a chunk ends beyond its shard")
             else:
                 found[where] = decode(data[offset : offset + size])
         return found

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
-MOST_UNPACKED = 500_000_000  # bytes; they and what is made of them are in memory together
-MOST_COMPRESSION_RATIO = 1032  # what gzip can do at best; who claims more means harm
+MOST_UNPACKED = 500_000_000  # bytes; they and their samples are in memory together
+MOST_COMPRESSION_RATIO = 1032  # gzip's best; an object that claims more is hostile
 _SMALL_BYTES = 1 << 20  # bytes that any object may unpack to
 _COPIES = 2  # of what is unpacked, while its pieces are put together
 _USUAL_RATIO = 4
@@ -73,7 +73,7 @@ def unpacked_start(head: bytes, kind: str) -> bytes:
     """Return what the start of an object unpacks to; empty where it cannot be unpacked."""
     try:
         make, step, wrong = _unpacker(kind)
-    except MissingLibraryError:  # who reads such objects is told
+    except MissingLibraryError:  # opening the format raises it
         return b""
     stream, found = make(), bytearray()
     for at in range(0, len(head), step):
@@ -130,7 +130,7 @@ def _zstd_content_size(head: bytes) -> int:
     zstandard = _zstandard()
     try:
         return max(0, int(zstandard.frame_content_size(head)))
-    except zstandard.ZstdError:  # whoever unpacks it says what is wrong
+    except zstandard.ZstdError:  # unpacking says what is wrong
         return 0
 
 

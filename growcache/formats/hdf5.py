@@ -133,7 +133,7 @@ class _DatasetField(FieldArray):
         for at, size, _ in locations:
             total += size
             if at + size > self._reader.entry.size:
-                raise self._damaged("a chunk lies beyond the end of the object")
+                raise self._damaged("a chunk ends beyond the object")
         refuse_large_visit(self._reader.entry, total)
 
     def _decoded(self, stored: memoryview, mask: int) -> Array:

@@ -73,7 +73,7 @@ def _locate_chunk(
 
 MOST_LINKS = 64  # from the root to a dataset, soft ones included
 MOST_SHOWN_NAMES = 8  # datasets that an error names
-MOST_SEARCHED_NAMES = 1000  # names in a file, for a list of its datasets
+MOST_SEARCHED_NAMES = 1000  # names in a file that are visited to list its datasets
 MOST_SHOWN_CHARACTERS = 40
 
 Filter = tuple[int, int, tuple[int, ...]]
@@ -459,7 +459,7 @@ async def _read_heaps(
     """Return the items of all heaps; most take one shared request, larger ones a second."""
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
-        raise FormatError(f"{key}: a heap of strings lies beyond the end of the file")
+        raise FormatError(f"{key}: a heap of strings ends beyond the file")
     heads = await fetch_ranges(
         reader, [(at, min(size, at + LEAST_HEAP_BYTES)) for at in places]
     )

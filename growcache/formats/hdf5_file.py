@@ -60,7 +60,7 @@ class MetadataImage(SeekableFile):
         start, stop = self._at, self._at + len(into)
         if stop > self.size:
             raise OSError(f"bytes {start} to {stop} of {self.size}")
-        if self._locating:  # nobody looks at what is read
+        if self._locating:  # the bytes are not used
             if self._located is not None:
                 raise OSError("a chunk in more than one piece")
             self._located = (start, len(into))

@@ -37,7 +37,7 @@ _OPTIONS = ("decode", "label", "classes")
 _KINDS = ("JPEG", "PNG", "WEBP")
 _MAGIC_BYTES = 12
 MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
-PIXEL_BYTES, DECODING_BYTES = 3, 7  # of a pixel; beside Pillow's own, while it is decoded
+PIXEL_BYTES, DECODING_BYTES = 3, 7  # of a pixel: decoded; at most, while Pillow decodes it
 SMALL_PIXELS = 1 << 20  # of an image that need not wait
 _STRIP = 1 << 22  # pixels that are converted at a time
 
@@ -85,7 +85,7 @@ class ImageFormat(ObjectFormat):
 
 
 async def _decode_in_turn(data: Buffer, key: str) -> Array:
-    """Return the image; a large one waits for room beside those of other visits."""
+    """Return the image; a large one waits until it fits into memory with those of other visits."""
     found = await asyncio.to_thread(_decode_or_count_pixels, data, key)
     if not isinstance(found, int):
         return found
@@ -179,7 +179,7 @@ def open_image(options: Mapping[str, Any]) -> ImageFormat:
     """Return the format.
 
     Options:
-        label: ``folder``: field ``label`` is the name of the folder that the object lies in;
+        label: ``folder``: field ``label`` is the name of the object's folder;
             ``none``: there is no such field.
         classes: names of folders; the label is then the folder's number in this list (int64).
         decode: true: field ``image`` is uint8 [height, width, 3], not the encoded bytes.

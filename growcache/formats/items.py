@@ -131,8 +131,8 @@ class ItemsFormat(ObjectFormat):
     Objects with a ``compression`` other than ``none`` are read whole.
     """
 
-    # How many samples are worth one visit: at least so many and so many bytes, unless
-    # `visit_most_bytes` is less. Each visit reads about two items in vain.
+    # A visit is worth its requests with `visit_least` samples and `visit_bytes`, unless these exceed
+    # `visit_most_bytes`. Each visit reads about two items in vain.
     visit_least: ClassVar[int] = 24
     visit_bytes: ClassVar[int]
     visit_most_bytes: ClassVar[int] = 1 << 25

@@ -39,7 +39,7 @@ MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured a
 
 MOST_RANDOM_RANGES = 256  # then there are no more lines, but what is longer than lines are
 _SPOTS, _SPOT_BYTES = 4, 1 << 16  # positions at which a large object is measured
-# Bytes at a time until a long line ends; then so many times more.
+# Bytes that are read on until a long line ends, and the factor by which they grow.
 _LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4
 _MOST_READ_AHEAD = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -49,8 +49,8 @@ _BOM = b"\xef\xbb\xbf"
 class TextLine:
     """A line that is not blank, without its end; ``start`` is its first byte in the object."""
 
-    start: int  # its first byte in the object
-    data: bytes  # its bytes
+    start: int
+    data: bytes
 
     @property
     def stop(self) -> int:
@@ -134,9 +134,9 @@ class LineReader:
         spots = [i * (size - _SPOT_BYTES) // (_SPOTS - 1) for i in range(_SPOTS)]
         looked = [await self.lines_in(reader, at, at + _SPOT_BYTES) for at in spots]
         found = [line for lines in looked for line in lines]
-        if not found:  # the spots lie within lines
+        if not found:  # all spots are within lines
             found = await self.lines_in(reader, 0, 1)
-        # Where they lie close, so many start in so many bytes; where they do not, each is long.
+        # The spots tell the stride of short lines, the mean length that of long ones.
         stride = max(_SPOTS * _SPOT_BYTES / max(1, len(found)), _mean_bytes(found))
         return max(1, int(size / stride)), stride
 

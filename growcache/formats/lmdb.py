@@ -38,7 +38,7 @@ from growcache.seeding import generator_at
 from growcache.usercode import UserCode
 
 RANDOM_LEAVES = 32  # that are met at a time
-_POOL = 4  # values to choose among, for each that is taken
+_POOL = 4  # values to choose among per value that is taken
 _MOST_ROUNDS = 16  # after which there are no more values
 _POSITIONS = 1 << 62  # of random positions
 
@@ -126,7 +126,7 @@ class LmdbFormat(ItemsFormat):
         return Measure(stride, 0, top.entries, together)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """An origin is where the value lies, in bytes."""
+        """An origin is the range of the value's bytes."""
         top = await self._trees.top(reader)
         if visit.take is None:
             found = await self._trees.find(reader, top, visit.part, visit.parts)
@@ -160,9 +160,7 @@ class LmdbFormat(ItemsFormat):
 def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:
     nbytes = sum(one.stop - one.start for one in found)
     if nbytes > reader.entry.size:
-        raise FormatError(
-            f"{reader.entry.key}: damaged LMDB file: several values lie in the same place"
-        )
+        raise FormatError(f"{reader.entry.key}: damaged LMDB file: several values overlap")
     if nbytes > MOST_VISIT_BYTES or len(found) > MOST_VISIT_SAMPLES:
         raise FormatError(
             f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes and "

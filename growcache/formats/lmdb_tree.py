@@ -194,12 +194,12 @@ def _not_lmdb_error(head: bytes, name: str) -> FormatError:
     return FormatError(f"{name}: expected an LMDB data file, found {what}")
 
 
-MOST_BRANCHES = 64  # pages of one level that are read to see what lies below them
+MOST_BRANCHES = 64  # pages of one level that are read to find the pages below them
 MOST_DATABASES = 64  # that are listed
 _KEPT_PAGE_BYTES = 1 << 25  # bytes of pages that are kept, of all objects together
 _KEPT_TOP_BYTES = 1 << 25  # bytes of upper ends of trees
 _KEPT_VISIT_PAGES = 64  # pages of one visit that are worth keeping: more are read once
-_TOP_BYTES = 512  # bytes, that an object's upper end takes beside its list
+_TOP_BYTES = 512  # bytes, of an object's upper end without its list
 
 
 @dataclass(frozen=True, slots=True)

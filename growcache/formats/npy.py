@@ -38,7 +38,7 @@ _OPTIONS = ("axis", "window", "stride", "edge", "phase")
 _MAGIC = b"\x93NUMPY"
 _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
 _LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
-_MOST_EMPTY_ROWS = 1 << 16  # so many cost an object no byte, and its reader memory
+_MOST_EMPTY_ROWS = 1 << 16  # they take no byte of the object, but memory of its reader
 _LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
 _KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
 # Plain numbers only, checked before NumPy sees the text: it would build records of any size.

@@ -90,7 +90,7 @@ async def _read_directory(reader: ObjectReader) -> tuple[list[zipfile.ZipInfo], 
     raise FormatError(f"{entry.key}: its zip directory claims {length:,} bytes")
 
 
-# What zipfile raises on damaged archives, beside its own error.
+# The errors that zipfile raises on damaged archives, in addition to its own.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, struct.error
 )  # fmt: skip
@@ -127,12 +127,12 @@ def _checked_members(
                 f"{name} of method {info.compress_type}"
             )
         if start < 0 or start + _LOCAL_HEADER.size + info.compress_size > stop:
-            raise FormatError(f"{key}: members of the archive lie in the same place; damaged")
+            raise FormatError(f"{key}: members of the archive overlap; damaged")
         members[name] = ZipMember(
             name, info.compress_type, info.CRC, info.compress_size, info.file_size, start, stop
         )
     if len(starts) <= len(infos):
-        raise FormatError(f"{key}: members of the archive lie in the same place; damaged")
+        raise FormatError(f"{key}: members of the archive overlap; damaged")
     if len(members) < len(infos):
         raise FormatError(f"{key}: two members of the archive have the same name")
     return members

@@ -145,7 +145,7 @@ class ParquetFooter:
                     f"{entry.key}: a column is in another file, which is never opened"
                 )
             if not 0 <= start <= stop <= entry.size:
-                raise FormatError(f"{entry.key}: a column lies beyond the end of the object")
+                raise FormatError(f"{entry.key}: a column ends beyond the object")
             found.append((start, min(entry.size, stop + slack)))
         if sum(stop - start for start, stop in found) > (most := most_decoded_bytes(entry)):
             raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
@@ -411,7 +411,7 @@ def _inner_values(name: str, array: Any) -> tuple[Array, Array]:
 
 _OPTIONS = ("columns", "nulls")
 _COPIES = 2  # of what is decoded, in memory together
-_ROW_BYTES = 64  # that a row takes beside its values
+_ROW_BYTES = 64  # of a row, in addition to its values
 
 
 class ParquetFormat(ChunkedFormat):

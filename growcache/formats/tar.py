@@ -257,7 +257,9 @@ def _fields_option(value: object) -> tuple[str, ...] | None:
         value = [_extension(name) for name in value]
     fields = names_option("fields", value, "extensions, such as [jpg, cls]")
     if fields == (KEY_FIELD,):
-        raise ConfigError(f"source.options.fields: expected an extension beside {KEY_FIELD}")
+        raise ConfigError(
+            f"source.options.fields: expected an extension in addition to {KEY_FIELD}"
+        )
     return fields
 
 

@@ -39,7 +39,7 @@ _FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read ahead of wh
 
 
 class ObjectFile(SeekableFile):
-    """A remote object as a read-only, seekable file, for one thread at a time.
+    """A remote object as a read-only, seekable file; one thread may use it at a time.
 
     A read that continues the one before fetches twice as much ahead, up to 8 MiB.
     """
@@ -79,7 +79,9 @@ class ObjectFile(SeekableFile):
 
 
 PARAMETERS = ("object", "store", "rng")
-SAMPLE_BYTES = 512  # that a sample takes beside its values, so that empty ones end, too
+SAMPLE_BYTES = (
+    512  # of a sample without its values, because a function may yield empty ones without end
+)
 
 
 _NOT_ITERABLES_OF_SAMPLES = (str, bytes, bytearray, memoryview, np.ndarray, Mapping)
@@ -139,7 +141,7 @@ class UserStore:
     def object(self, key: str) -> UserObject:
         """Return the object of a key, in the bucket or on the host of `url`.
 
-        On file systems a key that does not begin with ``/`` lies below the folder of `url`.
+        On file systems a key that does not begin with ``/`` is relative to the folder of `url`.
         """
         return UserObject(self._call, self._found.reader(key, self._call, self._reader))
 

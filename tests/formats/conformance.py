@@ -51,7 +51,7 @@ class Case:
         return self.of(self.data(), **more)
 
     def of(self, data: bytes, **more: Any) -> Held:
-        return Held(data, self.key, {"beside": data, **self.others}, **more)
+        return Held(data, self.key, {"neighbour": data, **self.others}, **more)
 
 
 def parts_of(form: ObjectFormat, held: Held) -> int:

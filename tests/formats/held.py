@@ -17,12 +17,12 @@ SOURCE = SourceConfig(url=("s3://held/",), storage_options={"anon": True})
 
 
 class Held:
-    """An object that counts what is asked of it, beside others of its source.
+    """An object that counts what is asked of it, next to others of its source.
 
     Args:
         data: its bytes.
         key: its name.
-        beside: bytes of the others, by key.
+        neighbours: bytes of the others, by key.
         size: what the listing says, if it is not the truth.
         failures: raised by the first reads, one each.
     """
@@ -31,7 +31,7 @@ class Held:
         self,
         data: bytes,
         key: str = "k",
-        beside: Mapping[str, bytes] | None = None,
+        neighbours: Mapping[str, bytes] | None = None,
         *,
         size: int | None = None,
         failures: list[StoreError] | None = None,
@@ -42,7 +42,7 @@ class Held:
         self.asked: list[tuple[int, int | None]] = []
         self.found: list[str] = []
         self.others: list[Held] = []
-        self._beside = beside or {}
+        self._neighbours = neighbours or {}
         self._failures = failures or []
 
     async def read(self, start: int = 0, stop: int | None = None) -> bytes:
@@ -57,9 +57,9 @@ class Held:
 
     async def find(self, key: str) -> Held:
         self.found.append(key)
-        if key not in self._beside:
+        if key not in self._neighbours:
             raise ObjectMissingError(f"{key} does not exist")
-        return Held(self._beside[key], key, self._beside)
+        return Held(self._neighbours[key], key, self._neighbours)
 
 
 def visited(

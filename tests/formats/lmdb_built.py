@@ -1,4 +1,4 @@
-"""LMDB files page by page: of page sizes that no machine at hand has, or with lies in them."""
+"""LMDB files page by page: of page sizes that no machine at hand has, or with false claims in them."""
 
 from __future__ import annotations
 

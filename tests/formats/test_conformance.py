@@ -37,7 +37,7 @@ def read(object, rng):
         yield {"x": row, "note": object.key, "noise": rng.random(2)}
 
 def sample(store, rng):
-    with store.open("beside") as file:
+    with store.open("neighbour") as file:
         return {"x": rng.permutation(np.load(file))[0]}
 """
 MODULE_NAME = "conforming_user_formats"
@@ -357,7 +357,7 @@ class TestTar(FormatTests):
         ({"fields": []}, "list of different extensions"),
         ({"fields": ["x", "x"]}, "list of different extensions"),
         ({"fields": ["x", ".X"]}, "list of different extensions"),
-        ({"fields": ["__key__"]}, "an extension beside __key__"),
+        ({"fields": ["__key__"]}, "an extension in addition to __key__"),
         ({"index": 1}, "true or false"),
         ({"decode": "jpg"}, "expected extension, images, none or package"),
         ({"compression": "bz2"}, "source.options.compression"),

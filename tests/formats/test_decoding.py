@@ -80,11 +80,11 @@ def test_a_sample_is_refused_only_where_its_size_says_all() -> None:
             refuse_large_sample(1001, "k")
 
 
-@pytest.mark.parametrize("lie", [False, True])
-def test_what_an_object_says_it_unpacks_to_decides_about_no_byte(lie: bool) -> None:
+@pytest.mark.parametrize("false_claim", [False, True])
+def test_what_an_object_says_it_unpacks_to_decides_about_no_byte(false_claim: bool) -> None:
     whole = b"".join(b"%d\n" % n for n in range(1000)) * 40
     packed = gzip.compress(whole)
-    if lie:  # two streams, of which the last one says little
+    if false_claim:  # two streams, the last of which claims little
         packed += gzip.compress(b"end")
         whole += b"end"
 

@@ -38,7 +38,7 @@ def hdf5(rows: int) -> Callable[..., bytes]:
 
 
 def parquet(rows: int, gone: int | None = None) -> Callable[..., bytes]:
-    """Tables with so many rows in a group, and a null in place of one value."""
+    """Tables with a given number of rows in a group, and a null in place of one value."""
 
     def write(**arrays: Array) -> bytes:
         pa = pytest.importorskip("pyarrow", reason="needs growcache[parquet]")

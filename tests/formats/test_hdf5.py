@@ -254,7 +254,7 @@ def test_taking_some_reads_few_chunks(count: int, chunk: int, take: int) -> None
 
 
 def test_taken_samples_are_all_alike() -> None:
-    """Whichever chunk they lie in, also in the last, small one."""
+    """Of every chunk, the last and small one included."""
     form = open_format("hdf5", {"axis": 0})
     held = Held(one(np.arange(13, dtype="u1"), chunks=(5,)))
     counts = Counter(visited(form, held, take=1, round=n)[0][1] for n in range(650))
@@ -281,7 +281,7 @@ def test_what_a_visit_reads() -> None:
 
 
 def test_the_index_of_chunks_is_not_read_to_find_the_only_dataset() -> None:
-    """It lies between the chunks, a piece behind every few dozen of them."""
+    """Pieces of it are between the chunks, one behind every few dozen of them."""
     noise = np.random.default_rng(0).random((1000, 1000), "f4")
     held = Held(one(noise, chunks=(2, 1000)))
     form = open_format("hdf5", {"axis": 0})
