@@ -10,10 +10,11 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.config import SourceConfig
@@ -92,31 +93,24 @@ RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
 
+T, R = TypeVar("T"), TypeVar("R")
 # Options of a format, and sentences about what was found.
 Candidate = tuple[dict[str, Any], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedSource:
-    """What was found at a source, and what its objects can be read as.
-
-    Attributes:
-        objects: how many were listed, with ``nbytes`` together.
-        is_whole_listing: whether the listing came to its end.
-        findings: sentences about the objects.
-        samples: how many all objects hold, about, of ``sample_bytes``; 0 before they were read.
-        url: that matches only the objects which were read; empty: the source's own.
-    """
+    """What was found at a source, and what its objects can be read as."""
 
     objects: int
     nbytes: int
     is_whole_listing: bool
     format: str = "bytes"
     options: dict[str, Any] = field(default_factory=dict)
-    findings: tuple[str, ...] = ()
-    samples: int = 0
+    findings: tuple[str, ...] = ()  # sentences
+    samples: int = 0  # estimated, of all objects; 0 before any was read
     sample_bytes: int = 0
-    url: str = ""
+    url: str = ""  # matches only the objects that were read; empty: the source's own
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
@@ -176,7 +170,6 @@ def suffix_of(key: str) -> str:
 
 
 def is_zarr(entries: Sequence[Entry]) -> bool:
-    """Whether what is listed are arrays of Zarr, or parts of them."""
     return any(
         key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
         for key in (entry.key for entry in entries)
@@ -251,7 +244,6 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
 async def _propose(
     listed: ProbedSource, store: RemoteStore, group: Sequence[Entry], folders: set[str]
 ) -> ProbedSource:
-    """Add the first candidate that three of the objects can be read by."""
     largest = max(group, key=lambda entry: entry.size)
     probed = {one.key: one for one in (largest, group[0], group[len(group) // 2])}
     readers = [StoredObject(store, entry) for entry in probed.values()]
@@ -265,12 +257,10 @@ async def _propose(
     first = kinds.index((form, compression))
     reason = f"It was not recognised; it starts with {heads[first][:8]!r}."
     try:
-        if form in CONTENT_PROBES:
-            many = len(group) >= MANY_OBJECTS
-            found = await CONTENT_PROBES[form](readers[first], many)
+        if probe := CONTENT_PROBES.get(form):
+            found = await probe(readers[first], len(group) >= MANY_OBJECTS)
         else:
-            entry = readers[first].entry
-            found = candidates(form, compression, entry, heads[first], folders)
+            found = candidates(form, compression, readers[first].entry, heads[first], folders)
         for options, findings in found:
             try:
                 return await _prove(listed, form, options, findings, readers, group)
@@ -292,28 +282,28 @@ def candidates(
 
     ``folders`` are all that hold an image; empty where they are not known.
     """
+    options: dict[str, Any]
     if form == "image":
         image = f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
-        if "/" not in entry.key or len(folders) == 1:
-            label = "All are in one folder, so there is no label."
-            return [({"label": "none"}, (image, label))]
-        if 1 < len(folders) <= MAX_CLASSES:
-            label = "The label is the number of its folder in classes."
-            return [({"classes": sorted(folders)}, (image, label))]
+        options = {"label": "folder"}
         label = "The label is its folder's name; list the names as classes for numbers."
-        return [({"label": "folder"}, (image, label))]
+        if "/" not in entry.key or len(folders) == 1:
+            options, label = {"label": "none"}, "All are in one folder, so there is no label."
+        elif 1 < len(folders) <= MAX_CLASSES:
+            options = {"classes": sorted(folders)}
+            label = "The label is the number of its folder in classes."
+        return [(options, (image, label))]
     if form == "raw":
         dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
         window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
         values = f"A window has {window} values; shape says how many values one row has."
         suffix = f"No header; {dtype} is what the name's ending says."
         return [({"dtype": dtype, "window": window}, (suffix, values))]
-    if not compression:
-        return [(options, ()) for options in RECORD_OPTIONS.get(form, ())]
-    packed = f"Compressed by {compression}, so that each object is read whole."
-    return [
-        ({**options, "compression": compression}, (packed,)) for options in RECORD_OPTIONS[form]
-    ]
+    packed = {"compression": compression} if compression else {}
+    findings = [f"Compressed by {compression}, so that each object is read whole."] * len(
+        packed
+    )
+    return [({**options, **packed}, findings) for options in RECORD_OPTIONS.get(form, ())]
 
 
 async def probe_npy(reader: ObjectReader, many: bool) -> list[Candidate]:
@@ -337,13 +327,8 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     require_library("source.format: hdf5", "h5py", "hdf5")
 
     def describe(file: Any) -> tuple[list[DatasetLayout], list[str]]:
-        found, unreadable = [], []
-        for path in dataset_paths(file):
-            try:
-                found.append(describe_dataset(file, path, reader.entry.key))
-            except FormatError as error:
-                unreadable.append(str(error))
-        return found, unreadable
+        layout = partial(describe_dataset, file, key=reader.entry.key)
+        return _split_readable(layout, dataset_paths(file))
 
     found, unreadable = await HDF5Files().get(reader.entry).call(reader, describe)
     dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
@@ -367,6 +352,17 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     return [({"datasets": together, **options}, (listed, f"Of {main.path}: {sentence}"))]
 
 
+def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[str]]:
+    """Return what is read of the items, and the errors of the others."""
+    found, errors = [], []
+    for item in items:
+        try:
+            found.append(read(item))
+        except FormatError as error:
+            errors.append(str(error))
+    return found, errors
+
+
 def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
     """Whether a dataset can be a field of the same samples as the main one."""
     if not options:  # the object is one sample, of which arrays of text are no values
@@ -384,19 +380,17 @@ async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:
     with parquet_errors(reader.entry):
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         columns = metadata.schema.to_arrow_schema()
-    good: list[str] = []
-    bad: list[str] = []
-    for column in columns:
-        try:
-            check_column_type(column.name, column.type)
-            good.append(column.name)
-        except FormatError as error:
-            bad.append(str(error).partition(";")[0])
+
+    def readable(column: Any) -> str:
+        check_column_type(column.name, column.type)
+        return str(column.name)
+
+    good, bad = _split_readable(readable, columns)
     rows, names = plural(metadata.num_rows, "row"), names_text(columns.names)
     table = f"A Parquet table of {rows} with {names}; each row is a sample."
     if not bad or not good:
         return [({}, (table,))]
-    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0]}."
+    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0].partition(';')[0]}."
     return [({"columns": good}, (table, taken))]
 
 
@@ -422,7 +416,6 @@ CONTENT_PROBES: dict[str, Callable[[ObjectReader, bool], Awaitable[list[Candidat
 async def _propose_zarr(
     listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], others: Sequence[str]
 ) -> ProbedSource:
-    """Add what is proposed for the array whose chunks are listed, next to those of others."""
     reason = "None is listed: let source.url match the chunks of an array."
     try:
         readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
@@ -431,21 +424,19 @@ async def _propose_zarr(
             if found is None:
                 continue
             root, array = found
-            shape, chunk_rows = array.shape, array.chunks[0]
+            shape, rows = array.shape, array.chunks[0]
+            within = min(rows, shape[0]) or 1
             options, sentence = array_options(
-                shape,
-                array.dtype.itemsize,
-                many=False,
-                chunk_rows=min(chunk_rows, shape[0]) or 1,
+                shape, array.dtype.itemsize, many=False, chunk_rows=within
             )
             if not options:
                 options, sentence = {"axis": 0}, "Each row is a sample."
-            rows = plural(chunk_rows, "row")
-            findings = [f"Chunks of {rows} of {array.dtype.name}{list(shape)}.", sentence]
+            chunks_text = f"Chunks of {plural(rows, 'row')} of {array.dtype.name}{list(shape)}."
+            findings = [chunks_text, sentence]
             if others:
                 findings.append(
-                    f"Let source.url match the chunks of one array, {root}**; beside takes others "
-                    f"of equal length along. Chunks are listed of {names_text(others)}, too."
+                    f"Let source.url match the chunks of one array, {root}**; the option beside adds "
+                    f"others of equal length. Chunks are listed of {names_text(others)}, too."
                 )
             return await _prove(listed, "zarr", options, findings, readers, chunks)
     except (FormatError, ObjectMissingError, MissingLibraryError) as error:
@@ -484,7 +475,7 @@ def array_options(
 
 
 def window_rows(row_bytes: int, rows: int) -> int:
-    """Return how many rows make a window of about 64 KiB, and at least four per object.
+    """Return the rows of a window of about 64 KiB; an object has at least four windows.
 
     >>> window_rows(16, 10**9), window_rows(16, 1000), window_rows(3000, 10**6)
     (4096, 128, 16)
@@ -501,7 +492,7 @@ async def _prove(
     readers: Sequence[StoredObject],
     group: Sequence[Entry],
 ) -> ProbedSource:
-    """Add a candidate to what is listed, with what reading objects by it shows."""
+    """Return what is listed with a candidate that some of the objects can be read by."""
     opened = open_format(form, options)
     counts: list[tuple[int, int]] = []  # samples and bytes of an object
     samples: list[Sample] = []
@@ -523,19 +514,18 @@ async def _prove(
         share = sum(one.size for one in group) / sum(size for _, size in counts)
     size = sum(map(sample_bytes, samples)) // max(1, len(samples))
     failed = [f"One cannot be read so: {error}."] if error else []
-    reading = _reading_text(samples, len(counts), held, size)
     return replace(
         listed,
         format=form,
         options=options,
-        findings=(*findings, *failed, reading),
+        findings=(*findings, *failed, _reading_text(samples, len(counts), held, size)),
         samples=round(held * share * len(counts) / len(readers)),
         sample_bytes=size,
     )
 
 
 async def _read_sample(form: ObjectFormat, reader: StoredObject) -> tuple[int, list[Sample]]:
-    """Return how many samples an object holds, and one of them (1 and none of a large whole object)."""
+    """Return how many samples an object holds, and one of them; of a large whole object 1 and none."""
     if not form.ranged:
         if reader.entry.size > MAX_READ_BYTES:
             return 1, []

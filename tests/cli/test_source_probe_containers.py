@@ -125,7 +125,7 @@ def test_arrays_of_zarr(tmp_path: Path, version: int) -> None:
     found = proposed(f"{tmp_path}/a.zarr/**")
     assert (found.format, found.options) == ("zarr", {"window": 96})
     assert 28 <= found.samples <= 33
-    assert "x/**; beside takes others" in " ".join(found.findings)
+    assert "x/**; the option beside adds" in " ".join(found.findings)
     only = f"{tmp_path}/a.zarr/x/**"
     assert proposed(only).options == {"window": 96}
     if version == 3:
