@@ -410,6 +410,7 @@ def test_npz_rows(bucket: Bucket, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_validation_split(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     for subject in range(8):
@@ -448,6 +449,7 @@ def test_jax_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_images_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     url, cache = photos(tmp_path / "data"), str(tmp_path / "cache")

@@ -100,7 +100,11 @@ def test_it_ends_with_the_users_line(
     lines = errors_of(tmp_path, program.format(**values))
     assert files(lines) == [str(tmp_path / "train.py")] * frames, "\n".join(lines)
     assert f"growcache.errors.{error}" in "\n".join(lines[-8:])
-    whole = errors_of(tmp_path, program.format(**values), GROWCACHE_TRACEBACK="1")
+
+
+def test_a_variable_asks_for_the_whole_traceback(cache: Path, tmp_path: Path) -> None:
+    program = ITERATING.format(door=NUMPY, cache=str(cache), gather="process")
+    whole = errors_of(tmp_path, program, GROWCACHE_TRACEBACK="1")
     assert any("growcache" in name for name in files(whole))
 
 

@@ -6,6 +6,7 @@ import os
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,23 @@ def test_init_that_could_not_look_writes_nothing(tmp_path: Path, arguments: Any)
     options = ["--yes", "--url", "s3://b/*.npy", "--endpoint-url", NOWHERE]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": "KEY-1", "AWS_SECRET_ACCESS_KEY": "secret"}
-    done = command("init", *arguments, *options, cwd=tmp_path, env=environment)
+    with ThreadPoolExecutor() as threads:  # each of the two waits for the store
+        forced = threads.submit(
+            command,
+            "init",
+            "forced.yaml",
+            *options,
+            "--force",
+            cwd=tmp_path.parent,
+            env=environment,
+        )
+        done = command("init", *arguments, *options, cwd=tmp_path, env=environment)
     assert done.returncode == 1
     assert message in " ".join(done.stderr.split())
     assert not done.stdout
     assert not list(tmp_path.iterdir())
-    if not arguments:
-        done = command("init", *options, "--force", cwd=tmp_path, env=environment)
-        assert done.returncode == 0
-        assert (tmp_path / "growcache.yaml").exists()
+    assert forced.result().returncode == 0
+    assert (tmp_path.parent / "forced.yaml").exists()
 
 
 def test_a_bucket_that_never_was_ends_the_run(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_garbage_that_holds_open_files_disturbs_no_call() -> None:
     make = PAIRS["hdf5 of other chunks"]
     thresholds = gc.get_threshold()
     try:
-        for turn in range(200):
+        for turn in range(100):
             gc.set_threshold(10**9)
             pair, gone = make(), make()
             rows_of([*pair.read(0, 50), *gone.read(0, 4)])

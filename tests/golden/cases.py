@@ -33,7 +33,7 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "npy rows": Case(ROWS, ONE),
+    "npy rows": Case(ROWS, ONE, slow=True),  # "two editions" starts as this one
     "npy rows, cache npy": Case(ROWS, ONE, cache={"format": "npy"}, slow=True),
     "npy windows, several of a visit": Case(
         {**ROWS, "options": {"window": 2, "stride": 1}}, {"samples_per_object": 5}
@@ -46,7 +46,9 @@ CASES: dict[str, Case] = {
     "npz rows of small objects": Case(
         {"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}, slow=True
     ),
-    "npz rows": Case({"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}, ONE),
+    "npz rows": Case(
+        {"url": "WEB/npz/*.npz", "format": "npz", "options": {"axis": 0}}, ONE, slow=True
+    ),
     "raw windows, random phase": Case(
         {
             "url": "WEB/raw/*.dat",
