@@ -19,7 +19,7 @@ from rich.terminal_theme import TerminalTheme
 from growcache.cache.status import Status, read_status
 from growcache.cli.demo import BATCH_SIZE, RECORDINGS, SAMPLES_PER_SECOND, demo_config
 from growcache.cli.demo_data import write_recordings
-from growcache.cli.status_text import StatusHistory
+from growcache.cli.status import StatusHistory
 from growcache.cli.view import StatusPicture
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import serve

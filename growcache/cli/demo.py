@@ -30,7 +30,7 @@ from growcache.cli.demo_data import (
     write_recordings,
 )
 from growcache.cli.humanize import in_bytes, in_count, in_percent
-from growcache.cli.status_text import StatusHistory
+from growcache.cli.status import StatusHistory
 from growcache.cli.terminal import can_redraw, spinner
 from growcache.cli.view import StatusPicture
 from growcache.cli.watch import LiveRegion

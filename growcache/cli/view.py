@@ -33,7 +33,7 @@ from growcache.cli.humanize import (
     plural,
     shorten_name,
 )
-from growcache.cli.status_text import (
+from growcache.cli.status import (
     StatusHistory,
     coverage_text,
     state_meaning,

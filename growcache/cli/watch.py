@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.segment import Segment, SegmentLines
 
 from growcache.cache.status import Status, read_status
-from growcache.cli.status_text import StatusHistory, StatusReporter, plain_lines
+from growcache.cli.status import StatusHistory, StatusReporter, plain_lines
 from growcache.cli.terminal import can_redraw
 from growcache.cli.view import StatusPicture
 from growcache.errors import CacheMissingError

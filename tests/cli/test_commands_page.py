@@ -31,7 +31,7 @@ from growcache.cache.status import (
     WorkerStatus,
 )
 from growcache.cli.cli import app, main
-from growcache.cli.status_text import StatusHistory
+from growcache.cli.status import StatusHistory
 from growcache.cli.view import StatusPicture
 from tests.cli.terminals import COMMAND
 from tests.cli.test_view import drawn

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from growcache.cache.status import LeaseStatus, Status, WorkerStatus
-from growcache.cli.status_text import StatusHistory, status_sentence
+from growcache.cli.status import StatusHistory, status_sentence
 from growcache.cli.view import StatusPicture, bar_text, curve_text
 
 MB = 1_000_000
