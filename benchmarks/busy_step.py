@@ -180,7 +180,7 @@ def main() -> int:
             rounds, scale = (2, 0.2) if given.quick else (5, 1.0)
             modes = given.only or list(MODES)
             rows += measure(case, Path(place), given.rounds or rounds, modes, scale)
-    report(f"Batches of {BATCH} beside a step in pure Python", rows, given.json)
+    report(f"Batches of {BATCH} while a step runs pure Python", rows, given.json)
     return 0
 
 

@@ -249,7 +249,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=given.directory, prefix="shuffle-") as place:
             speed = speeds(Path(place), windows, rounds, 4 if given.quick else SPEED_SHARDS)
     rows = list(rows_of(speed))
-    report("Shuffling by windows of so many shards", rows, given.json)
+    report("Shuffling by windows of several shards", rows, given.json)
     if given.page is not None:
         write_section(given.page, section(rows, timed=bool(speed)))
     return 0

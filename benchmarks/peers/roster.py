@@ -62,7 +62,7 @@ CONTESTANTS = {
             {how: {"gather": how} for how in ("thread", "process")},
             ("growcache", "torch", "numpy"),
             "`EpochLoader` of `growcache.torch` over a tfrecord cache, with `gather` said by "
-            "hand, for the default decides between these two by measuring for some seconds, "
+            "hand, because the default decides between these two by measuring for some seconds, "
             "which is longer than a round; all else as it comes",
         ),
         Contestant(

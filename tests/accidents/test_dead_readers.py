@@ -132,9 +132,9 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     assert f"keptforadeadreader:{kept['other']['shards']}shards,jobother" in shown
     assert f"letgowith:growcacherelease{cache}" in shown
 
-    nobody = growcache("release", cache, "--job", "nobody")
-    assert (nobody.returncode, nobody.stderr) == (0, "")
-    assert "Nothing to let go of" in nobody.stdout
+    unknown = growcache("release", cache, "--job", "unknown")
+    assert (unknown.returncode, unknown.stderr) == (0, "")
+    assert "Nothing to let go of" in unknown.stdout
     released = growcache("release", cache, "--job", "other")
     assert (released.returncode, released.stderr) == (0, "")
     assert "1 dead reader of job other" in released.stdout

@@ -181,7 +181,7 @@ def test_what_cannot_be_read_and_is_held_protects_and_is_named(cache: Path, uid:
 def strange(config: Path) -> Iterator[list[str]]:
     """Entries of the lease directory that are no valid lease; yield their names."""
     leases, outside = config.with_suffix("") / "leases", config.parent / "outside"
-    outside.write_bytes(b"of nobody")
+    outside.write_bytes(b"foreign")
     leases.mkdir(parents=True, exist_ok=True)
     for folder in (leases.parent, leases):
         os.chown(folder, SERVICE, SERVICE)
@@ -192,7 +192,7 @@ def strange(config: Path) -> Iterator[list[str]]:
     os.mkfifo(leases / f"{'f' * 32}.lease")
     (leases / f"{'0' * 32}.lease").mkdir()
     yield [f"{letter * 32}.lease" for letter in "bcef0"]
-    assert outside.read_bytes() == b"of nobody"
+    assert outside.read_bytes() == b"foreign"
     shutil.rmtree(leases / f"{'0' * 32}.lease")
     for path in leases.iterdir():
         path.unlink()

@@ -85,7 +85,7 @@ def test_keys_are_never_paths(tmp_path: Path, client: str) -> None:
 
 @CLIENTS
 def test_sizes_and_versions_that_lie(tmp_path: Path, client: str) -> None:
-    lies = [
+    wrong = [
         row("smaller.npy", SIZE - 5),
         row("larger.npy", SIZE + 5),
         row("enormous.npy", 2**49),
@@ -97,10 +97,10 @@ def test_sizes_and_versions_that_lie(tmp_path: Path, client: str) -> None:
         row("ascii.npy", SIZE, '"é"'),
         row("long.npy", SIZE, '"' + "e" * 5000 + '"'),
     ]
-    pages = once(*rows(*GOOD), *lies, *left_out)
+    pages = once(*rows(*GOOD), *wrong, *left_out)
     found, status, said = filled(tmp_path, client, pages)
     assert found == {*GOOD}
-    assert status["holes"] == len(lies)
+    assert status["holes"] == len(wrong)
     assert f"left out of the listing: {len(left_out)}" in said
 
 
@@ -251,7 +251,7 @@ BAD_OBJECTS: dict[str, Object] = {
     "a length of 10^22": lambda key, data: Said(
         raw=b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 99999999999999999999999\r\n\r\nabc'
     ),
-    "a chunk that lies": lambda key, data: Said(
+    "a chunk of a wrong length": lambda key, data: Said(
         raw=b'HTTP/1.1 200 OK\r\nETag: "e"\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFF\r\nabc'
     ),
     "a megabyte of headers": lambda key, data: Said(

@@ -108,7 +108,7 @@ CASES = (
     Case("a transform that is not there", "run growcache.yaml --set sampling.transform=my:own",
          leaves=("cache",)),
     # the source
-    Case("a scheme that nobody knows", "run growcache.yaml --set source.url=s4://bucket/*.npy",
+    Case("an unknown scheme", "run growcache.yaml --set source.url=s4://bucket/*.npy",
          leaves=("cache",)),
     Case("nothing matches", "run growcache.yaml --set source.url=data/*.txt", leaves=("cache",)),
     Case("a folder that does not exist", "run growcache.yaml --set source.url=/no/*.npy",

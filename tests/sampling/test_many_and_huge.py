@@ -72,7 +72,7 @@ def _check_draws(catalog: Catalog, *, by_objects: bool) -> None:
     population = Population(catalog, Objects(catalog), sizing)
     parts = population.parts(len(catalog))
     assert parts == (TINY + 1 if by_objects else TINY * TINY_ROWS + HUGE_ROWS)
-    draws = drawn_by(0, sizing, [edition(0, parts)])
+    draws = drawn_by(0, sizing, [edition(0, np.array([0, parts]))])
     draw = draws.group(100)
     assert draw is not None
     stops = population.stops(draw)
