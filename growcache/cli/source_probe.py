@@ -93,7 +93,8 @@ RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 # Options of a format, and sentences about what was found.
 Candidate = tuple[dict[str, Any], Sequence[str]]
 
