@@ -17,7 +17,9 @@ from typing import Any, Self, TypeAlias
 
 import orjson
 
-from growcache.cache.side_files import EditionValues
+from growcache.cache.side_files import EditionValues, Identity
+from growcache.config import Config
+from growcache.config_text import to_json_value
 from growcache.errors import StoreRefusedError
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
@@ -167,6 +169,25 @@ class Permit:
             tuple((group, place, hole) for group, place, hole in message["made_up"]),
             tuple(Entry(*values) for values in message["others"]),
         )
+
+
+def setup_message(config: Config) -> Message:
+    return {"type": "setup", "config": to_json_value(config.model_dump())}
+
+
+def storage_message(config: Config) -> Message:
+    options = [source.storage_options for source in config.sources]
+    return {"type": "storage", "options": to_json_value(options)}
+
+
+def identity_message(identity: Identity) -> Message:
+    return {
+        "type": "identity",
+        "schema": identity.schema.to_json(),
+        "fingerprint": identity.fingerprint,
+        "group_limit_bytes": identity.sizes.get("group_limit_bytes"),
+        "group_most_bytes": identity.sizes.get("group_most_bytes"),
+    }
 
 
 def pack(message: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,6 @@ from growcache.cache.files import is_full_disk
 from growcache.cache.side_files import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config, SourceConfig
-from growcache.config_text import to_json_value
 from growcache.errors import (
     CacheError,
     CacheFullError,
@@ -41,7 +40,12 @@ from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import (
+    Message,
+    identity_message,
+    setup_message,
+    storage_message,
+)
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
@@ -192,7 +196,7 @@ class Supervisor:
         self._started = time.monotonic()
         self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
-        setup = _setup_message(self._config)
+        setup = setup_message(self._config)
         self._pool = SamplerPool(
             sampling.workers, setup, self._receive, self._died, self._fail, self._on_stderr
         )
@@ -280,9 +284,8 @@ class Supervisor:
         return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
-        self._status.note_retry(
-            LISTING, error
-        )  # in the listing's thread; a lost count is no harm
+        # In the listing's thread, where a lost count does no harm.
+        self._status.note_retry(LISTING, error)
         self._status.last_errors.append(f"listing: {error}")
 
     def _fail(self, error: Exception) -> None:
@@ -292,10 +295,7 @@ class Supervisor:
         self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
-        """Run a step; whatever it raises ends the service, which raises it again.
-
-        What a step ran into is told as what it was: that the cache was taken away.
-        """
+        """Run a step; an error ends the service, and `run` raises it: first of all a cache that is gone."""
         try:
             try:
                 step()
@@ -381,20 +381,20 @@ class Supervisor:
             self._cache.follow(config.cache)
         self._config = config
         if is_new:
-            self._pool.setup = _setup_message(config)
-            self._pool.broadcast(_storage_message(config))
+            self._pool.setup = setup_message(config)
+            self._pool.broadcast(storage_message(config))
             self._listing.adopt(options)
             if self._labels is not None:
                 self._labels.sources = config.sources
 
     def _sampler_ready(self, slot: SamplerSlot, message: Message) -> None:
         slot.ready = True
-        slot.send(_storage_message(self._config))  # it may have changed since the setup
+        slot.send(storage_message(self._config))  # it may have changed since the setup
         first, self._introduction = self._introduction is None, message
         if first and runs_user_format(self._config):
             self._start_listing()
         if self._identity is not None:
-            slot.send(_identity_message(self._identity))
+            slot.send(identity_message(self._identity))
 
     def _probed(self, slot: SamplerSlot, message: Message) -> None:
         assert self._introduction is not None
@@ -455,7 +455,7 @@ class Supervisor:
         )
         dispatcher.check_bound(self._config)
         self._identity, self._dispatcher = found.identity, dispatcher
-        self._pool.broadcast(_identity_message(found.identity))
+        self._pool.broadcast(identity_message(found.identity))
 
     # ------------------------------------------------------------------ a turn
 
@@ -534,10 +534,8 @@ class Supervisor:
 
     def _check_limits(self, now: float) -> None:
         limits, dispatcher = self._limits, self._dispatcher
-        if (
-            limits.duration_seconds is not None
-            and now - self._started >= limits.duration_seconds
-        ):
+        duration = math.inf if limits.duration_seconds is None else limits.duration_seconds
+        if now - self._started >= duration:
             self._end()
         if dispatcher is None:
             return
@@ -598,22 +596,3 @@ class Supervisor:
             disk_full=self._disk_full,
             restart_for=self._reload.restart_for if self._reload else [],
         )
-
-
-def _setup_message(config: Config) -> Message:
-    return {"type": "setup", "config": to_json_value(config.model_dump())}
-
-
-def _storage_message(config: Config) -> Message:
-    options = [source.storage_options for source in config.sources]
-    return {"type": "storage", "options": to_json_value(options)}
-
-
-def _identity_message(identity: Identity) -> Message:
-    return {
-        "type": "identity",
-        "schema": identity.schema.to_json(),
-        "fingerprint": identity.fingerprint,
-        "group_limit_bytes": identity.sizes.get("group_limit_bytes"),
-        "group_most_bytes": identity.sizes.get("group_most_bytes"),
-    }
