@@ -61,7 +61,7 @@ def test_every_part_comes_once_and_all_objects_alike(parts: list[int], seed: int
 def test_a_round_that_grows_is_whole_and_fair(
     first: list[int], more: list[tuple[list[int], int]], seed: int
 ) -> None:
-    """New objects join the turn that has begun: from then on no object is a visit behind."""
+    """New objects join the turn that has started: from then on no object is a visit behind."""
     parts, spans = list(first), [(0, list(first))]
     drawn = 0
     for added, after in more:
