@@ -11,16 +11,30 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from growcache import __version__
 from growcache.cli.humanize import as_size
-from growcache.cli.terminal import NO_COLOR, apply_no_color, fold_to_width
+from growcache.cli.terminal import (
+    NO_COLOR,
+    apply_no_color,
+    can_redraw,
+    fold_to_width,
+    print_json,
+    signals_as_ctrl_c,
+)
 from growcache.errors import ConfigError, GrowcacheError
+
+if TYPE_CHECKING:
+    from growcache.cli.status import StatusReporter
+
+REFRESH_SECONDS = 0.5
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": (
@@ -241,7 +255,6 @@ def run(
     of state, one a second between, and a last one whose state is stopped.
     Warnings and errors go to the error stream.
     """
-    from growcache.cli.status import choose_reporter
     from growcache.config_text import load_config
     from growcache.sampling import supervisor
     from growcache.sampling.config_reload import ConfigFile
@@ -273,12 +286,49 @@ def status(
     ] = False,
 ) -> None:
     """Show how full a cache is, what its service does, and its readers."""
-    from growcache.cli.status import show_status, watch_status
+    from growcache.cache.status import read_status
 
+    found = read_status(cache)  # a missing cache is an error at once, not an empty picture
     if watch:
-        watch_status(cache, json=json)
+        _watch_status(cache, json=json)
+    elif json:
+        print_json(found.to_json())
     else:
-        show_status(cache, json=json)
+        from rich.console import Console
+
+        from growcache.cli.view import StatusPicture
+
+        Console().print(StatusPicture(found))
+
+
+def _watch_status(cache: Path, *, json: bool) -> None:
+    from growcache.cache.status import read_status
+    from growcache.cli.status import json_lines
+
+    with (
+        suppress(KeyboardInterrupt),
+        signals_as_ctrl_c(),
+        json_lines() if json else choose_reporter() as shown,
+    ):
+        while True:
+            shown.show(read_status(cache))
+            time.sleep(REFRESH_SECONDS)
+
+
+def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
+    """Return the reporter that suits a stream (the standard output, if none is named)."""
+    from growcache.cli.status import json_lines, plain_lines
+
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return json_lines(stream.buffer)
+    if not can_redraw(stream):
+        return plain_lines(stream)
+    from rich.console import Console
+
+    from growcache.cli.watch import LiveView
+
+    return LiveView(Console(file=stream))
 
 
 @app.command(epilog=examples_epilog("check"))

@@ -1,7 +1,6 @@
-"""``growcache status``: a cache as text, once or repeatedly: a sentence, lines for a log, or JSON.
+"""A status as text: a sentence, lines for a log, JSON for programs. It needs no terminal library.
 
 `StatusHistory` remembers what the cache held, which gives its growth and the time that is left.
-Rich is imported only for pictures.
 """
 
 from __future__ import annotations
@@ -10,18 +9,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Self, TextIO
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import Status
 from growcache.cli.humanize import in_bytes, in_count, in_percent, in_time, plural
 from growcache.cli.terminal import (
-    can_redraw,
     fold_to_width,
     print_json,
-    signals_as_ctrl_c,
 )
 
 GROWTH_SECONDS = 30.0  # that growth looks back
@@ -30,7 +25,6 @@ FULL_COVERAGE = 0.9999
 JSON_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
 MAX_POINTS = 240
-REFRESH_SECONDS = 0.5
 
 
 @dataclass
@@ -222,43 +216,3 @@ def plain_lines(stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) ->
         to.flush()
 
     return StatusLines(write, seconds)
-
-
-def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
-    """Return the reporter that suits a stream (the standard output, if none is named)."""
-    stream = stream or sys.stdout
-    if not stream.isatty():
-        return json_lines(stream.buffer)
-    if not can_redraw(stream):
-        return plain_lines(stream)
-    from rich.console import Console
-
-    from growcache.cli.watch import LiveView
-
-    return LiveView(Console(file=stream))
-
-
-def show_status(cache: Path, *, json: bool) -> None:
-    """Print the status once."""
-    found = read_status(cache)
-    if json:
-        print_json(found.to_json())
-        return
-    from rich.console import Console
-
-    from growcache.cli.view import StatusPicture
-
-    Console().print(StatusPicture(found))
-
-
-def watch_status(cache: Path, *, json: bool, seconds: float | None = None) -> None:
-    read_status(cache)  # a missing cache is an error at once, not an empty picture
-    end = None if seconds is None else time.monotonic() + seconds
-    with (
-        suppress(KeyboardInterrupt),
-        signals_as_ctrl_c(),
-        json_lines() if json else choose_reporter() as shown,
-    ):
-        while end is None or time.monotonic() < end:
-            shown.show(read_status(cache))
-            time.sleep(REFRESH_SECONDS)
