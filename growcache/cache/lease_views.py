@@ -40,16 +40,6 @@ from growcache.cache.locks import (
     try_lock,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class DeadReader:
-    """Shards held for a reader that died, in case it comes back, and for how many seconds."""
-
-    lease: LeaseView
-    shards: tuple[int, ...]
-    seconds: float
-
-
 SUFFIX = ".lease"
 MAGIC = b"GCLEASE2"
 FIRST_MAGIC = b"GCLEASE1"  # without counters
@@ -221,23 +211,6 @@ def remove_torn_leases(layout: CacheLayout) -> None:
                 lease.path.unlink(missing_ok=True)
 
 
-def end_dead_lease(layout: CacheLayout, name: str) -> bool:
-    """End a dead reader's lease as it would have; False if it lives. PermissionError: another user's."""
-    try:
-        descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        if not try_lock(descriptor, shared=True):
-            return False
-        start, length, _ = _split_lease(data)
-        os.pwrite(descriptor, STAGE_CLOSED, start + length)
-        return True
-    finally:
-        close_owned(descriptor)
-
-
 def lease_path(layout: CacheLayout, name: str) -> Path:
     return layout.leases / (name + SUFFIX)
 
@@ -276,7 +249,7 @@ def _read_lease(layout: CacheLayout, name: str) -> LeaseView | ForeignLease | No
 
 def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
     try:
-        start, length, counters = _split_lease(data)
+        start, length, counters = split_lease(data)
         flag, states = data[start + length : start + length + 1], data[start + length + 1 :]
         if not flag:
             return None
@@ -293,7 +266,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
         return None
 
 
-def _split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
+def split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
     """Return the start and length of the header, and the counters. ValueError: no lease of a known version."""
     magic = data[: len(MAGIC)]
     if magic == FIRST_MAGIC:

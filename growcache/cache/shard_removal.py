@@ -1,5 +1,7 @@
 """Retire and delete shards, without a reader losing one that it may still open.
 
+`LeaseTable` holds the leases as last read, and `ShardRemover` acts on them:
+
 COMMIT retired → read the leases → unlink what no lease holds → row says deleted
 """
 
@@ -7,39 +9,37 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from growcache.cache.dead_readers import DeadReader, DeadReaders
 from growcache.cache.eviction_policy import Candidate
-from growcache.cache.files import CacheLayout, allocated
+from growcache.cache.files import CacheLayout
 from growcache.cache.folders import remove_shard
-from growcache.cache.index.schema import KEPT_JOBS, FinishedLease, ShardState, ShardTableRow
+from growcache.cache.index.schema import FinishedLease, ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_views import (
-    DeadReader,
     ForeignLease,
     LeaseView,
     lease_path,
-    protected_shards,
     survey_leases,
 )
 from growcache.cache.refetch import RefetchQueue
 from growcache.cache.space import ShardTable, Space
 from growcache.cache.uses import (
     JOBS_META,
-    NO_JOB,
     UsesByJob,
+    UsesOfShard,
     add_finished_leases,
+    count_uses,
+    forget_shards,
     jobs_in_index,
+    min_job_uses,
+    unfinished_uses,
 )
 from growcache.errors import CacheFullError
-
-_UsesOfShard = Callable[[int], int]
-
-
-DEAD_READERS_SHARE = 5  # what dead readers keep is at most one part of so many of the bound
 
 
 class _LeaseSummary(NamedTuple):
@@ -49,13 +49,13 @@ class _LeaseSummary(NamedTuple):
         held: shards that must not be deleted.
         kept: of these, those held for dead readers, which may come back.
         reads: how often unfinished leases read each shard.
-        least: source of `Candidate.min_job_uses`.
+        min_job_uses: by shard, see `Candidate.min_job_uses`.
     """
 
     held: frozenset[int]
     kept: frozenset[int]
     reads: Counter[int]
-    least: _UsesOfShard
+    min_job_uses: UsesOfShard
 
 
 class LeaseTable:
@@ -82,37 +82,27 @@ class LeaseTable:
         self.version = 0
         self._known: _LeaseSummary | None = None
         self._layout = layout
-        self._resume_seconds = resume_seconds
         self._shard_table = shard_table
-        self._space = space
-        self._dead_since: dict[str, float] = {}
+        self._dead_readers = DeadReaders(layout, resume_seconds, shard_table, space)
         self._there: dict[Path, frozenset[int]] = {}  # when a foreign lease was first seen
-        self._kept: dict[str, tuple[int, ...]] = {}  # by the lease of a dead reader
-        self._kept_below = 0
-        self._now = 0.0
+        self._max_dead_bytes = 0
 
     def refresh(self, now: float | None = None) -> list[LeaseView]:
         """Read the leases; return the finished ones that still have a file. ``now`` is monotonic seconds."""
-        self._now = self._now if now is None else now
         views, foreign = survey_leases(self._layout.root)
-        dead = {view.name for view in views if not view.open and not view.closed}
-        self._dead_since = {
-            name: since for name, since in self._dead_since.items() if name in dead
-        }
-        for name in dead:
-            self._dead_since.setdefault(name, self._now)
-        finished = [view for view in views if self._finished(view)]
+        self._dead_readers.follow(views, now)
+        finished = [view for view in views if self._dead_readers.has_ended(view)]
         over = {view.name for view in finished}
         unfinished = [view for view in views if view.name not in over]
-        self._heed(foreign)
-        kept_below = self._space.max_bytes // DEAD_READERS_SHARE
-        if unfinished != self.leases or kept_below != self._kept_below:
-            self._kept_below = kept_below
+        self._protect_for_foreign(foreign)
+        max_dead_bytes = self._dead_readers.max_shard_bytes
+        if unfinished != self.leases or max_dead_bytes != self._max_dead_bytes:
+            self._max_dead_bytes = max_dead_bytes
             self.leases = unfinished
             self._changed()
         return finished
 
-    def _heed(self, foreign: list[ForeignLease]) -> None:
+    def _protect_for_foreign(self, foreign: list[ForeignLease]) -> None:
         """Let each unreadable lease protect every shard that is there when it is first seen."""
         protecting = {lease.path for lease in foreign if lease.protects}
         if protecting != self._there.keys():
@@ -125,129 +115,53 @@ class LeaseTable:
         self.version += 1
         self._known = None
 
-    def _finished(self, lease: LeaseView) -> bool:
-        if lease.open:
-            return False
-        if not lease.resumable or self._kept.get(lease.name) == ():
-            return True  # nothing is kept for it: others took the space
-        since = self._dead_since.get(lease.name, self._now)
-        return self._now - since >= self._resume_seconds
-
     @property
     def held(self) -> frozenset[int]:
-        return self._survey().held
+        return self._summary().held
 
     @property
     def kept(self) -> frozenset[int]:
         """Shards held for dead readers, also where living readers hold them: nothing releases them early."""
-        return self._survey().kept
+        return self._summary().kept
 
     def kept_for(self) -> list[DeadReader]:
-        self._survey()
-        return [
-            DeadReader(lease, self._kept[lease.name], max(0.0, self._seconds_left(lease)))
-            for lease in self.leases
-            if not lease.open
-        ]
-
-    def _seconds_left(self, lease: LeaseView) -> float:
-        return self._dead_since.get(lease.name, self._now) + self._resume_seconds - self._now
+        self._summary()
+        return self._dead_readers.held_for(self.leases)
 
     def count(self, finished: Iterable[LeaseView], there: Container[int]) -> list[int]:
         """Add the uses of finished leases; return every shard of ``there`` once per use."""
-        used = []
-        for lease in finished:
-            mine = self.uses[lease.job] = self.uses.pop(lease.job, {})  # it is last now
-            for number in filter(there.__contains__, lease.used()):
-                mine[number] = mine.get(number, 0) + 1
-                used.append(number)
-        for job in list(self.uses)[:-KEPT_JOBS]:  # as the index forgets them
-            del self.uses[job]
         self._changed()
-        return used
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        for mine in self.uses.values():
-            for number in numbers:
-                mine.pop(number, None)
+        return count_uses(self.uses, finished, there)
 
     def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
-        held, _, reads, least = self._survey()
+        held, _, reads, job_uses = self._summary()
         return [
             Candidate(
                 number=(number := row.number),
                 seq=row.seq,
                 allocated=row.allocated,
                 uses=row.uses + reads.get(number, 0),
-                min_job_uses=least(number),
+                min_job_uses=job_uses(number),
                 leased=number in held,
             )
             for row in rows
         ]
 
-    def _survey(self) -> _LeaseSummary:
+    def _summary(self) -> _LeaseSummary:
         if self._known is None:
-            counts = self._counts()
+            unfinished = unfinished_uses(self.leases)
             reads: Counter[int] = Counter()
-            for of_job in counts.values():
+            for of_job in unfinished.values():
                 reads.update(of_job)
-            # Who died reads nothing any more: nobody waits for that.
-            live = {lease.job for lease in self.leases if lease.open and lease.job != NO_JOB}
-            kept = self._keep()
-            held = kept | self._protected(lease for lease in self.leases if lease.open)
-            held = held.union(*self._there.values())
-            least = self._least(live, counts) if live else self._most(counts)
-            self._known = _LeaseSummary(held, kept, reads, least)
+            living = [lease for lease in self.leases if lease.open]
+            living_shards = [lease.holding() for lease in living]
+            kept = self._dead_readers.hold(self.leases)
+            held = kept.union(*living_shards, *self._there.values())
+            # A dead reader reads nothing any more, so no eviction waits for it.
+            live_jobs = {lease.job for lease in living}
+            uses = min_job_uses(self.uses, unfinished, live_jobs)
+            self._known = _LeaseSummary(held, kept, reads, uses)
         return self._known
-
-    def _keep(self) -> frozenset[int]:
-        """Return the shards to hold for dead readers, the latest first, within their limit.
-
-        Shards are taken by number, so that the choice is stable as others are evicted. The leases
-        themselves get a fifth of the space of all leases, so that there is space for living readers.
-        """
-        self._kept, kept, left = {}, set[int](), self._kept_below
-        left_for_leases = self._space.budget.leases // DEAD_READERS_SHARE
-        dead = [lease for lease in self.leases if not lease.open]
-        for lease in sorted(dead, key=lambda lease: (-self._seconds_left(lease), lease.name)):
-            mine: list[int] = []
-            left_for_leases -= allocated(lease_path(self._layout, lease.name))
-            if left_for_leases < 0 and self._kept:  # at least one is kept
-                self._kept[lease.name] = ()
-                continue
-            for number in protected_shards(lease, resumable=True):
-                row = self._shard_table.live.get(number) or self._shard_table.retired.get(
-                    number
-                )
-                nbytes = row.allocated if row is not None and number not in kept else 0
-                if row is not None and nbytes <= left:
-                    left -= nbytes
-                    mine.append(number)
-            kept.update(mine)
-            self._kept[lease.name] = tuple(mine)
-        return frozenset(kept)
-
-    def _protected(self, leases: Iterable[LeaseView]) -> frozenset[int]:
-        return frozenset().union(*(protected_shards(lease, resumable=True) for lease in leases))
-
-    def _counts(self) -> dict[str, Counter[int]]:
-        counts: dict[str, Counter[int]] = {}
-        for lease in self.leases:
-            counts.setdefault(lease.job, Counter()).update(lease.used())
-        return counts
-
-    def _least(self, live: Iterable[str], counts: Mapping[str, Counter[int]]) -> _UsesOfShard:
-        pairs = [(self.uses.get(job, {}), counts[job]) for job in live]
-        return lambda number: min(
-            done.get(number, 0) + now.get(number, 0) for done, now in pairs
-        )
-
-    def _most(self, counts: Mapping[str, Counter[int]]) -> _UsesOfShard:
-        jobs = {*self.uses, *counts} - {NO_JOB}
-        pairs = [(self.uses.get(job, {}), counts.get(job, Counter())) for job in jobs]
-        return lambda number: max(
-            (done.get(number, 0) + now.get(number, 0) for done, now in pairs), default=0
-        )
 
 
 LEASES_PER_TRANSACTION = 16
@@ -384,7 +298,7 @@ class ShardRemover:
             remove_shard(self._layout, number)
             self._shard_table.remove([number])
             self._deleted.append(number)
-        self.lease_table.forget(free)
+        forget_shards(self.lease_table.uses, free)
         if self._deleted:
             # On a full disk this may fail, although space was freed, because others take it too.
             index, gone = self._index_writer.index, tuple(self._deleted)

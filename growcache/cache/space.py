@@ -42,6 +42,9 @@ class ShardTable:
     def __contains__(self, number: object) -> bool:
         return number in self.live or number in self.retired
 
+    def get(self, number: int) -> ShardTableRow | None:
+        return self.live.get(number) or self.retired.get(number)
+
     @property
     def bytes(self) -> int:
         return self.live_bytes + self.retired_bytes

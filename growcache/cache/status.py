@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import orjson
 
+from growcache.cache.dead_readers import DeadReader
 from growcache.cache.files import (
     CacheLayout,
     allocated,
@@ -27,7 +28,7 @@ from growcache.cache.files import (
 )
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import CacheTotals
-from growcache.cache.lease_views import DeadReader, ForeignLease, LeaseView, survey_leases
+from growcache.cache.lease_views import ForeignLease, LeaseView, survey_leases
 from growcache.cache.locks import is_locked, lock_holder
 from growcache.cache.refetch import REFUSED_META, pending_refetches, refused_in_index
 from growcache.cache.system import is_process_stopped

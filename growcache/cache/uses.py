@@ -6,7 +6,8 @@ ones add their current counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,51 @@ UsesByJob = dict[str, dict[int, int]]  # job → shard → how often
 # Leases of this job protect what they hold, but its uses are not asked for: somebody who
 # only looks (check, peek) must not hold eviction back until everything was looked at.
 NO_JOB = ""
+
+UsesOfShard = Callable[[int], int]
+
+
+def count_uses(
+    uses: UsesByJob, finished: Iterable[LeaseView], there: Container[int]
+) -> list[int]:
+    """Add the uses of finished leases to ``uses``; return every shard of ``there`` once per use."""
+    used = []
+    for lease in finished:
+        mine = uses[lease.job] = uses.pop(lease.job, {})  # it is last now
+        for number in filter(there.__contains__, lease.used()):
+            mine[number] = mine.get(number, 0) + 1
+            used.append(number)
+    for job in list(uses)[:-KEPT_JOBS]:  # as the index forgets them
+        del uses[job]
+    return used
+
+
+def forget_shards(uses: UsesByJob, numbers: Iterable[int]) -> None:
+    for mine in uses.values():
+        for number in numbers:
+            mine.pop(number, None)
+
+
+def unfinished_uses(leases: Iterable[LeaseView]) -> dict[str, Counter[int]]:
+    """Return the uses by leases that are not counted yet, per job."""
+    counts: dict[str, Counter[int]] = {}
+    for lease in leases:
+        counts.setdefault(lease.job, Counter()).update(lease.used())
+    return counts
+
+
+def min_job_uses(
+    uses: UsesByJob, unfinished: Mapping[str, Counter[int]], live_jobs: Iterable[str]
+) -> UsesOfShard:
+    """Return a shard's uses by the live job that used it least; without one, by the job that used it most."""
+    live = {*live_jobs} - {NO_JOB}
+    jobs = live or {*uses, *unfinished} - {NO_JOB}
+    choose = min if live else max
+    pairs = [(uses.get(job, {}), unfinished.get(job, Counter[int]())) for job in jobs]
+    return lambda number: choose(
+        (done.get(number, 0) + now.get(number, 0) for done, now in pairs), default=0
+    )
+
 
 JOBS_META = "jobs"  # {job: sums}, in the index
 

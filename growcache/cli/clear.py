@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from growcache.cache.dead_readers import end_dead_lease
 from growcache.cache.directory import adopt, clear_cache, in_use_error, require_cache, take_over
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.folders import foreign_paths
-from growcache.cache.lease_views import LeaseView, end_dead_lease, survey_leases
+from growcache.cache.lease_views import LeaseView, survey_leases
 from growcache.cache.locks import is_locked
 from growcache.cli.humanize import in_bytes, plural
 from growcache.errors import CacheBusyError

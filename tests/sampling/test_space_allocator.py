@@ -161,9 +161,9 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.shard_removal:LeaseTable._survey",
-    "self._keep()",
-    "self._keep() - self._protected(lease for lease in self.leases if lease.open)",
+    "growcache.cache.shard_removal:LeaseTable._summary",
+    "kept = self._dead_readers.hold(self.leases)",
+    "kept = self._dead_readers.hold(self.leases).difference(*living_shards)",
 )
 def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache) -> None:
     """Retiring what the dead lease still keeps frees nothing: it would empty the cache."""
@@ -185,7 +185,7 @@ def test_a_reader_that_died_and_was_started_again_has_what_is_kept(cache: Cache)
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.shard_removal:LeaseTable._keep",
+    "growcache.cache.dead_readers:DeadReaders.hold",
     "row is not None and nbytes <= left",
     "row is not None",
 )
@@ -322,9 +322,9 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.mutant(
     18,
-    "growcache.cache.shard_removal:LeaseTable._survey",
-    "held = held.union(*self._there.values())",
-    "",
+    "growcache.cache.shard_removal:LeaseTable._summary",
+    "held = kept.union(*living_shards, *self._there.values())",
+    "held = kept.union(*living_shards)",
 )
 def test_what_cannot_be_read_and_is_held_protects_all_that_was_there(cache: Cache) -> None:
     path = cache.layout.leases / "later.lease"
