@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from growcache.cache.formats.ragged import SHAPE_SUFFIX
-from growcache.cache.formats.tfrecord import record_layout
+from growcache.cache.formats.tfrecord import SHAPE_SUFFIX, record_layout
 from growcache.errors import CacheError
 from growcache.loading.maps import MapPool
 from growcache.loading.options import LoaderOptions
