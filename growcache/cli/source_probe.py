@@ -39,7 +39,7 @@ from growcache.formats.image import image_kind
 from growcache.formats.lmdb_tree import TreeReader
 from growcache.formats.npy import read_npy_header
 from growcache.formats.parquet import FooterCache, check_column_type, parquet_errors
-from growcache.formats.tar_headers import is_header
+from growcache.formats.tar_scan import is_header
 from growcache.formats.tfrecord_scan import record_length_at
 from growcache.formats.zarr import folder_of_chunk, open_zarr
 from growcache.schema import Sample, Schema, sample_bytes

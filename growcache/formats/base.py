@@ -223,7 +223,6 @@ def integer_option(options: Mapping[str, Any], name: str, least: int) -> int | N
 def choice_option(
     options: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str
 ) -> str:
-    """Return an option that is one of a few words."""
     value = options.get(name, default)
     if value not in choices:
         raise ConfigError(

@@ -82,33 +82,6 @@ class FetchedRanges(SeekableFile):
         raise NotFetchedError(f"bytes {start} to {stop} were not fetched")
 
 
-READ_ALONG_BYTES = 1 << 15  # bytes; a gap smaller than this is read along
-
-
-async def read_ranges(reader: ObjectReader, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of each [start, stop); near ones share a request."""
-    runs: list[list[tuple[int, int]]] = []
-    end = 0
-    for one in sorted(set(ranges)):
-        if runs and one[0] - end <= READ_ALONG_BYTES:
-            runs[-1].append(one)
-            end = max(end, one[1])
-        else:
-            runs.append([one])
-            end = one[1]
-    got: dict[tuple[int, int], bytes] = {}
-
-    async def fetch(run: list[tuple[int, int]]) -> None:
-        first, last = run[0][0], max(stop for _, stop in run)
-        view = memoryview(await reader.read(first, last)).cast("B")
-        if len(view) < last - first:
-            raise FormatError(f"{reader.entry.key}: expected {last:,} bytes; it is cut off")
-        got.update((one, bytes(view[one[0] - first : one[1] - first])) for one in run)
-
-    await asyncio.gather(*map(fetch, runs))
-    return [got[one] for one in ranges]
-
-
 class ReadAhead:
     """Learns from the sizes of items how far to read beyond a block; no result depends on it.
 
@@ -124,7 +97,6 @@ class ReadAhead:
         self._longest = 0
 
     def learn(self, sizes: Sequence[int]) -> None:
-        """Take note of the sizes of consecutive items, in bytes."""
         if sizes:
             self._longest = max(max(sizes), self._longest * 7 // 8)
             likely = 2 * sum(sizes) // len(sizes)
@@ -135,15 +107,16 @@ class ReadAhead:
         return min(most, max(least, 2 * self.nbytes)) if self._longest else most
 
 
-MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several chunks share
+MOST_GAP_BYTES = 1 << 15  # bytes; reading so small a gap takes less time than another request
+MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several ranges share
 
 
-async def fetch_ranges(
+async def read_ranges(
     reader: ObjectReader, ranges: Sequence[tuple[int, int]]
 ) -> list[memoryview]:
-    """Return the bytes of all ranges [start, stop); neighbours share a request.
+    """Return the bytes of each [start, stop); near ones share a request, of which they are views.
 
-    A gap between them is read along if it is at most a sixteenth of them.
+    A gap between them is read along if it is small, or at most a sixteenth of them.
     """
     groups: list[_SharedRequest] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
@@ -155,6 +128,8 @@ async def fetch_ranges(
     found: list[memoryview] = [memoryview(b"")] * len(ranges)
     for one, data in zip(groups, read, strict=True):
         view = memoryview(data).cast("B")
+        if len(view) < one.stop - one.start:
+            raise FormatError(f"{reader.entry.key}: expected {one.stop:,} bytes; it is cut off")
         for i in one.members:
             start, stop = ranges[i]
             found[i] = view[start - one.start : stop - one.start]
@@ -169,8 +144,8 @@ class _SharedRequest:
 
     def joined(self, start: int, stop: int) -> bool:
         """Add a range that begins no earlier than those before, if sharing the request pays."""
-        worth = 16 * (start - self.stop) <= self.stop - self.start
-        if worth and stop - self.start <= MOST_SHARED_BYTES:
+        near = start - self.stop <= max(MOST_GAP_BYTES, (self.stop - self.start) // 16)
+        if near and stop - self.start <= MOST_SHARED_BYTES:
             self.stop = max(self.stop, stop)
             return True
         return False
@@ -205,7 +180,6 @@ class GrowingSlice:
         self.view = memoryview(self._data)
 
     async def extend_back_to(self, start: int) -> None:
-        """Read the bytes between a position and the slice."""
         if start < self.start:
             before = memoryview(await self._reader.read(start, self.start))
             self._data = bytearray(before) + self._data

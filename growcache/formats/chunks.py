@@ -114,7 +114,6 @@ class ChunkGrid:
         return math.prod(self.chunks) * self.dtype.itemsize
 
     def places(self, runs: Iterable[range], entry: Entry) -> list[ChunkPlace]:
-        """Return the chunks that hold these rows, in order."""
         spans = [self._span(run) for run in runs if run]
         count = sum(map(len, spans)) * math.prod(map(len, self._across))
         most = min(
@@ -129,7 +128,6 @@ class ChunkGrid:
 
     @property
     def _across(self) -> list[range]:
-        """The chunks along all axes but the first."""
         sizes = zip(self.shape[1:], self.chunks[1:], strict=True)
         return [range(-(-size // chunk)) for size, chunk in sizes]
 
@@ -179,8 +177,6 @@ MOST_ROWS = 1 << 58
 
 
 class FieldArray:
-    """An array from which samples are cut along its first axis."""
-
     def __init__(self, name: str, chunking: ChunkGrid) -> None:
         self.name = name
         self.chunking = chunking
@@ -203,14 +199,12 @@ async def read_windows(
 def window_ordinals(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
 ) -> Sequence[int]:
-    """Return the ordinals of the windows that a visit yields."""
     return _starts_and_ordinals(series, grid, visit, key)[1]
 
 
 def _starts_and_ordinals(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
 ) -> tuple[range, Sequence[int]]:
-    """Return the starts of all windows, and the ordinals of those of a visit."""
     count = common_length(series, key)
     starts = grid.starts(count, grid.phase(count, visit, key))
     return starts, choose_ordinals(
@@ -332,7 +326,6 @@ def _cut_window(fields: Mapping[str, ArrayOrStrings], at: int, grid: SampleGrid)
 
 
 def array_paths_option(options: Mapping[str, Any], option: str) -> dict[str, str] | None:
-    """Return the paths of arrays by field; None where none are named."""
     value = options.get(option)
     if value is None:
         return None

@@ -87,7 +87,6 @@ def unpacked_start(head: bytes, kind: str) -> bytes:
 
 
 def refuse_compressed(entry: Entry, head: bytes) -> None:
-    """Refuse an object that is compressed without an option that says so."""
     if kind := compression_of(head):
         raise FormatError(
             f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options"

@@ -20,7 +20,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.byte_ranges import fetch_ranges
+from growcache.formats.byte_ranges import read_ranges
 from growcache.formats.chunks import (
     ArrayOrStrings,
     ChunkGrid,
@@ -93,7 +93,7 @@ class _DatasetField(FieldArray):
         if offset + stored * shape[0] > self._reader.entry.size:
             raise self._damaged("it promises more than the object has")
         ranges = [(offset + run.start * stored, offset + run.stop * stored) for run in runs]
-        read = await fetch_ranges(self._file.reader(self._reader), ranges)
+        read = await read_ranges(self._file.reader(self._reader), ranges)
         return [
             np.frombuffer(data, dtype).reshape(len(run), *shape[1:])
             for data, run in zip(read, runs, strict=True)
@@ -104,7 +104,7 @@ class _DatasetField(FieldArray):
         written = await self._located(places) if self.layout.has_chunks else []
         self._check(at for _, at in written)
         ranges = [(at, at + size) for _, (at, size, _) in written]
-        data = await fetch_ranges(self._file.reader(self._reader), ranges)
+        data = await read_ranges(self._file.reader(self._reader), ranges)
 
         def assemble() -> list[Array]:
             decoded: dict[ChunkPlace, Array | None] = dict.fromkeys(places)
@@ -117,7 +117,6 @@ class _DatasetField(FieldArray):
     async def _located(
         self, places: Sequence[ChunkPlace]
     ) -> list[tuple[ChunkPlace, ChunkLocation]]:
-        """Return where the chunks that were written are."""
         firsts = [
             tuple(at * n for at, n in zip(place, self.chunking.chunks, strict=True))
             for place in places
@@ -203,8 +202,6 @@ class HDF5WholeFormat(ObjectFormat):
 
 
 class HDF5RowsFormat(ChunkedFormat):
-    """An object is many samples along the first axis of its datasets."""
-
     ranged = header_first = True
 
     def __init__(self, named: Mapping[str, str] | None, grid: SampleGrid) -> None:

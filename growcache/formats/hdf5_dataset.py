@@ -18,7 +18,7 @@ import numpy as np
 
 from growcache.errors import FormatError
 from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
-from growcache.formats.byte_ranges import fetch_ranges
+from growcache.formats.byte_ranges import read_ranges
 from growcache.formats.chunk_codecs import (
     BLOSC,
     FLETCHER32,
@@ -276,7 +276,6 @@ def _dtype(
 
 
 def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy can read the stored bytes."""
     import h5py
 
     return bool(type_ == h5py.h5t.py_create(dtype, logical=True)) or bool(
@@ -460,16 +459,14 @@ async def _read_heaps(
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
         raise FormatError(f"{key}: a heap of strings ends beyond the file")
-    heads = await fetch_ranges(
-        reader, [(at, min(size, at + LEAST_HEAP_BYTES)) for at in places]
-    )
+    heads = await read_ranges(reader, [(at, min(size, at + LEAST_HEAP_BYTES)) for at in places])
     sizes = [_heap_size(head, key) for head in heads]
     if any(at + n > size for at, n in zip(places, sizes, strict=True)) or (
         sum(sizes) > MOST_VISIT_BYTES
     ):
         raise FormatError(f"{key}: a heap of strings claims {max(sizes):,} bytes")
     large = [i for i, n in enumerate(sizes) if n > len(heads[i])]
-    whole = await fetch_ranges(reader, [(places[i], places[i] + sizes[i]) for i in large])
+    whole = await read_ranges(reader, [(places[i], places[i] + sizes[i]) for i in large])
     for i, data in zip(large, whole, strict=True):
         heads[i] = data
     return [_heap_items(data[:n]) for data, n in zip(heads, sizes, strict=True)]

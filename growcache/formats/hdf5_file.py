@@ -99,7 +99,6 @@ class MetadataImage(SeekableFile):
         return blocks[start - first : stop - first]
 
     def keep_blocks(self, number: int, data: memoryview) -> None:
-        """Keep bytes that begin at the start of a block."""
         for at in range(0, len(data), METADATA_BLOCK_BYTES):
             block = data[at : at + METADATA_BLOCK_BYTES]
             self._blocks[number + at // METADATA_BLOCK_BYTES] = block

@@ -162,7 +162,6 @@ def _rgb(image: Any) -> Array:
 
 
 def _check_header(size: tuple[int, int], mode: str, key: str) -> None:
-    """Refuse what the header claims, before any pixel is read."""
     width, height = size
     if width * height > MOST_PIXELS:
         raise FormatError(

@@ -86,12 +86,10 @@ class UserCall:
             work.close()
 
     def check(self) -> None:
-        """End the user's code early if its result is no longer needed."""
         if self._given_up:
             raise StoreError("this read was given up")
 
     def give_up(self) -> None:
-        """Let the user's code end at its next read or sample."""
         self._given_up = True
 
     def run(self, work: Callable[[UserCall], T]) -> T:
@@ -100,8 +98,6 @@ class UserCall:
 
 
 class UserThreads:
-    """A pool of threads for synchronous code, created when first used."""
-
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 

@@ -106,7 +106,6 @@ class LineReader:
     async def _to_the_end(
         self, reader: ObjectReader, data: bytes, first: int, within: int
     ) -> bytes:
-        """Return the bytes up to the end of the line at ``data[within]``."""
         pieces, length = [data], len(data)
         more = self._ahead.step(_LEAST_MORE, _MORE)
         end = data.find(b"\n", within)
@@ -182,7 +181,6 @@ class FieldSpec:
 
 
 def fields_option(value: object) -> tuple[FieldSpec, ...] | None:
-    """Return the fields that the option ``fields`` names; None for all."""
     return named_specs_option("fields", value, "{x: float32, label: meta.label}", _field_spec)
 
 

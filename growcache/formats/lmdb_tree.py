@@ -126,7 +126,6 @@ class LmdbPage:
         return at, self._cut(at, self.pad)
 
     def value(self, node: LeafNode) -> bytes:
-        """Return the value of a node that is stored in this page."""
         return self._cut(node.data, node.size)
 
     def _place(self, index: int) -> int:
@@ -275,7 +274,6 @@ class TreeReader:
         }
 
     def walk(self, reader: ObjectReader, top: TreeTop) -> TreeWalk:
-        """Return a visit's walk from the upper levels on."""
         return TreeWalk(reader, top.page_bytes, self._pages)
 
     async def find(
@@ -307,7 +305,6 @@ class TreeReader:
         return found
 
     async def fetch(self, reader: ObjectReader, found: Sequence[LmdbValue]) -> list[LmdbValue]:
-        """Return the values with their bytes."""
         far = [one for one in found if one.data is None]
         ranges = [(one.start - PAGE_HEADER_BYTES, one.stop) for one in far]
         read = dict(zip(ranges, await read_ranges(reader, ranges), strict=True))
@@ -316,7 +313,7 @@ class TreeReader:
             if one.data is not None:
                 values.append(one)
                 continue
-            data = read[one.start - PAGE_HEADER_BYTES, one.stop]
+            data = bytes(read[one.start - PAGE_HEADER_BYTES, one.stop])
             page = LmdbPage(data, one.start - PAGE_HEADER_BYTES, reader.entry.key)
             if not page.flags & OVERFLOW:
                 raise page.damaged("is no overflow page, which was expected there")
@@ -325,8 +322,6 @@ class TreeReader:
 
 
 class TreeWalk:
-    """One visit's way through a file."""
-
     def __init__(
         self,
         reader: ObjectReader,
@@ -364,7 +359,7 @@ class TreeWalk:
                 )
         read = await read_ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
         for number, data in zip(missing, read, strict=True):
-            page = found[number] = LmdbPage(data, number * size, self.name, number)
+            page = found[number] = LmdbPage(bytes(data), number * size, self.name, number)
             if len(missing) <= _KEPT_VISIT_PAGES:
                 self._kept.put((entry, number), page, size + 200)
         return [found[number] for number in wanted]
@@ -413,7 +408,6 @@ class TreeWalk:
         return _position_ranges({i: page.child(i) for i in indices}, first, last)
 
     async def values(self, page: LmdbPage, index: int) -> list[LmdbValue]:
-        """Return the values of a leaf's node: mostly one."""
         node = page.node(index)
         if node.flags & IS_TREE:
             if not node.flags & HAS_DUPLICATES:
@@ -465,7 +459,6 @@ def refuse_database_names(walk: TreeWalk, leaves: Sequence[LmdbPage]) -> None:
 
 
 def _lists_databases(page: LmdbPage) -> bool:
-    """Whether a leaf lists databases, and nothing else."""
     flags = [page.node(i).flags for i in range(page.count)]
     return all(found & IS_TREE and not found & HAS_DUPLICATES for found in flags)
 

@@ -77,7 +77,6 @@ class DecodeGate:
         self._let_in()
 
     def release(self, one: _DecodingVisit) -> None:
-        """Note that a visit has ended and holds nothing any more."""
         self._held -= one.held
         one.held, one.ended = 0, True
         self._let_in()
@@ -177,7 +176,6 @@ class LruCache(Generic[K, V]):
             self._on_evict(evicted)
 
     def pop(self, key: K) -> None:
-        """Forget a value."""
         self._bytes -= self._values.pop(key, (None, 0))[1]
 
     def __len__(self) -> int:

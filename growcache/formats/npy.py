@@ -139,7 +139,6 @@ def _parse_dict(head: bytes) -> NpyHeader:
 
 
 def _header_items(text: bytes, encoding: str) -> dict[str, str]:
-    """Return the texts of the three values, in any order."""
     found = _parsed(text, encoding)
     if found is None:
         raise FormatError(f"its .npy header is not one: {text[:80]!r}")

@@ -152,7 +152,6 @@ def _chosen_members(
 
 
 def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
-    """Return the position in the object at which a member's packed bytes begin."""
     if len(head) >= _LOCAL_HEADER.size:
         mark, *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(head)
         start = member.start + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
@@ -195,7 +194,7 @@ async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> d
         members = await read_members(reader, fields)
         _refuse_too_much(members, entry)
         ranges = [(m.start, m.stop) for m in members.values()]
-        parts = [memoryview(data) for data in await read_ranges(reader, ranges)]
+        parts = await read_ranges(reader, ranges)
     _refuse_too_much(members, entry)
 
     def work() -> dict[str, Array]:

@@ -28,7 +28,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.byte_ranges import FetchedRanges, NotFetchedError, fetch_ranges
+from growcache.formats.byte_ranges import FetchedRanges, NotFetchedError, read_ranges
 from growcache.formats.chunks import choose_ordinals
 from growcache.formats.memory import SingleFlightCache, reserve_decoded
 from growcache.schema import Array, sample_bytes
@@ -456,7 +456,7 @@ class ParquetFormat(ChunkedFormat):
         await asyncio.to_thread(footer.check, group, reader.entry)
         with parquet_errors(reader.entry):
             ranges = footer.ranges(group, reader.entry)
-        data = await fetch_ranges(reader, ranges)
+        data = await read_ranges(reader, ranges)
         image = FetchedRanges(reader.entry.size, dict(zip(ranges, data, strict=True)))
         await reserve_decoded(_COPIES * footer.decoded_bytes(group, reader.entry))
         return await asyncio.to_thread(self._decoded, image, footer, group, rows, reader.entry)

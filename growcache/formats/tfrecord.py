@@ -66,7 +66,6 @@ Feature = list[bytes] | Array
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the integer at a position, and the position behind it."""
     value = shift = 0
     while shift < 64:
         byte = data[at]
@@ -79,7 +78,6 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """Yield number and content of the fields of a message."""
     at, end = 0, data.nbytes
     while at < end:
         key, at = _varint(data, at)
@@ -125,7 +123,6 @@ def _example_class() -> Any:
 
 
 def parse_example(data: memoryview) -> dict[str, Feature]:
-    """Return the features of a serialized tf.train.Example."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -217,7 +214,6 @@ def sample_of_features(
 
 
 def features_option(value: object) -> tuple[FeatureSpec, ...] | None:
-    """Return the features that the option ``features`` names; None for all."""
     such_as = "{x: [float32, 64, 64], y: int64}"
     return named_specs_option("features", value, such_as, _feature_spec)
 

@@ -170,7 +170,6 @@ class RecordScan:
 
 
 def _next_head(window: GrowingSlice, entry: Entry, first: int, stop: int) -> int | None:
-    """Return the position of the first head in [first, stop) of an object."""
     start = window.start
     found = find_heads(window.view, first - start, stop - start, entry.size - first)
     at = next(found, None)

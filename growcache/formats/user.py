@@ -205,7 +205,6 @@ class UserReadFormat(ObjectFormat):
         return [(samples[i], i, i + 1) for i in chosen]
 
     def _collected(self, result: object, key: str, call: UserCall) -> list[Sample]:
-        """Return all that the function yields, as far as memory allows."""
         if isinstance(result, _NOT_ITERABLES_OF_SAMPLES) or not isinstance(result, Iterable):
             raise FormatError(
                 f"{self._code.name} on {short_key(key)}: expected an iterable of samples (yield "

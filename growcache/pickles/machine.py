@@ -63,7 +63,6 @@ class Machine:
             raise FormatError(f"a pickle has more than {MOST_OBJECTS:,} containers; refused")
 
     def marked(self) -> list[Any]:
-        """Return the stack above the last mark."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
@@ -114,7 +113,6 @@ class Machine:
         self.stack.append(stand_in_for(module, name))
 
     def put_in(self, items: list[Any]) -> None:
-        """Put alternating keys and values into the dict on the stack."""
         into = self.stack[-1]
         if type(into) not in _DICTS or len(items) % 2:
             raise TypeError

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import PartlyReadError, Visit, read_partly
-from growcache.formats.tar_headers import pax_records, sample_key_and_extension
+from growcache.formats.tar_scan import pax_records, sample_key_and_extension
 from tests.formats.held import Held, Row, visited
 
 RAW = {"decode": "none"}
