@@ -1,6 +1,6 @@
 """How a sampler writes a shard: encoded, checksummed, and past the page cache where that pays.
 
-The files lie in `incoming/` under the permit's name until the supervisor commits them.
+The files are in `incoming/` under the permit's name until the supervisor commits them.
 
 Through the page cache every byte is copied once more into memory that the kernel must first find and
 clear, and pushes out bytes that readers still use. On a virtual machine that costs more than fetching
@@ -198,7 +198,7 @@ MAX_BUFFERS = 1000  # IOV_MAX is 1024
 EXTENTS_SHARE = (
     80  # bytes of a file per byte of its map: at worst 1,024 of data for 12, and those
 )
-NAME_BYTES = 24  # what a file's name takes in its directory, beside its text
+NAME_BYTES = 24  # what a file's name takes in its directory, without its text
 
 
 def bytes_to_reserve(sidecar: Sidecar) -> int:

@@ -82,7 +82,7 @@ class RankNote:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)  # without slots, for the sake of what is found once and kept
+@dataclass(frozen=True)  # without slots, because of its cached property
 class LeaseView:
     """A lease as others see it at one moment.
 
@@ -346,7 +346,7 @@ WAIT_BOUNDS = (
 WAIT_BUCKETS = len(WAIT_BOUNDS) + 1
 
 # flags · progress_at · epoch · pass · delivered · batches · waits · wait_seconds · buckets.
-# What is left of the room is for fields to come: it reads as zeros where nobody wrote it.
+# The rest of the space is for later fields, which read as zeros if they were never written.
 _FIELDS = struct.Struct("<Qd5Qd24Q")
 COUNTERS_BYTES = 512
 _MOST_COUNT = 1 << 53  # no counter of a sound lease is larger

@@ -37,7 +37,7 @@ INITIAL_PID_NAMESPACE = (
     "pid:[4026531836]"  # the kernel's number of the namespace that sees them all
 )
 
-# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; who waits has an arrow before FLOCK.
+# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; a waiting process has an arrow before FLOCK.
 _FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
 
 
@@ -197,7 +197,7 @@ def _reset_in_child() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_parent=_release_all_locks, after_in_child=_reset_in_child
 )
-# Once more, for a handler may have come before the first, and then what it raised.
+# Once more, because a signal handler may have run before the first one, and raised.
 os.register_at_fork(after_in_parent=_release_all_locks)
 os.register_at_fork(after_in_parent=_raise_postponed)
 

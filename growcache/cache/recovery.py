@@ -195,7 +195,7 @@ def files_in_shards(layout: CacheLayout) -> dict[str, FoundFile]:
 
 def _found_directory(path: Path) -> FoundFile:
     size, blocks = 0, path.lstat().st_blocks
-    with os.scandir(path) as entries:  # one look at each, for there may be very many
+    with os.scandir(path) as entries:  # one look at each, because there may be very many
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 return FoundFile(-1, allocated_tree(path))  # no shard's
@@ -210,7 +210,7 @@ def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) 
     for row in rows:
         *samples, sidecar = (files.get(name) for name in shard_names(row.number))
         there = [found for found in samples if found]
-        # All files together, for each alone is described in the sidecar only; none is empty.
+        # All files together, because only the sidecar describes each alone; none is empty.
         if sidecar is not None and sum(found.size for found in there) == row.shard_bytes:
             allocated = sum(found.allocated for found in (*there, sidecar))
             match.rows.append(row._replace(allocated=allocated))

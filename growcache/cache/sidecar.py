@@ -1,4 +1,4 @@
-"""The sidecar: the file beside a shard that describes it.
+"""The sidecar: the file next to a shard that describes it.
 
 The bytes are a function of the samples alone (no clock, host or permit in them), so equal draws give
 equal files, and they are enough to rebuild the index.

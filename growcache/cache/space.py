@@ -122,7 +122,7 @@ def known_holes(
 
 LEAST_BUDGET_BYTES = 600_000
 MOST_BUDGET_BYTES = 20_000_000
-BUDGET_SHARE = 8  # one part of so many of max_bytes
+BUDGET_SHARE = 8  # the budget is this part of max_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,7 +321,7 @@ class Status:
         samples_per_second: drawn lately.
         bytes_per_second: read from the store lately.
         leases: who holds snapshots, and for which dead readers shards are kept.
-        foreign_leases: what lies among the leases and cannot be read here.
+        foreign_leases: files among the leases that cannot be read here.
         jobs: what each training job received.
         listing_complete: whether the source is listed to its end.
         fingerprint: of the configuration that filled the cache.
@@ -334,8 +334,8 @@ class Status:
         full: whether eviction, or its absence, keeps the cache at its bound.
         complete: whether the whole population is cached.
         ramping: whether shards are still smaller than later ones will be.
-        endless: whether the user's function draws the samples, so that nobody knows how many
-            there are.
+        endless: whether the user's function draws the samples, so that their number is
+            unknown.
         wishes: shards that readers wait for and that are drawn again for them.
         refetched_samples: samples that were drawn again because a reader wished for them.
         subsets: of the split; none without one, or while the source is being listed.

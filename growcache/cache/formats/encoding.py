@@ -24,7 +24,7 @@ from growcache.cache.formats.mapped import Buffer, Bytes, Integers, map_file
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import BYTES, STR, Field
 
-# From here on a value is written from where it lies; below, one copy into a common block
+# From here on a value is written from where it is; below, one copy into a common block
 # costs less than the Python operations per value would.
 DIRECT_BYTES = 64 * 1024
 PIECE_BYTES = (
@@ -164,7 +164,7 @@ def masked_crcs(crcs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
 
 
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
-_NPY_ALIGNMENT = 64  # bytes; so the values lie as a vector unit likes them
+_NPY_ALIGNMENT = 64  # bytes; so the values are aligned for a vector unit
 INTEGER_DTYPE = "<i8"
 
 
@@ -214,7 +214,7 @@ def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | No
     """
     if (dims < 0).any():
         return None
-    # An empty array may be huge but for its empty dimension; nobody could index it.
+    # An empty array may be huge apart from its empty dimension; it could not be indexed.
     nominal = np.maximum(dims, 1).astype(np.float64).prod(axis=1) * max(unit_bytes, 1)
     if (nominal >= 2.0**62).any():
         return None

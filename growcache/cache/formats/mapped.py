@@ -182,7 +182,7 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _POPULATE_READ = 22  # of Linux 5.14; Python knows no name for it
 
 
-# Brought by one call: beside a thread that is busy in Python each call costs a switch interval.
+# Read by one call: next to a thread that is busy in Python, each call costs a switch interval.
 READ_PIECE_BYTES = 32 << 20
 # A device that is read so far ahead by itself is at full speed.
 FAR_READ_AHEAD_BYTES = 4 << 20

@@ -272,7 +272,7 @@ def bad_records(shard: MappedShard) -> list[int]:
 
 
 SHAPE_SUFFIX = "/shape"
-MOST_HEAD_BYTES = 32  # of a feature, beside its name: five lengths and their tags
+MOST_HEAD_BYTES = 32  # of a feature, without its name: five lengths and their tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +424,7 @@ def _ragged_columns(
         lengths = checked_lengths(dims, field.unit_bytes, len(data))
         if lengths is None or (starts < records + encoding.RECORD_HEAD_BYTES).any():
             return None
-        # Compared this way, for the sum of two that are not to be trusted may overflow.
+        # Compared this way, because the sum of two untrusted numbers may overflow.
         if (starts > ends - encoding.RECORD_TAIL_BYTES - lengths).any():
             return None
         found[field.name] = RaggedColumn(data, starts, lengths, dims)

@@ -165,7 +165,7 @@ _SEQ = operator.attrgetter("seq")
 _NUMBER = operator.attrgetter("number")
 
 # All rows come as one: sqlite3 lets go of the GIL for every row it fetches, and to get it
-# back beside a busy main thread takes a switch interval (5 ms) each time.
+# back next to a busy main thread takes a switch interval (5 ms) each time.
 _NUMBERS = ("number", "seq", "group_number", "edition", "samples", "shard_bytes")
 _TEXTS = (*_NUMBERS, "'\"' || digest || '\"'", "printf('%!.17g', drawn_at)")
 _PACKED_COLUMNS = ", ".join(f"group_concat({text})" for text in _TEXTS)

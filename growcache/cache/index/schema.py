@@ -161,7 +161,7 @@ def merge_ranges(ranges: list[RangeRow]) -> list[RangeRow]:
 
 
 def split_range(row: RangeRow, number: int, samples: int) -> list[RangeRow]:
-    """Return what is left of a range without one of its shards, which has so many samples.
+    """Return what is left of a range without one of its shards, which has ``samples`` samples.
 
     How the others share the rest was never noted, so it is divided as their number is.
 
@@ -201,7 +201,12 @@ _BEFORE_LANES = _WITH_SAMPLES | {
     "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER | edition"
 }
 TABLES_AFTER = {4: TABLES, 3: _WITH_SAMPLES, 2: _BEFORE_LANES}  # by the number of migrations
-OWN_TABLES = {"shards", "deleted_ranges", "finished_leases", "totals"}  # together nobody else's
+OWN_TABLES = {
+    "shards",
+    "deleted_ranges",
+    "finished_leases",
+    "totals",
+}  # together of no other program
 MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils notes there what was made
 # None is ever removed or renamed: an index with these and more is of a newer growcache.
 MIGRATION_NAMES = [

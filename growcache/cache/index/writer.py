@@ -306,7 +306,7 @@ class IndexDatabase:
         (count,) = self._connection.execute(
             "SELECT count(*) FROM shards WHERE state = ?", [ShardState.DELETED]
         ).fetchone()
-        if count <= 2 * keep:  # in batches, for each costs a pass over the ranges
+        if count <= 2 * keep:  # in batches, because each costs a pass over the ranges
             return
         old = self._connection.execute(
             "SELECT number, samples, seq FROM shards WHERE state = ? ORDER BY seq LIMIT ?",
