@@ -4,7 +4,7 @@ One `Cache` exists per directory (`supervisor.lock`), in one thread of the super
 owns its state:
 
     ShardTable     the shards on disk, with their sums
-    Space          the bound: bytes used, reserved and free
+    SpaceAccount          the bound: bytes used, reserved and free
     IndexWriter    the index, kept within its budget, written on a full disk too
     CacheMeta      identity, editions, the highest group issued, completeness
     Committer      incoming files become live shards
@@ -35,7 +35,7 @@ from growcache.cache.lease_views import LeaseView
 from growcache.cache.locks import FileLock
 from growcache.cache.meta import CacheMeta
 from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
-from growcache.cache.refetch import redrawn_differently_reason
+from growcache.cache.shard_refetches import redrawn_differently_reason
 from growcache.cache.shard_removal import ShardRemover
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
@@ -43,7 +43,7 @@ from growcache.cache.space import (
     LEASE_BYTES,
     KnownHole,
     ShardTable,
-    Space,
+    SpaceAccount,
     free_disk_bytes,
     known_holes,
     min_free_bytes,
@@ -60,7 +60,7 @@ class Cache:
         self._config = config
         self._lock = lock
         self.shards = ShardTable()
-        self.space = Space(layout, int(config.max_bytes), self.shards)
+        self.space = SpaceAccount(layout, int(config.max_bytes), self.shards)
         self.index_writer = IndexWriter(layout, self.space)
         try:
             self._load()

@@ -14,17 +14,19 @@ from growcache.cache.folders import open_folder, remove_shard
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index.schema import ShardTableRow
 from growcache.cache.index.writer import IndexWriter
-from growcache.cache.refetch import WrittenShards, judge_written
+from growcache.cache.shard_refetches import WrittenShards, judge_written
 from growcache.cache.shard_survey import row_from_sidecar
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.space import Space
+from growcache.cache.space import SpaceAccount
 from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtError
 
 
 class Committer:
     """Makes written shards live, and counts them."""
 
-    def __init__(self, layout: CacheLayout, index_writer: IndexWriter, space: Space) -> None:
+    def __init__(
+        self, layout: CacheLayout, index_writer: IndexWriter, space: SpaceAccount
+    ) -> None:
         self._layout = layout
         self._index_writer = index_writer
         self._space = space

@@ -23,7 +23,7 @@ from growcache.cache.lease_views import (
 from growcache.cache.locks import close_owned, open_owned, try_lock
 
 if TYPE_CHECKING:  # a status does not need what it imports
-    from growcache.cache.space import ShardTable, Space
+    from growcache.cache.space import ShardTable, SpaceAccount
 
 DEAD_READERS_SHARE = (
     5  # shards and leases of dead readers take at most this part of their bounds
@@ -43,7 +43,11 @@ class DeadReaders:
     """Since when each reader is dead, and the shards that are held for it."""
 
     def __init__(
-        self, layout: CacheLayout, resume_seconds: float, shard_table: ShardTable, space: Space
+        self,
+        layout: CacheLayout,
+        resume_seconds: float,
+        shard_table: ShardTable,
+        space: SpaceAccount,
     ) -> None:
         self._layout = layout
         self._resume_seconds = resume_seconds

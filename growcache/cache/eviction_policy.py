@@ -96,7 +96,7 @@ def choose_early_retirements(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[int, ...]:
-    """Return the shards to retire although readers hold them; arguments as for `choose`.
+    """Return the shards to retire although readers hold them; arguments as for `choose_evictions`.
 
     New snapshots leave retired shards out, so they become free as epochs end. Without this a
     cache whose readers always hold everything would never be refreshed. At most a fifth of
@@ -121,7 +121,7 @@ def choose_for_lower_bound(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shards to evict and to retire after the bound was lowered; arguments as for `choose`.
+    """Return the shards to evict and to retire after the bound was lowered; arguments as for `choose_evictions`.
 
     The user asked for less, so ``min_uses`` only decides the order, and everything needed is
     retired at once. ``retired_bytes``: retired already and not held for a dead reader. With

@@ -2,7 +2,7 @@
 
 A lease is a file that its reader holds with flock, so the kernel frees it when the reader dies. It has
 one byte per shard, which the reader advances as its epoch does. It may name shards that are not in the
-cache, with their digests (`growcache.cache.refetch`). The bound sets room aside for leases, so a
+cache, with their digests (`growcache.cache.shard_refetches`). The bound sets room aside for leases, so a
 reader takes the lock of their directory, and makes no lease that finds no room.
 
 The reader owns the file's content, the supervisor its removal. What makes the pair safe without a lock
@@ -99,7 +99,7 @@ class Lease:
 
         Afterwards the caller reads the index again and drops the shards that are not live any more;
         only then may it open the others. It keeps the shards to refetch: they come, or are refused
-        (`growcache.cache.refetch.refetch_outcomes`).
+        (`growcache.cache.shard_refetches.refetch_outcomes`).
 
         Args:
             root: of the cache.

@@ -1,168 +1,25 @@
 """Retire and delete shards, without a reader losing one that it may still open.
 
-`LeaseTable` holds the leases as last read, and `ShardRemover` acts on them:
-
 COMMIT retired → read the leases → unlink what no lease holds → row says deleted
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
 
-from growcache.cache.dead_readers import DeadReader, DeadReaders
 from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import CacheLayout
 from growcache.cache.folders import remove_shard
 from growcache.cache.index.schema import FinishedLease, ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexWriter
-from growcache.cache.lease_views import (
-    ForeignLease,
-    LeaseView,
-    lease_path,
-    survey_leases,
-)
-from growcache.cache.refetch import RefetchQueue
-from growcache.cache.space import ShardTable, Space
-from growcache.cache.uses import (
-    JOBS_META,
-    UsesByJob,
-    UsesOfShard,
-    add_finished_leases,
-    count_uses,
-    forget_shards,
-    jobs_in_index,
-    min_job_uses,
-    unfinished_uses,
-)
+from growcache.cache.lease_table import LeaseTable
+from growcache.cache.lease_views import LeaseView, lease_path
+from growcache.cache.shard_refetches import RefetchQueue
+from growcache.cache.space import ShardTable, SpaceAccount
+from growcache.cache.uses import JOBS_META, add_finished_leases, forget_shards, jobs_in_index
 from growcache.errors import CacheFullError
-
-
-class _LeaseSummary(NamedTuple):
-    """What all leases together say of the shards.
-
-    Attributes:
-        held: shards that must not be deleted.
-        kept: of these, those held for dead readers, which may come back.
-        reads: how often unfinished leases read each shard.
-        min_job_uses: by shard, see `Candidate.min_job_uses`.
-    """
-
-    held: frozenset[int]
-    kept: frozenset[int]
-    reads: Counter[int]
-    min_job_uses: UsesOfShard
-
-
-class LeaseTable:
-    """The leases as last read, and the uses of finished ones.
-
-    Attributes:
-        leases: the unfinished ones.
-        foreign: unreadable files among them.
-        uses: of finished leases, per job.
-        version: changes whenever `candidates` may change.
-    """
-
-    def __init__(
-        self,
-        layout: CacheLayout,
-        resume_seconds: float,
-        uses: UsesByJob,
-        shard_table: ShardTable,
-        space: Space,
-    ) -> None:
-        self.leases: list[LeaseView] = []
-        self.foreign: list[ForeignLease] = []
-        self.uses = uses
-        self.version = 0
-        self._known: _LeaseSummary | None = None
-        self._layout = layout
-        self._shard_table = shard_table
-        self._dead_readers = DeadReaders(layout, resume_seconds, shard_table, space)
-        self._there: dict[Path, frozenset[int]] = {}  # when a foreign lease was first seen
-        self._max_dead_bytes = 0
-
-    def refresh(self, now: float | None = None) -> list[LeaseView]:
-        """Read the leases; return the finished ones that still have a file. ``now`` is monotonic seconds."""
-        views, foreign = survey_leases(self._layout.root)
-        self._dead_readers.follow(views, now)
-        finished = [view for view in views if self._dead_readers.has_ended(view)]
-        over = {view.name for view in finished}
-        unfinished = [view for view in views if view.name not in over]
-        self._protect_for_foreign(foreign)
-        max_dead_bytes = self._dead_readers.max_shard_bytes
-        if unfinished != self.leases or max_dead_bytes != self._max_dead_bytes:
-            self._max_dead_bytes = max_dead_bytes
-            self.leases = unfinished
-            self._changed()
-        return finished
-
-    def _protect_for_foreign(self, foreign: list[ForeignLease]) -> None:
-        """Let each unreadable lease protect every shard that is there when it is first seen."""
-        protecting = {lease.path for lease in foreign if lease.protects}
-        if protecting != self._there.keys():
-            there = frozenset((*self._shard_table.live, *self._shard_table.retired))
-            self._there = {path: self._there.get(path, there) for path in protecting}
-            self._changed()
-        self.foreign = foreign
-
-    def _changed(self) -> None:
-        self.version += 1
-        self._known = None
-
-    @property
-    def held(self) -> frozenset[int]:
-        return self._summary().held
-
-    @property
-    def kept(self) -> frozenset[int]:
-        """Shards held for dead readers, also where living readers hold them: nothing releases them early."""
-        return self._summary().kept
-
-    def kept_for(self) -> list[DeadReader]:
-        self._summary()
-        return self._dead_readers.held_for(self.leases)
-
-    def count(self, finished: Iterable[LeaseView], there: Container[int]) -> list[int]:
-        """Add the uses of finished leases; return every shard of ``there`` once per use."""
-        self._changed()
-        return count_uses(self.uses, finished, there)
-
-    def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
-        held, _, reads, job_uses = self._summary()
-        return [
-            Candidate(
-                number=(number := row.number),
-                seq=row.seq,
-                allocated=row.allocated,
-                uses=row.uses + reads.get(number, 0),
-                min_job_uses=job_uses(number),
-                leased=number in held,
-            )
-            for row in rows
-        ]
-
-    def _summary(self) -> _LeaseSummary:
-        if self._known is None:
-            unfinished = unfinished_uses(self.leases)
-            reads: Counter[int] = Counter()
-            for of_job in unfinished.values():
-                reads.update(of_job)
-            living = [lease for lease in self.leases if lease.open]
-            living_shards = [lease.holding() for lease in living]
-            kept = self._dead_readers.hold(self.leases)
-            held = kept.union(*living_shards, *self._there.values())
-            # A dead reader reads nothing any more, so no eviction waits for it.
-            live_jobs = {lease.job for lease in living}
-            uses = min_job_uses(self.uses, unfinished, live_jobs)
-            self._known = _LeaseSummary(held, kept, reads, uses)
-        return self._known
-
 
 LEASES_PER_TRANSACTION = 16
 
@@ -181,7 +38,7 @@ class ShardRemover:
         layout: CacheLayout,
         index_writer: IndexWriter,
         shard_table: ShardTable,
-        space: Space,
+        space: SpaceAccount,
         resume_seconds: float,
     ) -> None:
         self._layout = layout

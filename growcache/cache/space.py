@@ -216,7 +216,7 @@ def free_user_bytes(path: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-class Space:
+class SpaceAccount:
     """The space account of one cache.
 
     A lowered bound is in force only once everything fits below it. Until then the old one is

@@ -30,7 +30,7 @@ from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.lease_views import ForeignLease, LeaseView, survey_leases
 from growcache.cache.locks import is_locked, lock_holder
-from growcache.cache.refetch import REFUSED_META, pending_refetches, refused_in_index
+from growcache.cache.shard_refetches import REFUSED_META, pending_refetches, refused_in_index
 from growcache.cache.system import is_process_stopped
 from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_index
 

@@ -380,7 +380,7 @@ def peek(
         return
     if sample is None:
         raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0")
-    from growcache.cli.refetch import refetch_sample
+    from growcache.cli.redraw_sample import refetch_sample
 
     raise typer.Exit(refetch_sample(cache, sample, config, json=json))
 

@@ -78,7 +78,7 @@ def open_source(source: SourceConfig) -> ObjectFormat:
     """
     if not source.fields:
         return open_format(source.format, source.options, source.url)
-    from growcache.formats.join import JoinedFormat
+    from growcache.formats.joined_fields import JoinedFormat
 
     _refuse_alone(source)
     formats = {
@@ -89,7 +89,7 @@ def open_source(source: SourceConfig) -> ObjectFormat:
 
 
 def _refuse_alone(source: SourceConfig) -> None:
-    from growcache.formats.join import NOT_JOINABLE
+    from growcache.formats.joined_fields import NOT_JOINABLE
 
     for name in source.fields:
         form, _ = source.format_of(name)

@@ -28,8 +28,8 @@ from growcache.loading.transform import (
     function_arguments,
     pickle_function,
 )
+from growcache.loading.transform_workers import ProcessExecutor, WorkerSetup
 from growcache.loading.windows import Piece, SkippedRows, count_rows, position_after, rows_after
-from growcache.loading.workers import ProcessExecutor, WorkerSetup
 from growcache.schema import Array, Origin, Schema
 
 BLOCK_BATCHES = 128

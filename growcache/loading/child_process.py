@@ -344,7 +344,7 @@ def _run_listener(connection: MessageSocket, receive_commands: Callable[[], None
 # By the name that ``python -m growcache`` knows the process by.
 CHILD_MODULES = {
     "gather": "growcache.loading.gather_process",
-    "transform": "growcache.loading.workers",
+    "transform": "growcache.loading.transform_workers",
 }
 
 

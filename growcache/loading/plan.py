@@ -51,7 +51,7 @@ class Window:
         return sum(self.counts)
 
     def order(self) -> SampleOrder:
-        """Return the order of the samples, numbered shard after shard: [n], see `located`.
+        """Return the order of the samples, numbered shard after shard: [n], see `locate_samples`.
 
         Four bytes per sample, because a window of small ones holds many.
         """

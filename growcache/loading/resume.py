@@ -27,7 +27,7 @@ from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.reader_lease import Lease
-from growcache.cache.refetch import RefetchOutcome, refetch_outcomes
+from growcache.cache.shard_refetches import RefetchOutcome, refetch_outcomes
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import ORDER_OPTIONS, LoaderOptions
 from growcache.loading.plan import (

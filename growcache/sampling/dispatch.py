@@ -1,6 +1,6 @@
 """Permits out, reports in: which sampler fills which group.
 
-The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction.choose`). This module gathers their
+The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction_policy.choose_evictions`). This module gathers their
 inputs and carries the decisions out.
 """
 

@@ -45,7 +45,7 @@ class FailingObject:
     tries: int = 0
 
 
-class Setbacks:
+class FailingObjects:
     """The failing objects, and the pending places of each."""
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -134,7 +134,7 @@ class Makeups:
         self._most_makeups = most_makeups
         self._draws = draws
         self._sizing = sizing
-        self._setbacks = Setbacks(timeout_seconds)
+        self._setbacks = FailingObjects(timeout_seconds)
         record = cache.meta.deferrals
         held = {group: record.makeups[group] for group in unfinished if group in record.makeups}
         places = [*record.pending, *(first for firsts in held.values() for first in firsts)]

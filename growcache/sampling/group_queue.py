@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from growcache.cache.cache import Cache
-from growcache.cache.refetch import never_fits, number_list, refetching_leases
+from growcache.cache.shard_refetches import never_fits, number_list, refetching_leases
 from growcache.sampling.draw_sequence import DrawSequence
 from growcache.sampling.draws import GroupDraw
 from growcache.store.catalog import Catalog

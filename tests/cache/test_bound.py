@@ -51,7 +51,7 @@ def test_the_bound_holds_at_every_instant(tmp_path: Path, kind: str) -> None:
     assert MAX_BYTES / 2 < most <= MAX_BYTES
 
 
-@pytest.mark.mutant(12, "growcache.cache.space:Space.settle", "self.left() >= 0", "True")
+@pytest.mark.mutant(12, "growcache.cache.space:SpaceAccount.settle", "self.left() >= 0", "True")
 def test_a_lowered_bound_is_in_force_once_everything_fits(tmp_path: Path) -> None:
     least = 900_000
     with opened(tmp_path / "cache") as cache:

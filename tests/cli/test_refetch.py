@@ -10,7 +10,7 @@ import pytest
 
 from growcache.cli.cli import main
 from growcache.cli.peek import sample_at
-from growcache.cli.refetch import differences
+from growcache.cli.redraw_sample import differences
 from growcache.numpy import EpochLoader
 from tests.servers import Bucket, S3Server
 

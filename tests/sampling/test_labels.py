@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growcache.cache.status import read_status
-from growcache.cli.refetch import refetch_sample
+from growcache.cli.redraw_sample import refetch_sample
 from growcache.config import LabelsConfig, SourceConfig, SplitConfig
 from growcache.errors import ConfigError, FingerprintError, FormatError
 from growcache.loading.snapshot import Snapshot

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
-from growcache.cli.refetch import refetch_sample
+from growcache.cli.redraw_sample import refetch_sample
 from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.formats.base import Measure

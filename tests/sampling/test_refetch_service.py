@@ -18,7 +18,7 @@ from growcache.cache.check import check
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.reader_lease import Lease
-from growcache.cache.refetch import REFUSED_META, RefetchOutcome, refetch_outcomes
+from growcache.cache.shard_refetches import REFUSED_META, RefetchOutcome, refetch_outcomes
 from growcache.sampling.group_queue import LONGEST_DELAY_SECONDS, GroupQueue, shards_by_group
 from growcache.sampling.rate_limiter import LimiterInputs, decide
 from tests.cache.making import config as bounded

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from growcache.sampling.failed_visits import LONGEST_RETRY_SECONDS, MAKEUP_SECONDS, Setbacks
+from growcache.sampling.failed_visits import (
+    LONGEST_RETRY_SECONDS,
+    MAKEUP_SECONDS,
+    FailingObjects,
+)
 from growcache.store.retries import ExpiringKeys
 
 A, B = (0, "a"), (0, "b")
 
 
 def test_an_object_is_tried_ever_more_seldom() -> None:
-    found = Setbacks(60)
+    found = FailingObjects(60)
     found.failed(A, "503", 0.0, again=False)
     found.wait({(1, 0): A, (2, 5): A})
     waits = []
@@ -30,7 +34,7 @@ def test_an_object_is_tried_ever_more_seldom() -> None:
 
 
 def test_that_it_fails_in_more_groups_changes_nothing() -> None:
-    found = Setbacks(60)
+    found = FailingObjects(60)
     found.failed(A, "503", 0.0, again=False)
     for now in (1.0, 2.0, 40.0):
         found.failed(A, "503", now, again=False)
@@ -40,13 +44,13 @@ def test_that_it_fails_in_more_groups_changes_nothing() -> None:
 
 
 def test_short_timeouts_are_tried_again_soon() -> None:
-    found = Setbacks(1)
+    found = FailingObjects(1)
     found.failed(A, "503", 0.0, again=False)
     assert found.failing[A].due == 3.0
 
 
 def test_all_of_an_object_that_answers_is_due_whatever_others_do() -> None:
-    found = Setbacks(60)
+    found = FailingObjects(60)
     for name in (A, B):
         found.failed(name, "503", 0.0, again=False)
     found.wait({(1, 0): A, (1, 1): B, (3, 0): A})
@@ -57,7 +61,7 @@ def test_all_of_an_object_that_answers_is_due_whatever_others_do() -> None:
 
 
 def test_makeup_groups_that_are_not_full_come_seldom() -> None:
-    found = Setbacks(60)
+    found = FailingObjects(60)
     found.known(A, 5.0)
     found.known(B, 5.0)
     found.wait({(1, 0): A, (1, 1): B})
@@ -70,7 +74,7 @@ def test_makeup_groups_that_are_not_full_come_seldom() -> None:
 
 def test_parts_of_objects_that_do_not_fail_come_soon() -> None:
     """Their groups outgrew what they may take: a wait for them is a wait for large samples."""
-    found = Setbacks(60)
+    found = FailingObjects(60)
     found.wait({(1, 0): A, (1, 1): B})
     found.made_up(100.0)
     assert not found.due(101.0, 5)
@@ -79,7 +83,7 @@ def test_parts_of_objects_that_do_not_fail_come_soon() -> None:
 
 
 def test_what_an_earlier_run_set_aside_is_due_at_once() -> None:
-    found = Setbacks(60)
+    found = FailingObjects(60)
     found.known(A, 5.0)
     found.wait({(1, 0): A})
     assert found.due(5.0, 9) == [(1, 0)]

@@ -161,7 +161,7 @@ def test_a_reader_who_died_does_not_stop_the_turnover_of_others(cache: Cache) ->
 
 @pytest.mark.mutant(
     21,
-    "growcache.cache.shard_removal:LeaseTable._summary",
+    "growcache.cache.lease_table:LeaseTable._summary",
     "kept = self._dead_readers.hold(self.leases)",
     "kept = self._dead_readers.hold(self.leases).difference(*living_shards)",
 )
@@ -322,7 +322,7 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.mutant(
     18,
-    "growcache.cache.shard_removal:LeaseTable._summary",
+    "growcache.cache.lease_table:LeaseTable._summary",
     "held = kept.union(*living_shards, *self._there.values())",
     "held = kept.union(*living_shards)",
 )

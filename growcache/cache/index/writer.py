@@ -40,7 +40,7 @@ from growcache.cache.index.schema import (
 )
 from growcache.cache.side_files import Edition
 from growcache.cache.sidecar import EMPTY, Sidecar
-from growcache.cache.space import Ballast, Space
+from growcache.cache.space import Ballast, SpaceAccount
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ class IndexDatabase:
             if not table.startswith(("sqlite_", "_sqlite_")):
                 self._connection.execute(f"DELETE FROM {table}")
 
-    # Space
+    # SpaceAccount
 
     def wal_bytes(self) -> int:
         return allocated(self._wal)
@@ -516,7 +516,7 @@ class IndexWriter:
             wait should then wait.
     """
 
-    def __init__(self, layout: CacheLayout, space: Space) -> None:
+    def __init__(self, layout: CacheLayout, space: SpaceAccount) -> None:
         self._space = space
         self._ballast = Ballast(layout.ballast, space.budget.ballast)
         self._sums: dict[str, int] | None = None

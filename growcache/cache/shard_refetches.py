@@ -17,9 +17,10 @@ from growcache.cache.index.reader import IndexView
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.lease_views import LeaseView
 
-if TYPE_CHECKING:  # readers do not need them, nor what they import
+if TYPE_CHECKING:
     from growcache.cache.index.writer import IndexWriter
     from growcache.cache.space import ShardTable
+
 
 REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
 MOST_REASON_CHARACTERS = 300  # characters

@@ -15,7 +15,7 @@ from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow, merge_ranges, split_range
 from growcache.cache.lease_views import HELD, READ, LeaseView, read_leases
 from growcache.cache.reader_lease import Lease
-from growcache.cache.refetch import (
+from growcache.cache.shard_refetches import (
     MOST_REFUSED,
     REFUSED_META,
     RefetchOutcome,
@@ -265,7 +265,7 @@ def test_rule_24_a_rebuilt_index_counts_what_it_did_not_know(tmp_path: Path) -> 
 
 @pytest.mark.mutant(
     24,
-    "growcache.cache.refetch:judge_written",
+    "growcache.cache.shard_refetches:judge_written",
     "written[number] == wishes[number]",
     "written[number]",
 )
