@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -37,9 +37,12 @@ from growcache.schema import Sample
 from growcache.seeding import generator_at
 from growcache.usercode import UserCode
 
-RANDOM_LEAVES = 32  # that are met at a time
-_POOL = 4  # values to choose among per value that is taken
+RANDOM_LEAVES = 32  # at most, that are met at a time
+_FEWEST_LEAVES = 8  # met at a time: of fewer, some values would be much more likely than others
+_SPARE_LEAVES = 2  # beyond one per value: a leaf may be met twice, or hold little
+_WHOLE = 4  # values of a part per value taken, up to which all its leaves are read
 _MOST_ROUNDS = 16  # after which there are no more values
+_MOST_VARIANCE = 1 / 50  # of the mean over the leaves met, relative: how unlike chances may be
 _POSITIONS = 1 << 62  # of random positions
 
 
@@ -49,20 +52,22 @@ async def read_random_values(
     """Return the random values of a part that the visit takes, in their order.
 
     Values come from leaves at random positions. A leaf of many positions is met more often, so
-    its values count less where some of all values met are chosen.
+    its values count less where some of all values met are chosen. Where leaves are alike, few
+    are met; where they differ, more, for chances to be alike.
     """
     take, key = visit.take or 0, reader.entry.key
     near = top.levels <= 1 and len(top.pages) <= RANDOM_LEAVES * visit.parts
-    if near or _POOL * take * visit.parts >= top.entries:
+    if near or _WHOLE * take * visit.parts >= top.entries:
         return take_some(await trees.find(reader, top, visit.part, visit.parts), visit, key)
     rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
     first, last = (
         Fraction(n * len(top.pages), visit.parts) for n in (visit.part, visit.part + 1)
     )
+    count = min(RANDOM_LEAVES, max(_FEWEST_LEAVES, take + _SPARE_LEAVES))
     leaves: dict[Fraction, LmdbPage] = {}
     met: dict[Fraction, tuple[list[LmdbValue], float]] = {}
     for _ in range(_MOST_ROUNDS):
-        draws = rng.integers(_POSITIONS, size=RANDOM_LEAVES).tolist()
+        draws = rng.integers(_POSITIONS, size=count).tolist()
         positions = [first + (last - first) * Fraction(n, _POSITIONS) for n in draws]
         walk = trees.walk(reader, top)
         for start, (width, leaf) in (await _leaves_at(walk, top, positions)).items():
@@ -75,17 +80,32 @@ async def read_random_values(
             )
             values = [value for i in indices for value in await walk.values(leaf, i)]
             leaves[start], met[start] = leaf, (values, float(high - low))
-        if sum(len(values) for values, _ in met.values()) >= _POOL * take:
+        if _enough_leaves(met.values(), take):
             break
     pool = [(at, i) for at, (values, _) in sorted(met.items()) for i in range(len(values))]
     if not pool:
         refuse_database_names(trees.walk(reader, top), list(leaves.values()))
         return []
     weights = np.array([1 / met[at][1] for at, _ in pool])
-    chosen = rng.choice(
-        len(pool), min(take, len(pool)), replace=False, p=weights / weights.sum()
-    )
-    return [met[pool[i][0]][0][pool[i][1]] for i in sorted(chosen)]
+    shares = weights / weights.sum()
+    if take * shares.max() < 1 - 1e-9:
+        # At equal distances no value comes twice, and its chance is exactly its share.
+        distances = (np.arange(take) + rng.random()) / take
+        chosen = np.searchsorted(np.cumsum(shares)[:-1], distances, side="right")
+    else:
+        chosen = rng.choice(len(pool), min(take, len(pool)), replace=False, p=shares)
+    return [met[pool[i][0]][0][pool[i][1]] for i in sorted(chosen.tolist())]
+
+
+def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) -> bool:
+    """Whether so many values can be chosen of these leaves, all about equally likely."""
+    counts = np.array([len(values) for values, _ in met])
+    widths = np.array([width for _, width in met])
+    weights = widths.min() / widths
+    sums = counts * weights
+    if not sums.any() or take * weights[counts > 0].max() > sums.sum():
+        return False
+    return bool(sums.var() <= _MOST_VARIANCE * len(sums) * sums.mean() ** 2)
 
 
 async def _leaves_at(

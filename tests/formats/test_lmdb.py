@@ -296,6 +296,43 @@ def test_some_of_very_many_take_a_few_leaves(tmp_path: Path) -> None:
     assert fetched(small) < small.entry.size // 10
 
 
+def test_a_visit_of_few_values_makes_few_requests(tmp_path: Path) -> None:
+    values = {b"%06d" % i: b"v" * 1500 for i in range(40_000)}
+    held = Held(written(tmp_path / "d", put(values)))
+    form = keyed()
+    for round in range(60):  # by which the branches are known
+        visited(form, held, take=8, round=round)
+    requests = []
+    for round in range(100, 150):
+        held.asked.clear()
+        assert len(visited(form, held, take=8, round=round)) == 8
+        requests.append(len(held.asked))
+    assert max(requests) <= 14
+    held.asked.clear()
+    anew = [pairs(visited(keyed(), held, take=8, round=round)) for round in (100, 149)]
+    assert anew == [pairs(visited(form, held, take=8, round=round)) for round in (100, 149)]
+
+
+@pytest.mark.parametrize("take", [1, 8])
+def test_few_of_leaves_that_differ_are_any_of_them(tmp_path: Path, take: int) -> None:
+    """A fifth of the values of the first half is left, on leaves that hold fewer."""
+    values = {b"%06d" % i: b"v" * 150 for i in range(12_000)}
+
+    def work(env: lmdb.Environment) -> None:
+        put(values)(env)
+        with env.begin(write=True) as txn:
+            for i in range(6000):
+                if i % 5:
+                    txn.delete(b"%06d" % i)
+
+    held = Held(written(tmp_path / "d", work))
+    form = keyed()
+    rounds = range(2400 // take)
+    seen = [int(k) for n in rounds for k, _ in pairs(visited(form, held, take=take, round=n))]
+    assert len(seen) == 2400
+    assert abs(sum(n < 6000 for n in seen) / 2400 - 1 / 6) < 0.15 / 6
+
+
 def test_some_of_very_many_are_any_of_them(tmp_path: Path) -> None:
     """Also where pages hold few values, or branches few pages, for others were deleted."""
     values = {b"%06d" % i: b"v" * 150 for i in range(12_000)}
