@@ -1,4 +1,4 @@
-"""Which group is filled next: a refetch that readers wait for, then an open group, then a new one."""
+"""The groups that were issued and are not committed, and the groups to refetch, in the order of their tries."""
 
 from __future__ import annotations
 
