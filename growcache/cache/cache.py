@@ -212,7 +212,7 @@ class Cache:
         """Whether more is used or reserved than `max_bytes` allows."""
         return self.space.in_force > self.space.max_bytes or self.space.left() < 0
 
-    def follow(self, config: CacheConfig) -> None:
+    def adopt_settings(self, config: CacheConfig) -> None:
         """Apply changed ``max_bytes``, ``min_free`` and ``max_reuse``."""
         self._config = config
         if int(config.max_bytes) != self.max_bytes:  # first: it may be the cure of a full disk

@@ -57,7 +57,7 @@ class DeadReaders:
         self._dead_since: dict[str, float] = {}
         self._held: dict[str, tuple[int, ...]] = {}  # by lease
 
-    def follow(self, leases: Iterable[LeaseView], now: float | None) -> None:
+    def update_from_leases(self, leases: Iterable[LeaseView], now: float | None) -> None:
         """Note which readers are dead now; ``now`` is monotonic seconds, None as before."""
         self._now = self._now if now is None else now
         before = self._dead_since

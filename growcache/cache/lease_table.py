@@ -70,7 +70,7 @@ class LeaseTable:
     def refresh(self, now: float | None = None) -> list[LeaseView]:
         """Read the leases; return the finished ones that still have a file. ``now`` is monotonic seconds."""
         views, foreign = survey_leases(self._layout.root)
-        self._dead_readers.follow(views, now)
+        self._dead_readers.update_from_leases(views, now)
         finished = [view for view in views if self._dead_readers.has_ended(view)]
         over = {view.name for view in finished}
         unfinished = [view for view in views if view.name not in over]

@@ -216,7 +216,7 @@ class RefetchQueue:
         self._noted = index_writer.index.meta(REFUSED_META) or {}
         self._note()
 
-    def follow(self, leases: Iterable[LeaseView]) -> None:
+    def update_from_leases(self, leases: Iterable[LeaseView]) -> None:
         """Apply the leases as they are now; retired shards that one names become live again."""
         self._leases = refetching_leases(leases)
         wished = {number for lease in self._leases for number in lease.wishing}

@@ -71,7 +71,7 @@ class ShardRemover:
 
     def _follow_wishes(self) -> None:
         retired = len(self._shard_table.retired)
-        self.refetch_queue.follow(self.lease_table.leases)
+        self.refetch_queue.update_from_leases(self.lease_table.leases)
         if len(self._shard_table.retired) != retired:
             self._as_of = -1  # some of them live again
 

@@ -318,7 +318,9 @@ class Dispatcher:
 
     def follow_refetches(self) -> list[str]:
         """Follow the readers' refetches; return permits that no reader needs any more."""
-        self._refetches.follow(self._forecast.shard_bytes, self.space.capacity)
+        self._refetches.update_from_refetch_queue(
+            self._forecast.shard_bytes, self.space.capacity
+        )
         vain = [
             id_
             for id_, issued in self.writes.permits.items()
@@ -383,7 +385,7 @@ class Dispatcher:
         most = self.space.capacity - self._cache.space.listing_ahead
         return max(0, min(most, self._forecast.group_bytes(parts)))
 
-    def follow(self, config: Config) -> None:
+    def adopt_settings(self, config: Config) -> None:
         """Adopt the settings that may change while the service runs.
 
         Raises:
@@ -391,8 +393,8 @@ class Dispatcher:
         """
         self.check_bound(config)
         self._config = config
-        self.space.follow(config.cache)
-        self._cache.follow(config.cache)
+        self.space.adopt_settings(config.cache)
+        self._cache.adopt_settings(config.cache)
 
     def check_bound(self, config: Config) -> None:
         """Refuse a bound that cannot hold groups of full shards and the groups that are encoded.

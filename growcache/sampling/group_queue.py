@@ -223,7 +223,9 @@ class RefetchScheduler:
         self._groups: dict[int, tuple[int, ...]] = {}
         self._draw: GroupDraw | None = None
 
-    def follow(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
+    def update_from_refetch_queue(
+        self, shard_bytes: Callable[[int, int], int], capacity: int
+    ) -> None:
         self._refuse_too_large(shard_bytes, capacity)
         if self._cache.refetch_queue.pending == self._seen:
             return

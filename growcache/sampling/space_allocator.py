@@ -266,7 +266,7 @@ class SpaceAllocator:
         wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
-    def follow(self, bounds: CacheConfig) -> None:
+    def adopt_settings(self, bounds: CacheConfig) -> None:
         """Adopt these settings; a higher bound has room again."""
         if int(bounds.max_bytes) > int(self._bounds.max_bytes):
             self.at_bound = False

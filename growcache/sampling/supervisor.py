@@ -376,9 +376,9 @@ class Supervisor:
             for source in config.sources:  # without a request: this refuses invalid options
                 open_store(source, without_credentials=True)
         if self._dispatcher is not None:
-            self._dispatcher.follow(config)
+            self._dispatcher.adopt_settings(config)
         else:
-            self._cache.follow(config.cache)
+            self._cache.adopt_settings(config.cache)
         self._config = config
         if is_new:
             self._pool.setup = setup_message(config)

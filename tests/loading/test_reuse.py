@@ -134,9 +134,9 @@ def test_the_limit_is_in_the_index_and_follows_the_service(make_cache: MakeCache
     cache = make_cache(max_reuse=3, on_max_reuse="wait")
     assert reuse_limit(read_index(cache.root)) == (3, True)
     values = {"path": cache.root, "max_bytes": 10**9, "min_free": 0}
-    cache.cache.follow(CacheConfig.model_validate({**values, "max_reuse": 4}))
+    cache.cache.adopt_settings(CacheConfig.model_validate({**values, "max_reuse": 4}))
     assert reuse_limit(read_index(cache.root)) == (4, False)
-    cache.cache.follow(CacheConfig.model_validate(values))
+    cache.cache.adopt_settings(CacheConfig.model_validate(values))
     assert reuse_limit(read_index(cache.root)) is None
 
 

@@ -366,7 +366,7 @@ class Service(RuleBasedStateMachine):
         self.allowed = max(bound, self.it.bytes_used + self.it.space.reserved)
         self.bound = bound
         bounds = self.config.cache.model_copy(update={"max_bytes": bound})
-        self.dispatcher.follow(self.config.model_copy(update={"cache": bounds}))
+        self.dispatcher.adopt_settings(self.config.model_copy(update={"cache": bounds}))
 
     # What must never happen
 
