@@ -202,7 +202,7 @@ class ShardDeferrals:
         return bool(self.left_out or self.makeups or self.made_up)
 
 
-def from_shards(told: Iterable[ShardDeferrals], last: int, issued: int) -> Deferrals:
+def from_shards(deferral_notes: Iterable[ShardDeferrals], last: int, issued: int) -> Deferrals:
     """Return what shards alone say, where the record is lost. Nothing is drawn twice.
 
     The contents of an evicted makeup group are unknown, so what was deferred before it is given
@@ -211,7 +211,7 @@ def from_shards(told: Iterable[ShardDeferrals], last: int, issued: int) -> Defer
     deferred: dict[int, set[int]] = {}
     retried: dict[int, set[int]] = {}
     makeups: dict[int, tuple[Place, ...]] = {}
-    for one in told:
+    for one in deferral_notes:
         deferred.setdefault(one.group, set()).update(one.left_out)
         for number_ in one.makeups:
             makeups.setdefault(number_, ())

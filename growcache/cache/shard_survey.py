@@ -55,17 +55,17 @@ class ShardsOnDisk:
         whole: rows of those that match their sidecars, by number.
         damaged: numbers of the others.
         editions: the longest table of editions in a sidecar.
-        told: what sidecars say about deferrals.
+        deferral_notes: what sidecars say about deferrals.
     """
 
     whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
     damaged: frozenset[int] = frozenset()
     editions: tuple[Edition, ...] = ()
-    told: tuple[ShardDeferrals, ...] = ()
+    deferral_notes: tuple[ShardDeferrals, ...] = ()
 
     def deferrals(self, issued: int) -> Deferrals:
         last = max((row.group for row in self.whole.values()), default=-1)
-        return from_shards(self.told, last, issued)
+        return from_shards(self.deferral_notes, last, issued)
 
 
 def numbers_on_disk(layout: CacheLayout) -> list[int]:
@@ -190,7 +190,7 @@ def shards_to_keep(
     whole: dict[int, ShardTableRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
-    told: list[ShardDeferrals] = []
+    deferral_notes: list[ShardDeferrals] = []
     for number, found in examined.items():
         sidecar = found.sidecar
         if sidecar is None or found.problems:
@@ -204,5 +204,5 @@ def shards_to_keep(
             continue
         whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
         table = max(table, editions_in_sidecar(sidecar.editions), key=len)
-        told += [sidecar.told] if sidecar.told else []
-    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(told))
+        deferral_notes += [sidecar.deferral_notes] if sidecar.deferral_notes else []
+    return ShardsOnDisk(whole, frozenset(damaged), tuple(table), tuple(deferral_notes))

@@ -219,7 +219,7 @@ class Sidecar:
         return self.origins[i]
 
     @property
-    def told(self) -> ShardDeferrals:
+    def deferral_notes(self) -> ShardDeferrals:
         return ShardDeferrals(self.group, self.left_out, self.makeups, self.made_up)
 
     def to_bytes(self) -> bytes:

@@ -109,9 +109,9 @@ def test_shards_alone_draw_nothing_twice(
     script: list[tuple[object, ...]], gone: set[int]
 ) -> None:
     record, groups = played(script)
-    told = [told_by(record, group) for group in range(groups) if group not in gone]
+    deferral_notes = [told_by(record, group) for group in range(groups) if group not in gone]
     last = max((group for group in range(groups) if group not in gone), default=-1)
-    found = from_shards(told, last, groups - 1)
+    found = from_shards(deferral_notes, last, groups - 1)
     assert set(found.pending) <= set(record.pending)
     assert found.before(last + 1) == record.before(last + 1), (
         "numbers are known as far as shards"
@@ -131,7 +131,7 @@ def told_by(record: Deferrals, group: int) -> ShardDeferrals:
         left_out=tuple(sorted(record.deferred.get(group, ()))),
         makeups=record.before(group),
         made_up=made_up,
-    ).told
+    ).deferral_notes
 
 
 def test_the_newest_record_counts() -> None:
