@@ -111,7 +111,7 @@ class Block:
     nbytes: int
     marks: list[PassPosition]  # the position after each batch
     lost: list[int]  # planned rows that could not be read, before each batch
-    form: TransformSchema
+    transform_schema: TransformSchema
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
@@ -131,10 +131,10 @@ def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict
     return found
 
 
-def _decided_schema(form: TransformSchema | None) -> Schema | None:
-    return (
-        None if form is None or form.transformed is None else Schema.from_json(form.transformed)
-    )
+def _decided_schema(transform_schema: TransformSchema | None) -> Schema | None:
+    if transform_schema is None or transform_schema.transformed is None:
+        return None
+    return Schema.from_json(transform_schema.transformed)
 
 
 def _executor(
@@ -183,7 +183,7 @@ class BlockAssembler:
         snapshot: Snapshot,
         framework: Framework,
         stopped: Callable[[], bool],
-        form: TransformSchema | None = None,
+        transform_schema: TransformSchema | None = None,
         shared_sender: SharedSender | None = None,
     ) -> None:
         schema = options.chosen(snapshot.schema)
@@ -211,7 +211,7 @@ class BlockAssembler:
                     options.seed,
                     batch * most,
                     schema,
-                    _decided_schema(form),
+                    _decided_schema(transform_schema),
                     executor,
                 ),
                 allocate=writable,
@@ -313,7 +313,7 @@ class BlockAssembler:
         nbytes = sum(column.nbytes for column in columns.values())
         counts = count_per_shard(drawn)
         return Block(
-            epoch, rows, parts, drawn, counts, nbytes, marks, lost=lost, form=self._form()
+            *(epoch, rows, parts, drawn, counts, nbytes, marks, lost, self._transform_schema()),
         )
 
     def _part(self, name: str, column: Column, ends: list[int]) -> BlockPart:
@@ -322,7 +322,7 @@ class BlockAssembler:
         edges = zip([0, *ends[:-1]], ends, strict=True)
         return deque(self._styler.batch(column.part(*edge)) for edge in edges)
 
-    def _form(self) -> TransformSchema:
+    def _transform_schema(self) -> TransformSchema:
         schema = self._transform.schema if self._transform is not None else None
         return TransformSchema(None if schema is None else schema.to_json())
 

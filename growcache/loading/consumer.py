@@ -327,7 +327,7 @@ class Consumer:
                 running.delivered = delivered
                 stage.demand.deliver(mark)
                 self._delivered_pass = mark.pass_number
-                self._tracker.deliver(block.epoch, mark, block.form)
+                self._tracker.deliver(block.epoch, mark, block.transform_schema)
                 if lost:
                     self._deliveries.skip(lost)
                 if i % self._batches_at_once == 0 or delivered == rows:
@@ -393,7 +393,8 @@ class PositionTracker:
         self._whole_passes = options.samples_per_epoch is None
         self._epoch, self._step = start.epoch, start.step
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
-        self._fingerprint, self._form, self._mark = start.fingerprint, start.form, start.mark
+        self._fingerprint, self._mark = start.fingerprint, start.mark
+        self._transform_schema = start.transform_schema
         # A block may reach into the next pass, so that begins before this one has ended.
         self._plans = {} if start.plan is None else {start.plan.number: LazyPickle(start.plan)}
 
@@ -406,7 +407,7 @@ class PositionTracker:
             next_epoch=self._next_epoch,
             next_pass=self._next_pass if mark is None else mark.pass_number + 1,
             fingerprint=self._fingerprint,
-            form=self._form,
+            transform_schema=self._transform_schema,
             mark=mark,
             plan=None if mark is None else self._plans[mark.pass_number].get(),
         )
@@ -429,9 +430,11 @@ class PositionTracker:
         if self._mark is None:
             self._next_pass = number + 1
 
-    def deliver(self, epoch: int, mark: PassPosition, form: TransformSchema) -> None:
+    def deliver(
+        self, epoch: int, mark: PassPosition, transform_schema: TransformSchema
+    ) -> None:
         self._step = self._step + 1 if epoch == self._epoch else 1
-        self._epoch, self._form = epoch, form
+        self._epoch, self._transform_schema = epoch, transform_schema
         if self._mark is None or mark.pass_number != self._mark.pass_number:
             self._plans = {n: p for n, p in self._plans.items() if n >= mark.pass_number}
         self._mark = mark

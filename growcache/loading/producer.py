@@ -148,7 +148,7 @@ class Producer:
         if self._assembler is None:
             self._assembler = BlockAssembler(
                 *(self._options, snapshot, self._framework, self._demand.stop.is_set),
-                *(self._start.form, self._shared_sender),
+                *(self._start.transform_schema, self._shared_sender),
             )
             if self._demand.by_block:
                 self._demand.lag_rows = self._assembler.block_rows

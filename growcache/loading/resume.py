@@ -60,7 +60,7 @@ class Position:
     next_epoch: int = 0  # delivered by the next iteration
     next_pass: int = 0  # the first with a new snapshot
     fingerprint: str | None = None  # of the cache; None before a sample was seen
-    form: TransformSchema | None = None
+    transform_schema: TransformSchema | None = None
     mark: PassPosition | None = None
     plan: PassPlan | None = None
 
@@ -74,7 +74,7 @@ class Position:
             "step": self.step,
             "next_epoch": self.next_epoch,
             "next_pass": self.next_pass,
-            "form": None if self.form is None else self.form._asdict(),
+            "form": None if self.transform_schema is None else self.transform_schema._asdict(),
             "pass": _pass_to_dict(self.plan, self.mark),
         }
 
@@ -91,12 +91,12 @@ class Position:
             )
         try:
             _refuse_other_options(values["options"], options)
-            form, mark, plan = values["form"], None, None
+            decided, mark, plan = values["form"], None, None
             if values["pass"] is not None:
                 plan, mark = _pass_from_dict(values["pass"])
             return cls(
                 fingerprint=values["fingerprint"],
-                form=None if form is None else TransformSchema(**form),
+                transform_schema=None if decided is None else TransformSchema(**decided),
                 mark=mark,
                 plan=plan,
                 **{name: int(values[name]) for name in _COUNTS},
