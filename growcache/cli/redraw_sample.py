@@ -208,27 +208,29 @@ async def _draw_again(
     store = origins.stores[o] if origins.stores else 0
     entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
     round_ = origins.round[peeked.i] if origins.round else None
-    stop = PartVisit(entry, origins.part[peeked.i], origins.parts[peeked.i], round_)
+    visit = PartVisit(entry, origins.part[peeked.i], origins.parts[peeked.i], round_)
     if labels is not None:
-        (joined,) = labels.joined([stop.entry.store], [stop.entry.key])
-        stop = replace(stop, joined=joined)
+        (joined,) = labels.joined([visit.entry.store], [visit.entry.key])
+        visit = replace(visit, joined=joined)
     take = identity.sizes["samples_per_object"] if takes_some_samples(sampling) else None
-    permit = Permit("refetch", sidecar.group, sidecar.edition, sidecar.round, (), (stop,), take)
-    visit = Visit(
-        stop.part, stop.parts, permit.round if round_ is None else round_, sampling.seed, take
+    permit = Permit(
+        "refetch", sidecar.group, sidecar.edition, sidecar.round, (), (visit,), take
+    )
+    format_visit = Visit(
+        visit.part, visit.parts, permit.round if round_ is None else round_, sampling.seed, take
     )
     weighted = WEIGHT in identity.schema.names
     if weighted:  # it follows from all that was listed then, not from the object
-        stop = replace(stop, weight=float(np.asarray(peeked.sample[WEIGHT])))
+        visit = replace(visit, weight=float(np.asarray(peeked.sample[WEIGHT])))
     filler = GroupFiller(
         sources, transform, sampling.seed, 1, ByteRateLimit(None), weighted=weighted
     )
     try:
-        reader = sources.reader(stop.entry)
-        first = stop.entry.store - reader.entry.store  # among the URLs of all sources
+        reader = sources.reader(visit.entry)
+        first = visit.entry.store - reader.entry.store  # among the URLs of all sources
         reader = replace(reader, others=await joined_objects_of(root, reader, first))
-        found, _ = await read_partly(sources.format_of(stop.entry), reader, visit)
-        visited = filler.prepared(permit, stop, found, identity.schema)
+        found, _ = await read_partly(sources.format_of(visit.entry), reader, format_visit)
+        visited = filler.prepared(permit, visit, found, identity.schema)
     finally:
         await sources.close()
     place = (peeked.origin.start, peeked.origin.stop)

@@ -131,7 +131,7 @@ class Dispatcher:
             given = self.next_permit()
             if given is None:
                 break
-            slot.permits[given.id] = AssignedPermit(len(given.stops))
+            slot.permits[given.id] = AssignedPermit(len(given.visits))
             slot.note_progress()
             slot.send(given.to_message())
         # With nothing ever evicted, nothing is ever added to a full cache.
@@ -228,21 +228,21 @@ class Dispatcher:
     ) -> Permit:
         record = self._cache.meta.deferrals
         made_up = record.makeups.get(draw.group) or ()
-        stops = self.draws.population.stops(draw)
+        visits = self.draws.population.visits(draw)
         if made_up:
-            stops = tuple(
-                replace(stop, renewed=True) if record.renews(first, draw.group) else stop
-                for stop, first in zip(stops, made_up, strict=True)
+            visits = tuple(
+                replace(visit, renewed=True) if record.renews(first, draw.group) else visit
+                for visit, first in zip(visits, made_up, strict=True)
             )
         defers = len(fresh) == self._sizing.group_shards and self._may_set_aside(draw.group)
-        left_out = self.makeups.left_out(draw.group, stops, defers=defers)
+        left_out = self.makeups.left_out(draw.group, visits, defers=defers)
         permit = Permit(
             id=f"{self._run}-{draw.group:08d}-{tries}-{uuid.uuid4().hex[:4]}",
             group=draw.group,
             edition=draw.edition,
             round=draw.round,
             shards=self._shards_of(draw.group),
-            stops=stops,
+            visits=visits,
             take=self._sizing.samples_per_object
             if takes_some_samples(self._config.sampling)
             else None,
@@ -252,7 +252,7 @@ class Dispatcher:
             defers=defers,
             makeups=record.before(draw.group),
             made_up=tuple((*first, int(record.renews(first, draw.group))) for first in made_up),
-            others=self._others(stops, left_out) if defers else (),
+            others=self._others(visits, left_out) if defers else (),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.writes.permits[permit.id] = IssuedPermit(permit, estimate, fresh=fresh)
@@ -262,14 +262,16 @@ class Dispatcher:
     def _may_set_aside(self, group: int) -> bool:
         return self.makeups.may_defer or group in self._cache.meta.deferrals.makeups
 
-    def _others(self, stops: Sequence[PartVisit], left_out: Sequence[int]) -> tuple[Entry, ...]:
+    def _others(
+        self, visits: Sequence[PartVisit], left_out: Sequence[int]
+    ) -> tuple[Entry, ...]:
         """Return a few objects to probe where all visits are to one object."""
         skipped = set(left_out)
-        visited = {object_name(s) for place, s in enumerate(stops) if place not in skipped}
+        visited = {object_name(s) for place, s in enumerate(visits) if place not in skipped}
         if len(visited) != 1:
             return ()
         sources = range(len(self._config.sources))
-        near = [self._objects.stops(self._objects.numbers(n, 0, 2)) for n in sources]
+        near = [self._objects.visits(self._objects.numbers(n, 0, 2)) for n in sources]
         return tuple(s.entry for some in near for s in some if object_name(s) not in visited)
 
     def _next_group(self) -> GroupDraw | None:
@@ -344,7 +346,7 @@ class Dispatcher:
             evictable, clearing = self.space.movable(for_refetch=for_refetch)
             unused = self.space.unused()
         samples = sum(
-            len(f.permit.stops) * self._sizing.samples_per_object
+            len(f.permit.visits) * self._sizing.samples_per_object
             for f in self.writes.permits.values()
             if f.fresh
         )
@@ -536,7 +538,7 @@ class Dispatcher:
                 if not issued.fresh:
                     self._refetches.refuse(group, f"sampler after sampler died on it: {death}")
                     return
-                first = short_key(issued.permit.stops[0].entry.key)
+                first = short_key(issued.permit.visits[0].entry.key)
                 raise SamplingError(
                     f"sampler after sampler died on group {group} (its first object is "
                     f"{first}), the last {death}"

@@ -151,8 +151,8 @@ class Makeups:
     def _resolved(self, places: Sequence[Place]) -> list[ObjectName]:
         if not places:
             return []
-        stops = self._draws.population.stops(self._draws.gathered(0, places))
-        return [object_name(stop) for stop in stops]
+        visits = self._draws.population.visits(self._draws.gathered(0, places))
+        return [object_name(visit) for visit in visits]
 
     def _follow(self) -> None:
         self._names = {
@@ -169,7 +169,7 @@ class Makeups:
         return len(record.pending) < most and len(record.numbers) < self._most_makeups
 
     def left_out(
-        self, group: int, stops: Sequence[PartVisit], *, defers: bool
+        self, group: int, visits: Sequence[PartVisit], *, defers: bool
     ) -> tuple[int, ...]:
         """Return the visits of a group that are not tried.
 
@@ -178,7 +178,7 @@ class Makeups:
         record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
         if defers and failing and group not in record.makeups:
-            found.update(n for n, stop in enumerate(stops) if self._fails(object_name(stop)))
+            found.update(n for n, visit in enumerate(visits) if self._fails(object_name(visit)))
         return tuple(sorted(found))
 
     def _fails(self, name: ObjectName) -> bool:
@@ -187,10 +187,10 @@ class Makeups:
         return failing is not None and failing.reason != DEFERRED_EARLIER
 
     def set_back(self, permit: Permit, place: int, error: str) -> None:
-        name, now = object_name(permit.stops[place]), time.monotonic()
+        name, now = object_name(permit.visits[place]), time.monotonic()
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
-    def retry_holes(self, is_retried: IsRetried = lambda hole, stop: True) -> int:
+    def retry_holes(self, is_retried: IsRetried = lambda hole, visit: True) -> int:
         """Let known holes be tried again; return how many.
 
         Raises:
@@ -204,18 +204,18 @@ class Makeups:
             draw = self._draws.again(group)
             if draw is None or not self.may_defer:
                 continue
-            stops = self._draws.population.stops(draw)
+            visits = self._draws.population.visits(draw)
             left_out = self._cache.meta.deferrals.left_out(group)
-            places = _places_of_holes(holes[group], stops, left_out, is_retried)
+            places = _places_of_holes(holes[group], visits, left_out, is_retried)
             count += len(places)
             if places:
-                self.retry(group, stops, places)
+                self.retry(group, visits, places)
         return count
 
-    def retry(self, group: int, stops: Sequence[PartVisit], places: Sequence[int]) -> None:
+    def retry(self, group: int, visits: Sequence[PartVisit], places: Sequence[int]) -> None:
         record = self._cache.meta.deferrals
         for place in places:
-            self._names[record.first_drawn((group, place))] = object_name(stops[place])
+            self._names[record.first_drawn((group, place))] = object_name(visits[place])
         self._cache.meta.set_deferrals(record.retrying(group, places), retried=len(places))
         self._follow()
 
@@ -265,7 +265,7 @@ class Makeups:
 
     def failed_again(self, permit: Permit) -> float:
         """Return when a makeup group is retried whose objects all still fail."""
-        due = self._setbacks.next_try(map(object_name, permit.stops))
+        due = self._setbacks.next_try(map(object_name, permit.visits))
         return due if due < math.inf else time.monotonic()  # they answered another group since
 
     # Commits
@@ -281,7 +281,7 @@ class Makeups:
         if not left:
             return
         for place in left:
-            self._names[record.first_drawn((group, place))] = object_name(permit.stops[place])
+            self._names[record.first_drawn((group, place))] = object_name(permit.visits[place])
         self._cache.meta.set_deferrals(record.deferring(group, left))
         self._follow()
 
@@ -290,8 +290,8 @@ class Makeups:
         if self._open.pop(permit.group, None) is None:
             return
         left = self._cache.meta.deferrals.left_out(permit.group)
-        failing = {object_name(permit.stops[place]) for place in left}
-        for name in {object_name(stop) for stop in permit.stops} - failing:
+        failing = {object_name(permit.visits[place]) for place in left}
+        for name in {object_name(visit) for visit in permit.visits} - failing:
             self._setbacks.answered(name)
 
     # What there is to say
@@ -323,8 +323,8 @@ class Makeups:
         return f"{self.status.words}; it is tried again" if self.missing else ""
 
 
-def object_name(stop: PartVisit) -> ObjectName:
-    return stop.entry.store, stop.entry.key
+def object_name(visit: PartVisit) -> ObjectName:
+    return visit.entry.store, visit.entry.key
 
 
 LEAST_HOLES = 10  # so few say nothing about the share of bad objects
@@ -339,7 +339,7 @@ class HoleCounter:
 
     def count(self, permit: Permit, shards: Iterable[Sidecar]) -> list[str]:
         """Count shards that are committed for the first time; return the reasons of their holes."""
-        again = {(s.entry.key, s.part) for s in permit.stops if s.renewed}
+        again = {(s.entry.key, s.part) for s in permit.visits if s.renewed}
         found: list[str] = []
         for shard in shards:
             self._visits += shard.parts
@@ -368,16 +368,16 @@ class HoleCounter:
 
 def _places_of_holes(
     holes: Sequence[KnownHole],
-    stops: Sequence[PartVisit],
+    visits: Sequence[PartVisit],
     left_out: frozenset[int],
     is_retried: IsRetried,
 ) -> list[int]:
     known = {(hole.key, hole.part): hole for hole in holes}
-    found = ((at, known.get((s.entry.key, s.part)), s) for at, s in enumerate(stops))
+    found = ((at, known.get((s.entry.key, s.part)), s) for at, s in enumerate(visits))
     return [
         at
-        for at, hole, stop in found
-        if hole is not None and at not in left_out and is_retried(hole, stop)
+        for at, hole, visit in found
+        if hole is not None and at not in left_out and is_retried(hole, visit)
     ]
 
 
@@ -388,13 +388,13 @@ def has_new_version(relisted: Iterable[Entry]) -> IsRetried:
         for entry in relisted
     }
 
-    def is_retried(hole: KnownHole, stop: PartVisit) -> bool:
+    def is_retried(hole: KnownHole, visit: PartVisit) -> bool:
         return any(
             version not in (None, before)
-            for entry in (stop.entry, *stop.partners)
+            for entry in (visit.entry, *visit.partners)
             for version in [now.get((entry.store, entry.key))]
             for before in [
-                (entry is stop.entry and hole.version)
+                (entry is visit.entry and hole.version)
                 or version_of(entry.etag, entry.size, entry.mtime)
             ]
         )

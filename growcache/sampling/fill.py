@@ -146,7 +146,7 @@ class GroupFiller:
         limits: GroupLimits | None = None,
         on_setback: Callable[[int, str], None] = lambda place, error: None,
     ) -> Sequence[VisitResult]:
-        """Return the result of each stop of the permit, in their order.
+        """Return the result of each visit of the permit, in their order.
 
         Groups begin their visits one after the other. In parallel they would end together, and nothing would be read
         while they are written.
@@ -161,9 +161,9 @@ class GroupFiller:
             TransientStoreError: the group must be filled again later, as a whole.
         """
         budget = MemoryBudget(
-            len(permit.stops), limits, defers=permit.defers, yields=self._yields
+            len(permit.visits), limits, defers=permit.defers, yields=self._yields
         )
-        stops = iter(enumerate(permit.stops))
+        visits = iter(enumerate(permit.visits))
         left_out, began = frozenset(permit.left_out), time.monotonic()
         started = asyncio.Event()  # all visits, or one has failed
         # A transform may make a sample smaller.
@@ -171,22 +171,22 @@ class GroupFiller:
 
         async def work() -> None:
             try:
-                for place, stop in stops:
-                    if place == len(permit.stops) - 1:
+                for place, visit in visits:
+                    if place == len(permit.visits) - 1:
                         started.set()
                     if place in left_out:
                         budget.put(place, VisitResult(left_out=True))
                         on_visit()
                         continue
-                    if not await budget.begin(place, _stored_bytes(stop)):
+                    if not await budget.begin(place, _stored_bytes(visit)):
                         on_visit()
                         continue
                     await self._byte_rate.wait()
                     with self.gate.visit(largest):
                         try:
-                            visited = await self._visited(permit, stop, schema, began)
+                            visited = await self._visited(permit, visit, schema, began)
                         except TransientStoreError as error:
-                            if not await self._is_set_aside(permit, stop, error, began):
+                            if not await self._is_set_aside(permit, visit, error, began):
                                 raise
                             on_setback(place, str(error))
                             visited = VisitResult(left_out=True)
@@ -195,7 +195,7 @@ class GroupFiller:
             finally:
                 started.set()
 
-        count = min(self._concurrency, len(permit.stops))
+        count = min(self._concurrency, len(permit.visits))
         tasks: list[asyncio.Task[None]] = []
         try:
             async with self._turns:
@@ -209,61 +209,61 @@ class GroupFiller:
         return budget.results()
 
     async def _visited(
-        self, permit: Permit, stop: PartVisit, schema: Schema | None, began: float
+        self, permit: Permit, visit: PartVisit, schema: Schema | None, began: float
     ) -> VisitResult:
-        """Visit a stop, except where its object is known to fail; makeup groups try it anew."""
+        """Make a visit, except where its object is known to fail; makeup groups try it anew."""
         since = began if permit.made_up else 0.0
-        if permit.defers and self._sources.given_up(stop.entry, since):
+        if permit.defers and self._sources.given_up(visit.entry, since):
             return VisitResult(left_out=True)
-        return await self.visit(permit, stop, schema)
+        return await self.visit(permit, visit, schema)
 
     async def _is_set_aside(
-        self, permit: Permit, stop: PartVisit, error: TransientStoreError, began: float
+        self, permit: Permit, visit: PartVisit, error: TransientStoreError, began: float
     ) -> bool:
         if not permit.defers or isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
-        others = [one.entry for one in permit.stops if one.entry.key != stop.entry.key]
+        others = [one.entry for one in permit.visits if one.entry.key != visit.entry.key]
         return await self._sources.fails_alone(
-            stop.entry, since, [*others[:MOST_ASKED_OBJECTS], *permit.others]
+            visit.entry, since, [*others[:MOST_ASKED_OBJECTS], *permit.others]
         )
 
     async def visit(
-        self, permit: Permit, stop: PartVisit, schema: Schema | None
+        self, permit: Permit, visit: PartVisit, schema: Schema | None
     ) -> VisitResult:
-        """Visit one stop; a permanent failure is a hole (protocol 6)."""
-        round_ = permit.round if stop.round is None else stop.round
-        visit = Visit(stop.part, stop.parts, round_, self._seed, permit.take)
+        """Make one visit; a permanent failure is a hole (protocol 6)."""
+        round_ = permit.round if visit.round is None else visit.round
+        format_visit = Visit(visit.part, visit.parts, round_, self._seed, permit.take)
         now: Entry | None = None
         try:
-            if stop.renewed:
-                stop = await self._renewed(stop)
-                now = stop.entry
-            reader = self._sources.reader(stop.entry, stop.partners)
+            if visit.renewed:
+                visit = await self._renewed(visit)
+                now = visit.entry
+            reader = self._sources.reader(visit.entry, visit.partners)
             found, unread = await read_partly(
-                self._sources.format_of(stop.entry), reader, visit
+                self._sources.format_of(visit.entry), reader, format_visit
             )
-            visited = self.prepared(permit, stop, found, schema)
+            visited = self.prepared(permit, visit, found, schema)
             if unread is not None:
-                visited.hole = hole_reason(stop.entry.key, unread)
+                visited.hole = hole_reason(visit.entry.key, unread)
             visited.entry = now
             return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
-            return VisitResult(hole=hole_reason(stop.entry.key, error), entry=now)
+            return VisitResult(hole=hole_reason(visit.entry.key, error), entry=now)
 
-    async def _renewed(self, stop: PartVisit) -> PartVisit:
-        """Return a stop with the current versions of its objects."""
+    async def _renewed(self, visit: PartVisit) -> PartVisit:
+        """Return a visit with the current versions of its objects."""
         entry, *partners = [
-            await self._sources.current_entry(one) for one in (stop.entry, *stop.partners)
+            await self._sources.current_entry(one) for one in (visit.entry, *visit.partners)
         ]
-        return replace(stop, entry=entry, partners=tuple(partners))
+        return replace(visit, entry=entry, partners=tuple(partners))
 
     def prepared(
         self,
         permit: Permit,
-        stop: PartVisit,
+        visit: PartVisit,
         found: list[tuple[Sample, int, int]],
         schema: Schema | None,
     ) -> VisitResult:
@@ -276,11 +276,11 @@ class GroupFiller:
         odd: FormatError | None = None
         for index, (sample, start, end) in enumerate(found):
             try:
-                made = self._transformed(permit, stop, (sample, start, end), index)
+                made = self._transformed(permit, visit, (sample, start, end), index)
                 if made is not None and self._weighted:
-                    made = _with_weight(made, 1.0 if stop.weight is None else stop.weight)
+                    made = _with_weight(made, 1.0 if visit.weight is None else visit.weight)
                 if made is not None and schema is not None:
-                    made = self._conformed(made, schema, stop.entry.key)
+                    made = self._conformed(made, schema, visit.entry.key)
             except FormatError as error:
                 odd = odd or error
                 continue
@@ -290,20 +290,20 @@ class GroupFiller:
         if odd is not None:
             if not visited.samples:
                 raise odd
-            visited.hole = hole_reason(stop.entry.key, odd)
+            visited.hole = hole_reason(visit.entry.key, odd)
         return visited
 
     def _transformed(
-        self, permit: Permit, stop: PartVisit, found: tuple[Sample, int, int], index: int
+        self, permit: Permit, visit: PartVisit, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
         """Return the user's function of a sample; None where it skips the sample."""
         bare, start, end = found
-        sample = with_labels(bare, stop.joined, stop.entry.key)
+        sample = with_labels(bare, visit.joined, visit.entry.key)
         if self._transform is None:
             return sample
-        origin = Origin(stop.entry.key, stop.entry.etag, start, end)
-        round_ = permit.round if stop.round is None else stop.round
-        return self._transform(sample, origin, (round_, stop.entry.key, stop.part, index))
+        origin = Origin(visit.entry.key, visit.entry.etag, start, end)
+        round_ = permit.round if visit.round is None else visit.round
+        return self._transform(sample, origin, (round_, visit.entry.key, visit.part, index))
 
     def _conformed(self, sample: Sample, schema: Schema, key: str) -> Sample:
         try:
@@ -313,8 +313,8 @@ class GroupFiller:
             raise FormatError(f"{maker}{short_key(key)}: {error}") from None
 
 
-def _stored_bytes(stop: PartVisit) -> float:
-    return (stop.entry.size + sum(partner.size for partner in stop.partners)) / stop.parts
+def _stored_bytes(visit: PartVisit) -> float:
+    return (visit.entry.size + sum(partner.size for partner in visit.partners)) / visit.parts
 
 
 def _with_weight(sample: Sample, weight: float) -> Sample:
@@ -363,20 +363,20 @@ def encode_group(
 ) -> list[EncodedShard]:
     """Return the shards of a group: samples of a visit are dealt round-robin over them."""
     shards = [_ShardContents() for _ in permit.shards]
-    for place, (stop, result) in enumerate(zip(permit.stops, visited, strict=True)):
+    for place, (visit, result) in enumerate(zip(permit.visits, visited, strict=True)):
         shard = shards[place % len(shards)]
         if result.left_out:
             shard.left_out.append(place)
         elif result.hole is not None:
             version = _version(result.entry)
-            shard.holes.append(Hole(stop.entry.key, stop.part, result.hole, version))
-        elif not result.samples and stop.parts == 1:  # one of several parts may well be empty
+            shard.holes.append(Hole(visit.entry.key, visit.part, result.hole, version))
+        elif not result.samples and visit.parts == 1:  # one of several parts may well be empty
             shard.empty += 1
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
             shard = shards[(place + index) % len(shards)]
             shard.samples.append(sample)
-            shard.origins.append(_origin_of(stop, result.entry or stop.entry, start, end))
+            shard.origins.append(_origin_of(visit, result.entry or visit.entry, start, end))
     return [
         _encode(permit, place, shard, schema, fingerprint, cache_format)
         for place, shard in enumerate(shards)
@@ -397,9 +397,9 @@ class _ShardContents:
     left_out: list[int] = field(default_factory=list)
 
 
-def _origin_of(stop: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin:
-    place = (stop.part, stop.parts, start, end)
-    return SampleOrigin(e.key, e.etag, e.size, e.mtime, *place, stop.round, e.store)
+def _origin_of(visit: PartVisit, e: Entry, start: int, end: int) -> SampleOrigin:
+    place = (visit.part, visit.parts, start, end)
+    return SampleOrigin(e.key, e.etag, e.size, e.mtime, *place, visit.round, e.store)
 
 
 def _encode(
@@ -411,7 +411,7 @@ def _encode(
     cache_format: str,
 ) -> EncodedShard:
     packed = encode_shard(cache_format, schema, contents.samples)
-    visits = len(range(place, len(permit.stops), len(permit.shards)))
+    visits = len(range(place, len(permit.visits), len(permit.shards)))
     sidecar = Sidecar(
         fingerprint=fingerprint,
         edition=permit.edition,

@@ -55,7 +55,7 @@ class PartVisit:
     renewed: bool = False
 
     def to_values(self) -> list[Any]:
-        """Return a JSON value, mostly of seven values, because a permit may have very many stops."""
+        """Return a JSON value, mostly of seven values, because a permit may have very many visits."""
         more: dict[str, Any] = {}
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
@@ -104,7 +104,7 @@ class Permit:
         edition: that the group was drawn from.
         round: pass of the permutation.
         shards: numbers of the group's shards.
-        stops: the visits, in the order that decides where each sample goes.
+        visits: to parts of objects, in the order that decides where each sample goes.
         take: samples to pick of each object at random; None: all of the part.
         editions: `Edition.values` of every edition up to its own.
         write: the shards of the group that are wanted, ascending; None: all of them.
@@ -120,7 +120,7 @@ class Permit:
     edition: int
     round: int
     shards: tuple[int, ...]
-    stops: tuple[PartVisit, ...]
+    visits: tuple[PartVisit, ...]
     take: int | None = None
     editions: tuple[EditionValues, ...] = ()
     write: tuple[int, ...] | None = None
@@ -148,7 +148,7 @@ class Permit:
             "makeups": self.makeups,
             "made_up": self.made_up,
             "others": [entry_values(entry) for entry in self.others],
-            "stops": [stop.to_values() for stop in self.stops],
+            "visits": [visit.to_values() for visit in self.visits],
         }
 
     @classmethod
@@ -159,7 +159,7 @@ class Permit:
             message["edition"],
             message["round"],
             tuple(message["shards"]),
-            tuple(map(PartVisit.from_values, message["stops"])),
+            tuple(map(PartVisit.from_values, message["visits"])),
             message["take"],
             tuple(map(tuple, message["editions"])),
             None if message["write"] is None else tuple(message["write"]),

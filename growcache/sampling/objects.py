@@ -393,16 +393,16 @@ class Objects:
         self.look(listed)
         return int(np.searchsorted(self._ordinals.values, listed))
 
-    def stops(self, numbers: Ints) -> list[PartVisit]:
+    def visits(self, numbers: Ints) -> list[PartVisit]:
         """Return visits to objects by their numbers, each as a single part."""
-        stops = self._bare_stops(numbers)
+        visits = self._bare_visits(numbers)
         if self.labels is None:
-            return stops
-        stores, keys = [one.entry.store for one in stops], [one.entry.key for one in stops]
+            return visits
+        stores, keys = [one.entry.store for one in visits], [one.entry.key for one in visits]
         joined = self.labels.joined(stores, keys)
-        return [replace(one, joined=more) for one, more in zip(stops, joined, strict=True)]
+        return [replace(one, joined=more) for one, more in zip(visits, joined, strict=True)]
 
-    def _bare_stops(self, numbers: Ints) -> list[PartVisit]:
+    def _bare_visits(self, numbers: Ints) -> list[PartVisit]:
         if self._pairs is None:
             ordinals = numbers if self._all else self._ordinals.values[numbers]
             return [PartVisit(entry) for entry in self._catalog.entries(ordinals)]

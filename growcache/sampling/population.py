@@ -138,20 +138,21 @@ class Population:
         self._extend(objects)
         return self._starts[: objects + 1]
 
-    def stops(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
+    def visits(self, draw: GroupDraw) -> tuple[PartVisit, ...]:
         ordinals, within = locate(self._starts, draw.parts)
         counts = self._starts[ordinals + 1] - self._starts[ordinals]
-        stops = self._objects.stops(ordinals)
-        rows = zip(stops, within.tolist(), counts.tolist(), strict=True)
+        visits = self._objects.visits(ordinals)
+        rows = zip(visits, within.tolist(), counts.tolist(), strict=True)
         cut = (
-            stop if of == 1 else replace(stop, part=part, parts=of) for stop, part, of in rows
+            visit if of == 1 else replace(visit, part=part, parts=of)
+            for visit, part, of in rows
         )
         if draw.rounds is None:
             return tuple(cut)
         weights = repeat(None) if draw.weights is None else draw.weights.tolist()
         more = zip(cut, draw.rounds.tolist(), weights, strict=False)
         return tuple(
-            replace(stop, round=round_, weight=weight) for stop, round_, weight in more
+            replace(visit, round=round_, weight=weight) for visit, round_, weight in more
         )
 
     def sources(self, listed: int) -> list[tuple[int, float]]:
@@ -347,7 +348,7 @@ def source_names(objects: Objects, start: int, stop: int) -> Iterable[str]:
 def _labelled(column: str) -> StratumNames:
     def names(objects: Objects, start: int, stop: int) -> Iterator[str]:
         for at in range(start, stop, _LABELS_AT_ONCE):
-            for found in objects.stops(np.arange(at, min(stop, at + _LABELS_AT_ONCE))):
+            for found in objects.visits(np.arange(at, min(stop, at + _LABELS_AT_ONCE))):
                 yield str(found.joined[column])
 
     return names

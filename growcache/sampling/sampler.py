@@ -217,8 +217,8 @@ class Sampler:
                 message = await inbox.get()
                 match message["type"]:
                     case "probe":
-                        stops = [PartVisit.from_values(values) for values in message["stops"]]
-                        tasks.create_task(self._probe(stops))
+                        visits = [PartVisit.from_values(values) for values in message["visits"]]
+                        tasks.create_task(self._probe(visits))
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
                         self._fingerprint = message["fingerprint"]
@@ -318,8 +318,8 @@ class Sampler:
     def _set_aside(self, permit_id: str, place: int, error: str) -> None:
         self._line.send({"type": "setback", "id": permit_id, "place": place, "error": error})
 
-    async def _probe(self, stops: list[PartVisit]) -> None:
-        found = await self._schema_probe.probe(stops)
+    async def _probe(self, visits: list[PartVisit]) -> None:
+        found = await self._schema_probe.probe(visits)
         self.report()
         self._line.send(found)
 

@@ -33,7 +33,7 @@ class ProbedSample:
 
 @dataclass(frozen=True, slots=True)
 class ProbedObject:
-    stop: PartVisit
+    visit: PartVisit
     measure: Measure
     samples: Sequence[ProbedSample]
 
@@ -123,9 +123,9 @@ class SchemaProbe:
         looks = [self._counted(look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         set_aside = 0
-        for stop, result in zip(objects, found, strict=True):
+        for visit, result in zip(objects, found, strict=True):
             if isinstance(result, TransientStoreError):
-                if not await self._fails_alone(stop, result, began, listed):
+                if not await self._fails_alone(visit, result, began, listed):
                     # Not the objects' fault: others might give another schema.
                     return {"type": "probed", "transient": awaited_event(result)}
                 set_aside += 1
@@ -146,7 +146,7 @@ class SchemaProbe:
 
     async def _fails_alone(
         self,
-        stop: PartVisit,
+        visit: PartVisit,
         error: TransientStoreError,
         began: float,
         listed: Sequence[PartVisit],
@@ -154,28 +154,28 @@ class SchemaProbe:
         if isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
-        others = [one.entry for one in listed if one.entry.key != stop.entry.key]
-        return await self._sources.fails_alone(stop.entry, since, others)
+        others = [one.entry for one in listed if one.entry.key != visit.entry.key]
+        return await self._sources.fails_alone(visit.entry, since, others)
 
     async def _counted(self, look: Awaitable[ProbedObject]) -> ProbedObject:
         """Await a look, with its decoded bytes counted like those of a visit."""
         with self._filler.gate.visit(None):
             return await look
 
-    def _format_of(self, stop: PartVisit) -> ObjectFormat:
-        return self._sources.format_of(stop.entry)
+    def _format_of(self, visit: PartVisit) -> ObjectFormat:
+        return self._sources.format_of(visit.entry)
 
     def _message(self, probed: Sequence[ProbedObject]) -> Message:
         looked = [(one, seen) for one in probed for seen in one.samples]
         try:
             schema = self._declared or settled_schema([seen.schema for _, seen in looked])
         except FormatError as error:
-            examples = _examples([(one.stop.entry.key, seen.schema) for one, seen in looked])
+            examples = _examples([(one.visit.entry.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
         # An odd one, that will be a hole, says nothing about the sizes of the others.
         fitting = [(one, seen) for one, seen in looked if schema.allows(seen.schema)]
         measures = [one.measure for one, _ in fitting]
-        if not self._format_of(probed[0].stop).ranged:
+        if not self._format_of(probed[0].visit).ranged:
             # A visit brings all of an object: of a large one it says nothing about others.
             measures.sort(key=lambda measure: measure.samples)
             measures = measures[(len(measures) - 1) // 2 :]
@@ -197,9 +197,11 @@ class SchemaProbe:
         samples: list[Sample] = []
         holes: list[str] = []
         for batch in probe_order(parts, wanted):
-            stops = [replace(one, part=part, parts=parts) for part in batch]
-            visits = [self._filler.visit(_permit(stop), stop, self._declared) for stop in stops]
-            for visited in await asyncio.gather(*visits):
+            visits = [replace(one, part=part, parts=parts) for part in batch]
+            calls = [
+                self._filler.visit(_permit(visit), visit, self._declared) for visit in visits
+            ]
+            for visited in await asyncio.gather(*calls):
                 samples += visited.samples
                 holes += [visited.hole] if visited.hole is not None else []
             # What is wrong with one part of an object is so with the next; draws differ.
@@ -218,8 +220,8 @@ class SchemaProbe:
         # Some of a unit, then all of it: the user's code may pass over the first ones.
         looks = [(part, take) for take in (LOOKS, None) for part in range(min(parts, LOOKS))]
         for part, take in looks:
-            stop = replace(one, part=part, parts=parts)
-            visited = await self._filler.visit(_permit(stop, take), stop, self._declared)
+            visit = replace(one, part=part, parts=parts)
+            visited = await self._filler.visit(_permit(visit, take), visit, self._declared)
             if visited.hole is not None and not visited.samples:
                 raise FormatError(visited.hole)
             samples += visited.samples
@@ -229,20 +231,22 @@ class SchemaProbe:
             return ProbedObject(one, measure, _probed_samples(samples))
         raise _no_sample_error(self._format_of(one), measure.samples)
 
-    async def _look_at_whole(self, stop: PartVisit, wanted: int) -> ProbedObject:
+    async def _look_at_whole(self, visit: PartVisit, wanted: int) -> ProbedObject:
         """Look at some samples of an object that is read whole."""
-        form, reader = self._format_of(stop), self._sources.reader(stop.entry, stop.partners)
-        visit = Visit(0, 1, 0, self._seed, None)
-        found, _ = await read_partly(form, reader, visit)
+        form, reader = self._format_of(visit), self._sources.reader(visit.entry, visit.partners)
+        format_visit = Visit(0, 1, 0, self._seed, None)
+        found, _ = await read_partly(form, reader, format_visit)
         wanted = max(2, wanted)
         samples: list[Sample] = []
         for batch in probe_order(len(found), wanted) if found else ():
             some = [found[i] for i in batch]
-            samples += self._filler.prepared(_permit(stop), stop, some, self._declared).samples
+            samples += self._filler.prepared(
+                _permit(visit), visit, some, self._declared
+            ).samples
             if len(samples) >= wanted:
                 break
         if samples:
-            return ProbedObject(stop, await form.measure(reader), _probed_samples(samples))
+            return ProbedObject(visit, await form.measure(reader), _probed_samples(samples))
         raise _no_sample_error(form, len(found))
 
 
@@ -259,8 +263,8 @@ def _no_sample_error(form: ObjectFormat, samples: int) -> PassedOverError:
     return PassedOverError(f"{who} returned None for every sample looked at")
 
 
-def _permit(stop: PartVisit, take: int | None = None) -> Permit:
-    return Permit("probe", 0, 0, 0, (0,), (stop,), take)
+def _permit(visit: PartVisit, take: int | None = None) -> Permit:
+    return Permit("probe", 0, 0, 0, (0,), (visit,), take)
 
 
 def _examples(looked: Sequence[tuple[str, Schema]]) -> str:

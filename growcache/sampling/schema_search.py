@@ -121,7 +121,7 @@ class SchemaSearch:
         # Where one of them crashes samplers, the first one alone decides: the others belong to
         # permits, which know how to say which object it is.
         probed = 1 if search.suspicion >= CRASH else PROBED
-        stops = self._objects.stops(
+        visits = self._objects.visits(
             self._objects.numbers(search.source, first, min(found, first + probed))
         )
         if not self._silent:
@@ -130,7 +130,7 @@ class SchemaSearch:
         self._probing_slot.probing = True
         self._probing_slot.note_progress()
         self._probing_slot.send(
-            {"type": "probe", "stops": [stop.to_values() for stop in stops]}
+            {"type": "probe", "visits": [visit.to_values() for visit in visits]}
         )
 
     def _nothing_drawn(self) -> str:
@@ -157,7 +157,7 @@ class SchemaSearch:
         search.suspicion += death.suspicion
         if search.suspicion >= MOST_SUSPICION:
             at = self._objects.numbers(search.source, search.unreadable, search.unreadable + 1)
-            first = short_key(self._objects.stops(at)[0].entry.key)
+            first = short_key(self._objects.visits(at)[0].entry.key)
             raise SamplingError(
                 f"sampler after sampler died while it looked at {first}, the last {death}"
                 + ("" if death.stalled else crash_suspects(self._config))

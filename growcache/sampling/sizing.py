@@ -388,8 +388,8 @@ class SizeEstimate:
     def learn(self, permit: Permit, nbytes: int) -> None:
         share = len(permit.written) / len(permit.shards)
         beyond = max(0, nbytes / share - self._rounding_bytes)
-        if visits := len(permit.stops) - len(permit.left_out):
-            self._part_bytes = beyond / visits
+        if made := len(permit.visits) - len(permit.left_out):
+            self._part_bytes = beyond / made
 
     def group_bytes(self, parts: int) -> int:
         return self._bytes(parts, self._part_bytes or self._part_bytes_measured)

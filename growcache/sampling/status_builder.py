@@ -265,6 +265,6 @@ class StatusBuilder:
         for state in (slot.status() for slot in pool.slots):
             if state.permit is not None and (one := issued.get(state.permit)):
                 word = "writing" if one.granted else "waiting" if one.waits else state.state
-                state = replace(state, parts=len(one.permit.stops), state=word)
+                state = replace(state, parts=len(one.permit.visits), state=word)
             states.append(state)
         return states

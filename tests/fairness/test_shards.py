@@ -35,8 +35,8 @@ def test_no_shard_has_more_of_an_object_than_the_group_can_help(
 ) -> None:
     visit = max(1, max(counts))
     shards = shards_per_group(visit, max_bytes)
-    stops = tuple(PartVisit(Entry(f"k{n}", 1, None, 0.0), 0, 1) for n in range(len(counts)))
-    permit = Permit("p", 0, 0, 0, tuple(range(shards)), stops)
+    visits = tuple(PartVisit(Entry(f"k{n}", 1, None, 0.0), 0, 1) for n in range(len(counts)))
+    permit = Permit("p", 0, 0, 0, tuple(range(shards)), visits)
     visited = [
         VisitResult(
             [{"x": np.array([n, i])} for i in range(count)], [(i, i + 1) for i in range(count)]

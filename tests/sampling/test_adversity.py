@@ -162,7 +162,7 @@ class Looking(SamplerSlot):
         self.asked: list[int] = []
 
     def send(self, message: Message) -> None:
-        self.asked.append(len(message["stops"]))
+        self.asked.append(len(message["visits"]))
 
 
 class Unkilled(SamplerProcess):

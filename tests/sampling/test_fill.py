@@ -59,8 +59,8 @@ class Held(Reading):
 
 
 def permit(*keys: str) -> Permit:
-    stops = tuple(PartVisit(Entry(key, 8, None, None), 0, 1) for key in keys)
-    return Permit("p", 0, 0, 0, (0,), stops, None)
+    visits = tuple(PartVisit(Entry(key, 8, None, None), 0, 1) for key in keys)
+    return Permit("p", 0, 0, 0, (0,), visits, None)
 
 
 def filler(form: Reading, transform: SampleTransform | None = None) -> GroupFiller:
@@ -92,16 +92,16 @@ def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.mutant(
     5,
     "growcache.sampling.fill:GroupFiller._transformed",
-    "permit.round if stop.round is None else stop.round",
+    "permit.round if visit.round is None else visit.round",
     "permit.round",
 )
 def test_a_part_that_comes_twice_in_a_group_has_other_noise() -> None:
     """Strata and mixtures visit a part in several rounds of theirs within one group."""
     entry = Entry("1", 8, None, None)
-    stops = tuple(PartVisit(entry, round=round_) for round_ in (None, 0, 1, 2, 1))
+    visits = tuple(PartVisit(entry, round=round_) for round_ in (None, 0, 1, 2, 1))
     transform = load_transform(f"{__name__}:noisy", {}, 0)
     work = filler(Reading(), transform).visit_all(
-        Permit("p", 0, 0, 0, (0,), stops), SCHEMA, lambda: None
+        Permit("p", 0, 0, 0, (0,), visits), SCHEMA, lambda: None
     )
     noise = [tuple(found.samples[0]["x"]) for found in asyncio.run(work)]
     assert noise[0] == noise[1]

@@ -118,18 +118,18 @@ def test_skipped_objects_have_no_number_however_the_listing_came(
         for step in sorted(steps):
             objects.look(step)
         count = objects.among(200)
-        stops = objects.stops(np.arange(count))
-    numbers = [int(stop.entry.key[-8:-4]) for stop in stops]
+        visits = objects.visits(np.arange(count))
+    numbers = [int(visit.entry.key[-8:-4]) for visit in visits]
     assert numbers == sorted(set(numbers) & rows)
     order = sorted(rows)
-    assert [stop.joined["n"] for stop in stops] == [order.index(n) for n in numbers]
+    assert [visit.joined["n"] for visit in visits] == [order.index(n) for n in numbers]
     if split is None:
         assert (count, objects.unmatched) == (len(rows), 200 - len(rows))
     else:
         used = next(one for one in objects.subsets() if one.used)
         assert used.objects == count
     if by == {"label": "group"} and subsets is not None:
-        groups = [str(stop.joined["group"]) for stop in stops]
+        groups = [str(visit.joined["group"]) for visit in visits]
         assert set(subsets.places(groups).tolist()) <= {0}
         assert objects.unmatched == 200 - len(rows)
 
@@ -164,9 +164,9 @@ def test_values_cross_the_pipe_as_they_are() -> None:
         "i": float("-inf"),
         "z": 2**62,
     }
-    stop = PartVisit(Entry("k\udcff", 1, None, None), 1, 2, joined=values)
-    found = PartVisit.from_values(unpack(pack({"stop": stop.to_values()}))["stop"])
-    assert (found.entry, found.part, found.parts) == (stop.entry, 1, 2)
+    visit = PartVisit(Entry("k\udcff", 1, None, None), 1, 2, joined=values)
+    found = PartVisit.from_values(unpack(pack({"visit": visit.to_values()}))["visit"])
+    assert (found.entry, found.part, found.parts) == (visit.entry, 1, 2)
     assert repr(found.joined) == repr(values)
 
 

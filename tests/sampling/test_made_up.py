@@ -66,11 +66,11 @@ class Play:
         )
 
     def visits(self, drawing: DrawSequence, draw: GroupDraw) -> list[tuple[Any, ...]]:
-        stops = drawing.population.stops(draw)
-        rounds = [draw.round if stop.round is None else stop.round for stop in stops]
+        visits = drawing.population.visits(draw)
+        rounds = [draw.round if visit.round is None else visit.round for visit in visits]
         return [
-            (stop.entry.key, stop.part, round_, stop.weight)
-            for stop, round_ in zip(stops, rounds, strict=True)
+            (visit.entry.key, visit.part, round_, visit.weight)
+            for visit, round_ in zip(visits, rounds, strict=True)
         ]
 
     def draw(self, left_out: set[int]) -> None:

@@ -43,8 +43,8 @@ def make_up(play: Play, found: Makeups) -> None:
     assert draw is not None
     found.record(draw)
     play.commit(draw, set())
-    stops = play.drawing.population.stops(draw)
-    found.committed(Permit("p", draw.group, 0, 0, (draw.group,), stops, None))
+    visits = play.drawing.population.visits(draw)
+    found.committed(Permit("p", draw.group, 0, 0, (draw.group,), visits, None))
 
 
 def test_a_makeup_group_that_is_recorded_and_not_issued_is_issued_later(play: Play) -> None:
@@ -83,15 +83,15 @@ def test_no_more_is_kept_of_objects_than_waits(play: Play) -> None:
         play.draw(set())
         draw = play.drawing.again(group)
         assert draw is not None
-        found.retry(group, play.drawing.population.stops(draw), [0])
+        found.retry(group, play.drawing.population.visits(draw), [0])
         make_up(play, found)
     assert not play.cache.meta.deferrals.pending
     assert not vars(found)["_names"]
 
 
 def permit_of(*left_out: int) -> Permit:
-    stops = tuple(PartVisit(Entry(str(number), 1, None, None)) for number in range(2))
-    return Permit("p", 3, 0, 0, (3,), stops, None, left_out=left_out)
+    visits = tuple(PartVisit(Entry(str(number), 1, None, None)) for number in range(2))
+    return Permit("p", 3, 0, 0, (3,), visits, None, left_out=left_out)
 
 
 def test_a_makeup_group_is_tried_again_at_once_where_its_objects_fail_no_more(

@@ -75,8 +75,8 @@ def _check_draws(catalog: Catalog, *, by_objects: bool) -> None:
     draws = drawn_by(0, sizing, [edition(0, np.array([0, parts]))])
     draw = draws.group(100)
     assert draw is not None
-    stops = population.stops(draw)
-    tiny = sum(stop.entry.key != "huge.npy" for stop in stops)
+    visits = population.visits(draw)
+    tiny = sum(visit.entry.key != "huge.npy" for visit in visits)
     assert tiny >= 999 if by_objects else tiny <= 20  # one in 1,560 rows
 
 

@@ -104,18 +104,18 @@ def test_numbers_follow_from_the_order_of_the_catalog_alone(
             assert objects.among(step) == sum(at <= step for _, at in whole)
         count = objects.among(len(kept))
         objects.finish()
-        stops = objects.stops(np.arange(count))
-        assert [stop.entry.key for stop in stops] == [f"d/x_{k}.npy" for k, _ in whole]
-        assert [stop.partners[0].key for stop in stops] == [f"d/y_{k}.npy" for k, _ in whole]
-        assert [stop.partners[0].store for stop in stops] == [1] * count
-        assert list(objects.keys(0, count)) == [stop.entry.key for stop in stops]
-        assert objects.sizes(0, count).tolist() == [stop.entry.size for stop in stops]
+        visits = objects.visits(np.arange(count))
+        assert [visit.entry.key for visit in visits] == [f"d/x_{k}.npy" for k, _ in whole]
+        assert [visit.partners[0].key for visit in visits] == [f"d/y_{k}.npy" for k, _ in whole]
+        assert [visit.partners[0].store for visit in visits] == [1] * count
+        assert list(objects.keys(0, count)) == [visit.entry.key for visit in visits]
+        assert objects.sizes(0, count).tolist() == [visit.entry.size for visit in visits]
         assert objects.unmatched == sum(len(members) == 1 for members in by_k.values())
         if subsets is not None:
             used = next(one for one in objects.subsets() if one.used)
             assert (used.objects, sorted(used.sizes)) == (
                 count,
-                sorted(s.entry.size for s in stops),
+                sorted(s.entry.size for s in visits),
             )
 
 
@@ -170,8 +170,8 @@ def test_what_has_no_partner_is_an_error_once_all_is_listed(tmp_path: Path) -> N
 
 
 def test_partners_cross_the_pipe() -> None:
-    stop = PartVisit(Entry("a", 1, '"e"', 2.0), 1, 2, partners=(Entry("b", 3, None, None, 1),))
-    assert PartVisit.from_values(unpack(pack({"stop": stop.to_values()}))["stop"]) == stop
+    visit = PartVisit(Entry("a", 1, '"e"', 2.0), 1, 2, partners=(Entry("b", 3, None, None, 1),))
+    assert PartVisit.from_values(unpack(pack({"visit": visit.to_values()}))["visit"]) == visit
 
 
 # ------------------------------------------------------------------------------ samples

@@ -34,7 +34,9 @@ def drawn_by(catalog: Catalog, node: int, nodes: int, *steps: int) -> set[tuple[
     parts = np.arange(population.parts(len(catalog)))
     kept = parts[owned(parts)]
     assert population.own_parts(len(catalog), lanes).sum() == len(kept)
-    return {(stop.entry.key, stop.part) for stop in population.stops(GroupDraw(0, 0, 0, kept))}
+    return {
+        (visit.entry.key, visit.part) for visit in population.visits(GroupDraw(0, 0, 0, kept))
+    }
 
 
 def test_lanes_move_to_the_node_that_is_added_and_to_no_other() -> None:

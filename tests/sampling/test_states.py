@@ -221,8 +221,8 @@ class Service(RuleBasedStateMachine):
             return
         permit = work.permit
         visited = [
-            VisitResult([{"x": np.full(512, value_of(stop.entry.key), "<f4")}], [(0, 1)])
-            for stop in permit.stops
+            VisitResult([{"x": np.full(512, value_of(visit.entry.key), "<f4")}], [(0, 1)])
+            for visit in permit.visits
         ]
         work.shards = encode_group(permit, visited, SCHEMA, self.fingerprint, "tfrecord")
         self.dispatcher.need(permit.id, sum(shard.needed_bytes for shard in work.shards))
@@ -246,8 +246,8 @@ class Service(RuleBasedStateMachine):
         known = self.digests.setdefault(sidecar.number, sidecar.digest)
         assert known == sidecar.digest, "a number stands for one content"
         seen = self.seen.setdefault(permit.round, set())
-        keys = {stop.entry.key for stop in permit.stops}
-        assert len(keys) == len(permit.stops)
+        keys = {visit.entry.key for visit in permit.visits}
+        assert len(keys) == len(permit.visits)
         assert not keys & seen, "a part was drawn twice in a round"
         seen |= keys
 

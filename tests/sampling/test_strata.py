@@ -313,8 +313,8 @@ def test_each_part_has_one_place_in_one_stratum_of_one_node(
             for number, name in enumerate(strata.names):
                 local = np.arange(strata.sizes[number])
                 places = strata.place(number, local)
-                stops = population.stops(GroupDraw(0, 0, 0, places))
-                assert {stop.entry.key[0] for stop in stops} <= {name}
+                visits = population.visits(GroupDraw(0, 0, 0, places))
+                assert {visit.entry.key[0] for visit in visits} <= {name}
                 own = places[strata.mask(number, local)]
                 assert len(own) == strata.own[number]
                 found += own.tolist()

@@ -93,7 +93,7 @@ def test_the_numbering_does_not_hang_on_how_the_listing_came(
             among = objects.among(step)
             assert among == sum(key in wanted for key in listed[:step])
         count = objects.among(300)
-        assert [stop.entry.key for stop in objects.stops(np.arange(count))] == wanted
+        assert [visit.entry.key for visit in objects.visits(np.arange(count))] == wanted
         assert objects.sizes(0, count).tolist() == [listed.index(key) + 1 for key in wanted]
         for start, stop in pairwise([0, count // 3, count // 3, count]):
             assert list(objects.keys(start, stop)) == wanted[start:stop]
@@ -112,8 +112,8 @@ def test_nodes_share_the_parts_of_a_subset(tmp_path: Path) -> None:
             parts = np.arange(population.parts(400))
             owned = population.owned(400, owned_lanes(node, 2))
             assert owned is not None
-            stops = population.stops(GroupDraw(0, 0, 0, parts[owned(parts)]))
-            drawn += [(stop.entry.key, stop.part) for stop in stops]
+            visits = population.visits(GroupDraw(0, 0, 0, parts[owned(parts)]))
+            drawn += [(visit.entry.key, visit.part) for visit in visits]
     wanted = [k for k, place in zip(keys(400), places(keys(400)), strict=True) if place == 0]
     assert sorted(drawn) == sorted((key, part) for key in wanted for part in range(3))
 
