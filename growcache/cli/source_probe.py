@@ -525,17 +525,19 @@ async def _prove(
     )
 
 
-async def _read_sample(form: ObjectFormat, reader: StoredObject) -> tuple[int, list[Sample]]:
+async def _read_sample(
+    object_format: ObjectFormat, reader: StoredObject
+) -> tuple[int, list[Sample]]:
     """Return how many samples an object holds, and one of them; of a large whole object 1 and none."""
-    if not form.ranged:
+    if not object_format.ranged:
         if reader.entry.size > MAX_READ_BYTES:
             return 1, []
-        found, _ = await read_partly(form, reader, Visit(0, 1, 0, 0))
+        found, _ = await read_partly(object_format, reader, Visit(0, 1, 0, 0))
         return len(found), [one[0] for one in found[:1]]
-    measure = await form.measure(reader)
+    measure = await object_format.measure(reader)
     parts = max(1, measure.samples // max(1, measure.together))
     for part in {0: 0, parts // 2: 0}:
-        found, _ = await read_partly(form, reader, Visit(part, parts, 0, 0))
+        found, _ = await read_partly(object_format, reader, Visit(part, parts, 0, 0))
         if found:
             break
     return measure.samples, [one[0] for one in found[:1]]

@@ -154,7 +154,7 @@ class ChunkedFormat(ObjectFormat):
 
 
 async def read_partly(
-    form: ObjectFormat, reader: ObjectReader, visit: Visit
+    object_format: ObjectFormat, reader: ObjectReader, visit: Visit
 ) -> tuple[SamplesWithOrigins, FormatError | None]:
     """Return the readable samples of a visit, and the error of the others.
 
@@ -162,7 +162,7 @@ async def read_partly(
         FormatError: no sample can be read.
     """
     try:
-        return await form.read(reader, visit), None
+        return await object_format.read(reader, visit), None
     except PartlyReadError as error:
         if not error.found:
             raise
@@ -265,14 +265,14 @@ def refuse_unknown_options(
 SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes to send these
 
 
-async def measure_object(form: ObjectFormat, reader: ObjectReader) -> Measure:
+async def measure_object(object_format: ObjectFormat, reader: ObjectReader) -> Measure:
     """Return the sizes of one object; all samples of a small one are worth one visit.
 
     Raises:
         FormatError: the object is not what the format says.
     """
-    measure = await form.measure(reader)
-    if not form.header_first or _joined_size(reader) > SMALL_OBJECT_BYTES:
+    measure = await object_format.measure(reader)
+    if not object_format.header_first or _joined_size(reader) > SMALL_OBJECT_BYTES:
         return measure
     return replace(measure, together=max(measure.together, measure.samples))
 

@@ -43,24 +43,28 @@ class JoinedFormat(ObjectFormat):
 
     def __init__(self, formats: Mapping[str, ObjectFormat]) -> None:
         self._formats = formats
-        self.ranged = all(form.ranged for form in formats.values())
-        self.listed = all(form.listed for form in formats.values())
+        self.ranged = all(object_format.ranged for object_format in formats.values())
+        self.listed = all(object_format.listed for object_format in formats.values())
         if not self.listed:
             raise ConfigError(
                 "source.fields: their formats need objects, and a function that draws samples "
                 "by itself has none"
             )
-        if not self.ranged and any(form.ranged for form in formats.values()):
-            whole = ", ".join(name for name, form in formats.items() if not form.ranged)
+        if not self.ranged and any(object_format.ranged for object_format in formats.values()):
+            whole = ", ".join(
+                name for name, object_format in formats.items() if not object_format.ranged
+            )
             raise ConfigError(
                 f"source.fields: expected all to be read by range, or all whole, found {whole} to "
                 "be read whole; set axis, window or the like for all or none"
             )
-        self.header_first = self.ranged and any(form.header_first for form in formats.values())
-        self._chunked = self.ranged and any(
-            isinstance(form, ChunkedFormat) for form in formats.values()
+        self.header_first = self.ranged and any(
+            object_format.header_first for object_format in formats.values()
         )
-        digests = [form.code_digest for form in formats.values()]
+        self._chunked = self.ranged and any(
+            isinstance(object_format, ChunkedFormat) for object_format in formats.values()
+        )
+        digests = [object_format.code_digest for object_format in formats.values()]
         text = "\n".join(digest or "" for digest in digests)
         self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
 
@@ -75,7 +79,9 @@ class JoinedFormat(ObjectFormat):
         if self._chunked:
             visit = replace(visit, ordinals=await self._ordinals(reader, visit))
         members = zip(self._formats.values(), _members(reader), strict=True)
-        each = await asyncio.gather(*(read_partly(form, one, visit) for form, one in members))
+        each = await asyncio.gather(
+            *(read_partly(object_format, one, visit) for object_format, one in members)
+        )
         if self.ranged:  # of objects that are known by now
             await self._measures(reader)
         found = {name: one for name, (one, _) in zip(self._formats, each, strict=True)}
@@ -89,23 +95,25 @@ class JoinedFormat(ObjectFormat):
 
     def _largest(self, measures: Sequence[Measure]) -> int:
         """Return the chunked field of most bytes, whose chunks decide where parts begin."""
-        forms = enumerate(self._formats.values())
-        chunked = [n for n, form in forms if isinstance(form, ChunkedFormat)]
+        object_formats = enumerate(self._formats.values())
+        chunked = [
+            n for n, object_format in object_formats if isinstance(object_format, ChunkedFormat)
+        ]
         return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
 
     async def _ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
         n = self._largest(await self._measures(reader))
-        form = list(self._formats.values())[n]
-        assert isinstance(form, ChunkedFormat)
-        return await form.ordinals(_members(reader)[n], visit)
+        object_format = list(self._formats.values())[n]
+        assert isinstance(object_format, ChunkedFormat)
+        return await object_format.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: ObjectReader) -> list[Measure]:
         """Return the sizes of the members, if they agree; of whole objects only the first's."""
-        forms = list(self._formats.values())
+        object_formats = list(self._formats.values())
         if not self.ranged:
-            return [await forms[0].measure(reader)]
-        readers = zip(forms, _members(reader), strict=True)
-        measures = [await form.measure(member) for form, member in readers]
+            return [await object_formats[0].measure(reader)]
+        readers = zip(object_formats, _members(reader), strict=True)
+        measures = [await object_format.measure(member) for object_format, member in readers]
         counts = {n: one.samples for n, one in zip(self._formats, measures, strict=True)}
         _refuse_differing(counts, reader.entry.key)
         return measures

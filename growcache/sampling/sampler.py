@@ -206,7 +206,7 @@ class Sampler:
         return {
             "type": "ready",
             "digests": {TRANSFORM: transform, FORMAT: self._sources.code_digest},
-            "ranged": [form.ranged for form in self._sources.formats],
+            "ranged": [object_format.ranged for object_format in self._sources.formats],
             "listed": self._sources.listed,
         }
 

@@ -116,10 +116,10 @@ class SchemaProbe:
 
     async def probe(self, objects: Sequence[PartVisit]) -> Message:
         """Return the findings on the first of these objects, which are of one source, or their errors."""
-        form, began, listed = self._format_of(objects[0]), time.monotonic(), objects
-        objects = probed_together(objects, ranged=form.ranged)
+        object_format, began, listed = self._format_of(objects[0]), time.monotonic(), objects
+        objects = probed_together(objects, ranged=object_format.ranged)
         wanted = -(-LOOKS // len(objects))
-        look = self._look_at_parts if form.ranged else self._look_at_whole
+        look = self._look_at_parts if object_format.ranged else self._look_at_whole
         looks = [self._counted(look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         set_aside = 0
@@ -189,8 +189,11 @@ class SchemaProbe:
         }
 
     async def _look_at_parts(self, one: PartVisit, wanted: int) -> ProbedObject:
-        form, reader = self._format_of(one), self._sources.reader(one.entry, one.partners)
-        measure = await measure_object(form, reader)
+        object_format, reader = (
+            self._format_of(one),
+            self._sources.reader(one.entry, one.partners),
+        )
+        measure = await measure_object(object_format, reader)
         if measure.together > 1:
             return await self._look_at_units(one, wanted, measure)
         parts = max(1, measure.samples)
@@ -205,11 +208,13 @@ class SchemaProbe:
                 samples += visited.samples
                 holes += [visited.hole] if visited.hole is not None else []
             # What is wrong with one part of an object is so with the next; draws differ.
-            if len(samples) >= wanted or (holes and form.listed):
+            if len(samples) >= wanted or (holes and object_format.listed):
                 break
         if samples:
             return ProbedObject(one, measure, _probed_samples(samples))
-        raise FormatError(holes[0]) if holes else _no_sample_error(form, measure.samples)
+        raise (
+            FormatError(holes[0]) if holes else _no_sample_error(object_format, measure.samples)
+        )
 
     async def _look_at_units(
         self, one: PartVisit, wanted: int, measure: Measure
@@ -233,9 +238,12 @@ class SchemaProbe:
 
     async def _look_at_whole(self, visit: PartVisit, wanted: int) -> ProbedObject:
         """Look at some samples of an object that is read whole."""
-        form, reader = self._format_of(visit), self._sources.reader(visit.entry, visit.partners)
+        object_format, reader = (
+            self._format_of(visit),
+            self._sources.reader(visit.entry, visit.partners),
+        )
         format_visit = Visit(0, 1, 0, self._seed, None)
-        found, _ = await read_partly(form, reader, format_visit)
+        found, _ = await read_partly(object_format, reader, format_visit)
         wanted = max(2, wanted)
         samples: list[Sample] = []
         for batch in probe_order(len(found), wanted) if found else ():
@@ -246,8 +254,10 @@ class SchemaProbe:
             if len(samples) >= wanted:
                 break
         if samples:
-            return ProbedObject(visit, await form.measure(reader), _probed_samples(samples))
-        raise _no_sample_error(form, len(found))
+            return ProbedObject(
+                visit, await object_format.measure(reader), _probed_samples(samples)
+            )
+        raise _no_sample_error(object_format, len(found))
 
 
 def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
@@ -256,10 +266,12 @@ def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
     ]
 
 
-def _no_sample_error(form: ObjectFormat, samples: int) -> PassedOverError:
+def _no_sample_error(object_format: ObjectFormat, samples: int) -> PassedOverError:
     if not samples:
         return PassedOverError("it holds no sample")
-    who = "sampling.transform" if form.listed else "source.format or sampling.transform"
+    who = (
+        "sampling.transform" if object_format.listed else "source.format or sampling.transform"
+    )
     return PassedOverError(f"{who} returned None for every sample looked at")
 
 

@@ -42,12 +42,12 @@ class Sources:
 
     @property
     def listed(self) -> bool:
-        return all(form.listed for form in self.formats)
+        return all(object_format.listed for object_format in self.formats)
 
     @property
     def code_digest(self) -> str | None:
         """Digest of the user's code that the formats run."""
-        digests = [form.code_digest for form in self.formats]
+        digests = [object_format.code_digest for object_format in self.formats]
         if len(digests) == 1 or not any(digests):
             return digests[0]
         return hashlib.sha256("\n".join(found or "" for found in digests).encode()).hexdigest()

@@ -54,8 +54,8 @@ class Case:
         return Held(data, self.key, {"neighbour": data, **self.others}, **more)
 
 
-def parts_of(form: ObjectFormat, held: Held) -> int:
-    return 1 if form.listed else asyncio.run(form.measure(held)).samples
+def parts_of(object_format: ObjectFormat, held: Held) -> int:
+    return 1 if object_format.listed else asyncio.run(object_format.measure(held)).samples
 
 
 def same(ones: list[Row], others: list[Row]) -> bool:
@@ -84,17 +84,17 @@ class FormatTests:
             metafunc.parametrize(("options", "words"), self.wrong_options)
 
     def test_a_visit_is_a_function_of_its_place(self, case: Case) -> None:
-        form, held = case.open(), case.held()
-        parts = parts_of(form, held)
+        object_format, held = case.open(), case.held()
+        parts = parts_of(object_format, held)
         for round in (0, 3):
-            first = visited(form, held, 0, parts, round=round, seed=1)
+            first = visited(object_format, held, 0, parts, round=round, seed=1)
             assert first
-            assert same(first, visited(form, held, 0, parts, round=round, seed=1))
+            assert same(first, visited(object_format, held, 0, parts, round=round, seed=1))
             assert same(first, visited(case.open(), case.held(), 0, parts, round=round, seed=1))
 
     def test_samples_are_what_can_be_cached_and_origins_are_ranges(self, case: Case) -> None:
-        form, held = case.open(), case.held()
-        found = visited(form, held, 0, parts_of(form, held))
+        object_format, held = case.open(), case.held()
+        found = visited(object_format, held, 0, parts_of(object_format, held))
         schemas = {str(Schema.from_sample(sample)) for sample, _, _ in found}
         assert len(schemas) == 1
         for sample, start, stop in found:
@@ -107,27 +107,33 @@ class FormatTests:
                     assert isinstance(value, bytes | str | np.generic)
 
     def test_the_parts_of_an_object_are_its_samples(self, case: Case) -> None:
-        form, held = case.open(), case.held()
-        if not form.listed:
+        object_format, held = case.open(), case.held()
+        if not object_format.listed:
             ends = [
-                start for part in range(3) for _, start, _ in visited(form, held, part, 1 << 40)
+                start
+                for part in range(3)
+                for _, start, _ in visited(object_format, held, part, 1 << 40)
             ]
             assert ends == [0, 1, 2]
             return
-        whole = visited(form, held)
-        assert asyncio.run(form.measure(held)).samples == len(whole)
-        for parts in (2, 3, 7) if form.ranged else ():
-            pieces = [row for part in range(parts) for row in visited(form, held, part, parts)]
+        whole = visited(object_format, held)
+        assert asyncio.run(object_format.measure(held)).samples == len(whole)
+        for parts in (2, 3, 7) if object_format.ranged else ():
+            pieces = [
+                row
+                for part in range(parts)
+                for row in visited(object_format, held, part, parts)
+            ]
             assert same(whole, pieces)
 
     def test_some_of_an_object_are_some_of_its_samples(self, case: Case) -> None:
-        form, held = case.open(), case.held()
-        if not form.listed:
+        object_format, held = case.open(), case.held()
+        if not object_format.listed:
             return
-        whole = {row[1:]: row for row in visited(form, held)}
-        some = visited(form, held, take=2)
+        whole = {row[1:]: row for row in visited(object_format, held)}
+        some = visited(object_format, held, take=2)
         assert len(some) == min(2, len(whole))
-        if form.ranged:
+        if object_format.ranged:
             assert same(some, [whole[row[1:]] for row in some])
 
     @pytest.mark.parametrize(
@@ -136,17 +142,17 @@ class FormatTests:
          AccessError("no")],
     )  # fmt: skip
     def test_a_store_that_fails(self, case: Case, failure: StoreError) -> None:
-        form = case.open()
-        if not form.listed:
+        object_format = case.open()
+        if not object_format.listed:
             return  # what it reads are other objects; see test_user_formats
         with pytest.raises(GrowcacheError) as caught:
-            visited(form, case.held(failures=[failure]))
+            visited(object_format, case.held(failures=[failure]))
         assert isinstance(failure, TransientStoreError) == isinstance(
             caught.value, TransientStoreError
         )
         assert str(failure) in str(caught.value)
         assert same(
-            visited(form, case.held()), visited(case.open(), case.held())
+            visited(object_format, case.held()), visited(case.open(), case.held())
         )  # no harm done
 
     @settings(
@@ -166,11 +172,11 @@ class FormatTests:
         for at in data.draw(st.lists(st.integers(0, max(0, cut - 1)), max_size=4)):
             if damaged:
                 damaged[at] ^= data.draw(st.integers(1, 255))
-        form = case.open()
+        object_format = case.open()
         held = case.of(bytes(damaged))
         refused = ""
         try:
-            found = visited(form, held, 0, 1 if form.listed else 1 << 40)
+            found = visited(object_format, held, 0, 1 if object_format.listed else 1 << 40)
             for sample, _, _ in found:
                 Schema.from_sample(sample)
         except GrowcacheError as error:
@@ -191,13 +197,13 @@ class FormatTests:
 
     def test_what_is_no_object_of_the_format(self, case: Case) -> None:
         for text in (b"", b"<Error><Code>NoSuchKey</Code></Error>", bytes(200)):
-            form, held = case.open(), case.of(text)
+            object_format, held = case.open(), case.of(text)
             name = next(name for name, one in self.cases.items() if one is case)
             if name in self.any_bytes or (self.empty_is_sound and not text):
-                visited(form, held)
+                visited(object_format, held)
                 continue
             with pytest.raises(GrowcacheError, match=r"folder/k|draw 0"):
-                visited(form, held, 0, case.parts)
+                visited(object_format, held, 0, case.parts)
 
     def test_options_that_cannot_be_meant(self, options: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigError, match=words):

@@ -63,9 +63,9 @@ class Held:
 
 
 def visited(
-    form: ObjectFormat, held: Held, part: int = 0, parts: int = 1, **more: Any
+    object_format: ObjectFormat, held: Held, part: int = 0, parts: int = 1, **more: Any
 ) -> list[Row]:
     visit = Visit(
         part, parts, more.pop("round", 0), more.pop("seed", 0), more.pop("take", None)
     )
-    return asyncio.run(form.read(held, visit))
+    return asyncio.run(object_format.read(held, visit))

@@ -88,16 +88,16 @@ class Pair:
             name: {"url": f"s3://b/{name}_{{k}}", "format": form, "options": options}
             for name, (form, options, _) in (("x", x), ("y", y))
         }
-        self.form = open_source(SourceConfig.model_validate({"fields": fields}))
+        self.object_format = open_source(SourceConfig.model_validate({"fields": fields}))
         self.x, self.y = Held(x[2], "x_1"), Held(y[2], "y_1")
         self.x.others = [self.y]
 
     def read(self, part: int = 0, parts: int = 1, **more: Any) -> SamplesWithOrigins:
         visit = Visit(part, parts, more.pop("round", 0), 0, **more)
-        return asyncio.run(self.form.read(self.x, visit))
+        return asyncio.run(self.object_format.read(self.x, visit))
 
     def measure(self) -> Measure:
-        return asyncio.run(self.form.measure(self.x))
+        return asyncio.run(self.object_format.measure(self.x))
 
 
 def rows_of(found: SamplesWithOrigins) -> list[int]:
@@ -175,7 +175,7 @@ def test_several_arrays_in_a_window_beside_one(edge: str, phase: str) -> None:
     pair = Pair(
         ("hdf5", grid, hdf5(32)(a=LARGE, b=SMALL.astype("f4"))), ("npy", grid, npy(y=SMALL))
     )
-    pair.form = open_source(
+    pair.object_format = open_source(
         SourceConfig.model_validate(
             {
                 "fields": {
@@ -259,7 +259,7 @@ def test_garbage_that_holds_open_files_disturbs_no_call() -> None:
             pair, gone = make(), make()
             rows_of([*pair.read(0, 50), *gone.read(0, 4)])
             gone.x.others.append(gone.x)  # a cycle
-            gone.form.cycle = gone  # type: ignore[attr-defined]
+            gone.object_format.cycle = gone  # type: ignore[attr-defined]
             del gone
             gc.set_threshold(1 + turn % 40, 1, 1)  # collected somewhere on the way
             assert rows_of(pair.read(turn % 50, 50)) == list(

@@ -40,15 +40,15 @@ def test_a_whole_array_is_one_sample(dtype: str, order: Any, shape: tuple[int, .
         np.arange(int(np.prod(shape))).reshape(shape).astype(dtype), dtype, order=order
     )
     held = Held(npy(array))
-    form = open_format("npy", {})
-    ((sample, start, stop),) = visited(form, held)
+    object_format = open_format("npy", {})
+    ((sample, start, stop),) = visited(object_format, held)
     np.testing.assert_array_equal(sample["x"], array)
     assert sample["x"].dtype == np.dtype(dtype).newbyteorder("<")
     assert sample["x"].flags.c_contiguous
     assert (start, stop) == (0, shape[0] if shape else held.entry.size)
     assert held.asked == [(0, None)]
-    assert not form.ranged
-    measure = asyncio.run(form.measure(held))
+    assert not object_format.ranged
+    measure = asyncio.run(object_format.measure(held))
     assert (measure.samples, measure.stride_bytes) == (1, array.nbytes)
     assert measure.overhead_bytes == held.entry.size - array.nbytes
 
@@ -102,18 +102,18 @@ GOOD = "{'descr': '<i2', 'fortran_order': False, 'shape': (3,)}\n"
 )
 @pytest.mark.parametrize("options", [{}, {"axis": 0}, {"window": 2}])
 def test_what_is_no_array_of_numbers(data: bytes, options: dict[str, Any]) -> None:
-    form = open_format("npy", options)
+    object_format = open_format("npy", options)
     with pytest.raises(FormatError, match=r"^k: "):
-        visited(form, Held(data))
+        visited(object_format, Held(data))
     with pytest.raises(FormatError, match=r"^k: "):
-        asyncio.run(form.measure(Held(data)))
+        asyncio.run(object_format.measure(Held(data)))
 
 
 @pytest.mark.parametrize("shape", [(10,), (10, 3), (0, 3), (10, 0), (10, 2, 2)])
 def test_each_row_is_a_sample(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape), dtype=">i4").reshape(shape)
-    form = open_format("npy", {"axis": 0})
-    found = visited(form, Held(npy(array)))
+    object_format = open_format("npy", {"axis": 0})
+    found = visited(object_format, Held(npy(array)))
     assert [(start, stop) for _, start, stop in found] == [(n, n + 1) for n in range(shape[0])]
     for sample, start, _ in found:
         np.testing.assert_array_equal(sample["x"], array[start])
@@ -125,14 +125,14 @@ def test_the_parts_of_an_object_are_its_windows(
     count: int, window: int, stride: int, parts: int
 ) -> None:
     array = rows(count, 2)
-    form = open_format("npy", {"window": window, "stride": stride})
+    object_format = open_format("npy", {"window": window, "stride": stride})
     held = Held(npy(array))
-    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    found = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     starts = list(range(0, count - window + 1, stride))
     assert [(start, stop) for _, start, stop in found] == [(s, s + window) for s in starts]
     for sample, start, stop in found:
         np.testing.assert_array_equal(sample["x"], array[start:stop])
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     assert measure.samples == len(starts)
     if starts:
         exact = (held.entry.size - measure.overhead_bytes) / measure.stride_bytes
@@ -141,11 +141,11 @@ def test_the_parts_of_an_object_are_its_windows(
 
 def test_a_part_is_one_request_beside_the_header() -> None:
     held = Held(npy(rows(10_000, 16)))
-    form = open_format("npy", {"axis": 0})
-    first = visited(form, held, 3, 10)
+    object_format = open_format("npy", {"axis": 0})
+    first = visited(object_format, held, 3, 10)
     assert len(first) == 1000
     assert len(held.asked) == 2
-    visited(form, held, 4, 10)
+    visited(object_format, held, 4, 10)
     assert len(held.asked) == 3
     start, stop = held.asked[-1]
     assert (start, stop) == (128 + 4000 * 64, 128 + 5000 * 64)
@@ -208,10 +208,12 @@ def test_padding_keeps_the_end(name: str) -> None:
 
 
 def test_every_start_is_equally_likely() -> None:
-    form = open_format("raw", {"dtype": "u1", "window": 8, "stride": 5})
+    object_format = open_format("raw", {"dtype": "u1", "window": 8, "stride": 5})
     held = Held(bytes(40))
     counts = Counter(
-        start for round in range(1500) for _, start, _ in visited(form, held, round=round)
+        start
+        for round in range(1500)
+        for _, start, _ in visited(object_format, held, round=round)
     )
     assert set(counts) == set(range(33))
     expected = 1500 / 5
@@ -219,17 +221,18 @@ def test_every_start_is_equally_likely() -> None:
 
 
 def test_a_short_object_is_not_passed_over() -> None:
-    form = open_format("raw", {"dtype": "u1", "window": 8})
-    starts = {visited(form, Held(bytes(10)), round=n)[0][1] for n in range(200)}
+    object_format = open_format("raw", {"dtype": "u1", "window": 8})
+    starts = {visited(object_format, Held(bytes(10)), round=n)[0][1] for n in range(200)}
     assert starts == {0, 1, 2}
-    assert visited(form, Held(bytes(7))) == []
+    assert visited(object_format, Held(bytes(7))) == []
 
 
 def test_the_phase_is_a_function_of_seed_round_and_key() -> None:
-    form = open_format("raw", {"dtype": "u1", "window": 1000})
+    object_format = open_format("raw", {"dtype": "u1", "window": 1000})
     starts = {
         (seed, round, key): [
-            visited(form, Held(bytes(100_000), key), seed=seed, round=round)[0][1] for _ in "12"
+            visited(object_format, Held(bytes(100_000), key), seed=seed, round=round)[0][1]
+            for _ in "12"
         ]
         for seed, round, key in itertools.product((0, 1), (0, 1), "ab")
     }
@@ -238,10 +241,12 @@ def test_the_phase_is_a_function_of_seed_round_and_key() -> None:
 
 
 def test_parts_of_one_pass_have_one_phase() -> None:
-    form = open_format("raw", {"dtype": "u1", "window": 7})
+    object_format = open_format("raw", {"dtype": "u1", "window": 7})
     held = Held(bytes(1000))
-    whole = [row[1:] for row in visited(form, held, round=5)]
-    pieces = [row[1:] for part in range(9) for row in visited(form, held, part, 9, round=5)]
+    whole = [row[1:] for row in visited(object_format, held, round=5)]
+    pieces = [
+        row[1:] for part in range(9) for row in visited(object_format, held, part, 9, round=5)
+    ]
     assert whole == pieces
 
 
@@ -249,8 +254,8 @@ def test_parts_of_one_pass_have_one_phase() -> None:
 @given(st.integers(0, 40), st.integers(0, 50))
 def test_taking_some_at_random(count: int, take: int) -> None:
     array = rows(count, 3)
-    form = open_format("npy", {"axis": 0})
-    found = visited(form, Held(npy(array)), take=take)
+    object_format = open_format("npy", {"axis": 0})
+    found = visited(object_format, Held(npy(array)), take=take)
     starts = [start for _, start, _ in found]
     assert starts == sorted(set(starts))
     assert len(starts) == min(take, count)
@@ -261,12 +266,12 @@ def test_taking_some_at_random(count: int, take: int) -> None:
 def test_taking_few_of_many_reads_little() -> None:
     array = rows(4096, 4096)
     held = Held(npy(array))
-    form = open_format("npy", {"axis": 0})
-    found = visited(form, held, take=3)
+    object_format = open_format("npy", {"axis": 0})
+    found = visited(object_format, held, take=3)
     read = sum((stop or 0) - start for start, stop in held.asked)
     assert read < held.entry.size / 10
     assert [int(s["x"][0]) for s, _, _ in found] == [a * 4096 for _, a, _ in found]
-    again = visited(form, held, take=3, round=1)
+    again = visited(object_format, held, take=3, round=1)
     assert [a for _, a, _ in again] != [a for _, a, _ in found]
 
 

@@ -152,8 +152,8 @@ def test_several_datasets_in_one_window() -> None:
         file.create_dataset("short", data=np.arange(199.0))
 
     held = Held(hdf5(write))
-    form = open_format("hdf5", {"datasets": ["a/x", "y"], "window": 20, "stride": 15})
-    for sample, start, stop in visited(form, held):
+    object_format = open_format("hdf5", {"datasets": ["a/x", "y"], "window": 20, "stride": 15})
+    for sample, start, stop in visited(object_format, held):
         np.testing.assert_array_equal(sample["x"], X[start:stop])
         np.testing.assert_array_equal(sample["y"], np.arange(start, stop))
     named = open_format("hdf5", {"datasets": {"signal": "/a/x", "t": "y"}, "axis": 0})
@@ -178,9 +178,9 @@ def test_whole_objects() -> None:
         made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(20, dtype="i2"))
 
     held = Held(hdf5(write))
-    form = open_format("hdf5", {"datasets": ["x", "n", "note", "compact"]})
-    assert not form.ranged
-    ((sample, start, stop),) = visited(form, held)
+    object_format = open_format("hdf5", {"datasets": ["x", "n", "note", "compact"]})
+    assert not object_format.ranged
+    ((sample, start, stop),) = visited(object_format, held)
     np.testing.assert_array_equal(sample["x"], X)
     np.testing.assert_array_equal(sample["compact"], np.arange(20))
     assert (sample["n"].shape, int(sample["n"]), sample["note"]) == ((), 5, "é")
@@ -192,11 +192,11 @@ def test_whole_objects() -> None:
 
 
 def test_the_only_dataset_need_not_be_named() -> None:
-    form = open_format("hdf5", {"axis": 0})
-    assert len(visited(form, Held(one(name="signal")))) == 200
+    object_format = open_format("hdf5", {"axis": 0})
+    assert len(visited(object_format, Held(one(name="signal")))) == 200
     two = Held(hdf5(lambda file: [file.create_dataset(n, data=X) for n in "ab"]))
     with pytest.raises(FormatError, match=r"one dataset at its root, found 'a', 'b'; name"):
-        visited(form, two)
+        visited(object_format, two)
 
 
 @given(
@@ -208,15 +208,15 @@ def test_the_parts_of_an_object_are_its_windows(
 ) -> None:
     held = Held(one(X[:count, 0], chunks=(chunk, 4), maxshape=(None, 4)))
     options = {"window": window, "stride": stride, "edge": "pad" if pad else "drop"}
-    form = open_format("hdf5", options)
+    object_format = open_format("hdf5", options)
     starts = list(range(0, count if pad else count - window + 1, stride))
-    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    found = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     assert [start for _, start, _ in found] == starts
     for sample, start, stop in found:
         assert stop == min(count, start + window)
         np.testing.assert_array_equal(sample["x"][: stop - start], X[start:stop, 0])
         assert not sample["x"][stop - start :].any()
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     assert measure.samples == len(starts)
     if starts and not pad:
         exact = (held.entry.size - measure.overhead_bytes) / measure.stride_bytes
@@ -225,19 +225,23 @@ def test_the_parts_of_an_object_are_its_windows(
 
 def test_parts_worth_a_chunk_are_chunks() -> None:
     data = one(np.arange(1000.0), chunks=(100,), compression="gzip")
-    form = open_format("hdf5", {"axis": 0})
-    measure = asyncio.run(form.measure(Held(data)))
+    object_format = open_format("hdf5", {"axis": 0})
+    measure = asyncio.run(object_format.measure(Held(data)))
     assert (measure.samples, measure.together) == (1000, 100)
     for parts in (9, 10, 11):
-        borders = {visited(form, Held(data), part, parts)[0][1] for part in range(1, parts)}
+        borders = {
+            visited(object_format, Held(data), part, parts)[0][1] for part in range(1, parts)
+        }
         assert sum(border % 100 == 0 for border in borders) >= 8
-    assert [len(visited(form, Held(data), part, 1000)) for part in (0, 99, 100, 999)] == [1] * 4
+    assert [
+        len(visited(object_format, Held(data), part, 1000)) for part in (0, 99, 100, 999)
+    ] == [1] * 4
 
 
 def test_every_start_is_equally_likely() -> None:
-    form = open_format("hdf5", {"window": 8, "stride": 5, "phase": "random"})
+    object_format = open_format("hdf5", {"window": 8, "stride": 5, "phase": "random"})
     held = Held(one(np.arange(40, dtype="u1"), chunks=(7,)))
-    found = (visited(form, held, round=round) for round in range(300))
+    found = (visited(object_format, held, round=round) for round in range(300))
     counts = Counter(start for samples in found for _, start, _ in samples)
     assert set(counts) == set(range(33))
     assert all(abs(count - 60) < 6 * 60**0.5 for count in counts.values())
@@ -255,9 +259,9 @@ def test_taking_some_reads_few_chunks(count: int, chunk: int, take: int) -> None
 
 def test_taken_samples_are_all_alike() -> None:
     """Of every chunk, the last and small one included."""
-    form = open_format("hdf5", {"axis": 0})
+    object_format = open_format("hdf5", {"axis": 0})
     held = Held(one(np.arange(13, dtype="u1"), chunks=(5,)))
-    counts = Counter(visited(form, held, take=1, round=n)[0][1] for n in range(650))
+    counts = Counter(visited(object_format, held, take=1, round=n)[0][1] for n in range(650))
     assert all(abs(counts[start] - 50) < 36 for start in range(13))
 
 
@@ -265,12 +269,12 @@ def test_what_a_visit_reads() -> None:
     """Metadata once, then the chunks that hold the samples, together."""
     noise = np.random.default_rng(0).random((4096, 64))
     held = Held(one(noise, chunks=(64, 64), compression="gzip", maxshape=(None, 64)))
-    form = open_format("hdf5", {"window": 64})
-    visited(form, held, 3, 64)
+    object_format = open_format("hdf5", {"window": 64})
+    visited(object_format, held, 3, 64)
     assert len(held.asked) <= 4
     held.asked.clear()
     for part in range(10, 20):
-        visited(form, held, part, 64)
+        visited(object_format, held, part, 64)
     read = sum((stop or 0) - start for start, stop in held.asked)
     stored = sum(
         info.size
@@ -284,19 +288,19 @@ def test_the_index_of_chunks_is_not_read_to_find_the_only_dataset() -> None:
     """Pieces of it are between the chunks, one behind every few dozen of them."""
     noise = np.random.default_rng(0).random((1000, 1000), "f4")
     held = Held(one(noise, chunks=(2, 1000)))
-    form = open_format("hdf5", {"axis": 0})
-    assert asyncio.run(form.measure(held)).samples == 1000
-    assert len(visited(form, held, 250, 500)) == 2
+    object_format = open_format("hdf5", {"axis": 0})
+    assert asyncio.run(object_format.measure(held)).samples == 1000
+    assert len(visited(object_format, held, 250, 500)) == 2
     assert sum((stop or 0) - start for start, stop in held.asked) < 140_000
     assert len(held.asked) <= 5
 
 
 def test_a_second_visit_to_values_in_one_piece_is_one_request() -> None:
     held = Held(one(np.arange(100_000.0)))
-    form = open_format("hdf5", {"window": 100})
-    visited(form, held, 0, 1000)
+    object_format = open_format("hdf5", {"window": 100})
+    visited(object_format, held, 0, 1000)
     held.asked.clear()
-    ((_, start, _),) = visited(form, held, 700, 1000)
+    ((_, start, _),) = visited(object_format, held, 700, 1000)
     ((first, stop),) = held.asked
     assert stop is not None
     assert stop - first == 800
@@ -305,10 +309,10 @@ def test_a_second_visit_to_values_in_one_piece_is_one_request() -> None:
 
 def test_visits_at_the_same_time_share_what_they_fetch() -> None:
     held = Held(one(np.random.default_rng(0).random(50_000), chunks=(1000,)))
-    form = open_format("hdf5", {"window": 1000})
+    object_format = open_format("hdf5", {"window": 1000})
 
     async def all_at_once() -> None:
-        await asyncio.gather(*(form.read(held, Visit(p, 50, 0, 0)) for p in range(50)))
+        await asyncio.gather(*(object_format.read(held, Visit(p, 50, 0, 0)) for p in range(50)))
 
     asyncio.run(all_at_once())
     assert len(held.asked) <= 52
@@ -323,9 +327,9 @@ def test_a_damaged_chunk_is_a_hole(damage: str) -> None:
         data = data[: info.byte_offset + 5]
     else:
         data[info.byte_offset + 20] ^= 255
-    form = open_format("hdf5", {"axis": 0})
+    object_format = open_format("hdf5", {"axis": 0})
     with pytest.raises(FormatError, match=r"^k: .*"):
-        visited(form, Held(bytes(data)))
+        visited(object_format, Held(bytes(data)))
 
 
 @settings(max_examples=50, deadline=None)

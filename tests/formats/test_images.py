@@ -196,29 +196,29 @@ def decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("data", [b"", b"\0\xff" * 1000])
 def test_bytes_are_kept_as_they_are(data: bytes) -> None:
-    form = open_format("bytes", {})
+    object_format = open_format("bytes", {})
     held = Held(data)
-    assert visited(form, held) == [({"data": data}, 0, len(data))]
+    assert visited(object_format, held) == [({"data": data}, 0, len(data))]
     assert held.asked == [(0, None)]
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     assert (measure.samples, measure.stride_bytes) == (1, len(data))
-    assert form.code_digest is None
+    assert object_format.code_digest is None
 
 
 def test_bytes_decoded_by_a_function_of_the_users(decoders: str) -> None:
-    form = open_format("bytes", {"decode": f"{decoders}:text"})
-    ((sample, start, stop),) = visited(form, Held(b'{"n": 5}'))
+    object_format = open_format("bytes", {"decode": f"{decoders}:text"})
+    ((sample, start, stop),) = visited(object_format, Held(b'{"n": 5}'))
     assert (int(sample["n"]), start, stop) == (5, 0, 8)
-    assert form.code_digest
+    assert object_format.code_digest
     named = open_format("bytes", {"decode": f"{decoders}:named"})
     assert visited(named, Held(b"1", "a/b"))[0][0] == {"data": b"1", "key": "a/b"}
     assert visited(open_format("bytes", {"decode": f"{decoders}:none"}), Held(b"1")) == []
 
 
 def test_a_decoder_that_fails_is_named_with_its_line(decoders: str) -> None:
-    form = open_format("bytes", {"decode": f"{decoders}:text"})
+    object_format = open_format("bytes", {"decode": f"{decoders}:text"})
     words = r"user_decoders:text raised json.*JSONDecodeError.* at user_decoders.py:6 on a/b$"
     with pytest.raises(FormatError, match=words):
-        visited(form, Held(b"{", "a/b"))
+        visited(object_format, Held(b"{", "a/b"))
     with pytest.raises(ConfigError, match="must take data"):
         open_format("bytes", {"decode": f"{decoders}:wrong"})

@@ -51,9 +51,9 @@ def test_each_line_is_of_one_part(
     sizes: list[tuple[int, bytes]], last: bytes, parts: int
 ) -> None:
     data = b"".join(b"x" * size + end for size, end in sizes) + last
-    form = open_format("jsonl", {"raw": True})
+    object_format = open_format("jsonl", {"raw": True})
     expected = [line for line in data.replace(b"\r\n", b"\n").split(b"\n") if line.strip()]
-    whole = visited(form, Held(data))
+    whole = visited(object_format, Held(data))
     assert [sample["data"].rstrip(b"\r") for sample, _, _ in whole] == [
         line.rstrip(b"\r") for line in expected
     ]
@@ -61,21 +61,25 @@ def test_each_line_is_of_one_part(
         assert data[start:stop] == sample["data"]
     for count in (1, 2, parts, min(40, len(data) + 1)):
         assert [
-            row for part in range(count) for row in visited(form, Held(data), part, count)
+            row
+            for part in range(count)
+            for row in visited(object_format, Held(data), part, count)
         ] == whole
 
 
 def test_a_visit_reads_its_lines_and_little_more() -> None:
     held = Held(lines(20_000, 30))
-    form = open_format("jsonl", {})
-    measure = asyncio.run(form.measure(held))
+    object_format = open_format("jsonl", {})
+    measure = asyncio.run(object_format.measure(held))
     parts = -(-measure.samples // measure.together)
     assert abs(measure.samples - 20_000) < 500
     assert 5 < parts < 30
     held.asked.clear()
     used = 0
     for part in range(parts):
-        used += sum(stop - start for _, start, stop in visited(form, held, part, parts))
+        used += sum(
+            stop - start for _, start, stop in visited(object_format, held, part, parts)
+        )
     fetched = sum((stop or 0) - start for start, stop in held.asked)
     assert len(held.asked) == parts
     assert fetched < 1.1 * used
@@ -92,35 +96,37 @@ def test_a_visit_reads_its_lines_and_little_more() -> None:
 )
 def test_what_is_fetched_of_lines_in_vain(sizes: Any, most: float) -> None:
     held = Held(b"".join(b"x" * (size - 1) + b"\n" for size in sizes))
-    form = open_format("jsonl", {"raw": True})
-    measure = asyncio.run(form.measure(held))
+    object_format = open_format("jsonl", {"raw": True})
+    measure = asyncio.run(object_format.measure(held))
     parts = -(-measure.samples // measure.together)
-    visited(form, held, 0, parts)
+    visited(object_format, held, 0, parts)
     held.asked.clear()
-    found = [row for part in range(1, parts) for row in visited(form, held, part, parts)]
+    found = [
+        row for part in range(1, parts) for row in visited(object_format, held, part, parts)
+    ]
     used = sum(stop - start + 1 for _, start, stop in found)
     assert sum((stop or 0) - start for start, stop in held.asked) < most * used
 
 
 def test_what_is_ahead_of_a_block_is_learnt() -> None:
     held = Held(lines(4000, 300))
-    form = open_format("jsonl", {})
+    object_format = open_format("jsonl", {})
     for part in range(100):
-        visited(form, held, part, 100)
+        visited(object_format, held, part, 100)
     assert len(held.asked) < 120
 
 
 def test_a_long_line_is_read_on_in_growing_steps() -> None:
     held = Held(b'{"t": "' + b"x" * 3_000_000 + b'"}\n{"t": "y"}\n')
-    form = open_format("jsonl", {})
-    ((sample, start, stop),) = visited(form, held, 0, 1000)
+    object_format = open_format("jsonl", {})
+    ((sample, start, stop),) = visited(object_format, held, 0, 1000)
     assert (len(sample["t"]), start, stop) == (3_000_000, 0, 3_000_009)
     assert len(held.asked) < 9
     assert held.asked[-1][1] == len(held.data)
     held.asked.clear()
-    assert visited(form, held, 500, 1000) == []
+    assert visited(object_format, held, 500, 1000) == []
     assert len(held.asked) == 1
-    assert visited(form, held, 999, 1000)[0][1] == 3_000_010
+    assert visited(object_format, held, 999, 1000)[0][1] == 3_000_010
 
 
 def test_a_line_that_no_sampler_can_hold_is_refused() -> None:
@@ -130,12 +136,12 @@ def test_a_line_that_no_sampler_can_hold_is_refused() -> None:
             return b"x" * ((stop or 0) - start)
 
     held = Endless(b"", size=1 << 40)
-    form = open_format("jsonl", {})
+    object_format = open_format("jsonl", {})
     with pytest.raises(FormatError, match="k: a line may have 33,554,432 bytes, the one at by"):
-        visited(form, held, 0, 1 << 20)
+        visited(object_format, held, 0, 1 << 20)
     assert (held.asked[-1][1] or 0) < 1 << 26
     with pytest.raises(FormatError, match="may read 500,000,000 bytes"):
-        visited(form, held)
+        visited(object_format, held)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +225,10 @@ def test_a_bad_line_is_named(line: bytes, words: str) -> None:
 
 def test_bad_lines_cost_themselves_only() -> None:
     data = b'{"a": 1}\n{"a": \n{"a": 3}\nnull\n'
-    form = open_format("jsonl", {})
+    object_format = open_format("jsonl", {})
     with pytest.raises(PartlyReadError, match=r"k: the line at byte 9: .* \(and 1 more"):
-        visited(form, Held(data))
-    found, why = asyncio.run(read_partly(form, Held(data), Visit(0, 1, 0, 0)))
+        visited(object_format, Held(data))
+    found, why = asyncio.run(read_partly(object_format, Held(data), Visit(0, 1, 0, 0)))
     assert [(int(sample["a"]), start) for sample, start, _ in found] == [(1, 0), (3, 16)]
     assert why is not None
 
@@ -325,24 +331,24 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", PACKED)
 def test_compressed_lines(kind: str) -> None:
     data = lines(300, 20)
-    form = open_format("jsonl", {"compression": kind})
+    object_format = open_format("jsonl", {"compression": kind})
     whole = visited(open_format("jsonl", {}), Held(data))
     packed = PACKED[kind](data)
     twice = PACKED[kind](data[:1000]) + PACKED[kind](data[1000:])
-    assert not form.ranged
+    assert not object_format.ranged
     for one in (packed, twice):
         held = Held(one)
-        assert visited(form, held) == whole
+        assert visited(object_format, held) == whole
         assert held.asked == [(0, None)]
-        measure = asyncio.run(form.measure(held))
+        measure = asyncio.run(object_format.measure(held))
         assert (measure.samples, measure.together) == (300, 1)
-    assert len(visited(form, Held(packed), take=5)) == 5
+    assert len(visited(object_format, Held(packed), take=5)) == 5
     for damaged in (packed[:-9], packed[:20], b"", b"no " + packed):
         with pytest.raises(FormatError, match=r"^k: ") if damaged else nullcontext():
-            visited(form, Held(damaged))
-    assert visited(form, Held(packed + bytes(50_000))) == whole  # as tapes pad
+            visited(object_format, Held(damaged))
+    assert visited(object_format, Held(packed + bytes(50_000))) == whole  # as tapes pad
     with pytest.raises(FormatError, match="expected an object compressed by"):
-        visited(form, Held(packed + b"and more"))
+        visited(object_format, Held(packed + b"and more"))
 
 
 @pytest.mark.parametrize(
@@ -375,9 +381,9 @@ def test_a_bomb_is_refused(kind: str) -> None:
     bomb = PACKED[kind](zeros)
     if kind != "zstd":
         bomb = PACKED[kind](bomb)
-        form = open_format("jsonl", {"compression": kind})
+        object_format = open_format("jsonl", {"compression": kind})
         with pytest.raises(FormatError, match="expected JSON"):
-            visited(form, Held(bomb))
+            visited(object_format, Held(bomb))
         return
     with pytest.raises(FormatError, match=r"unpacked to .* bytes in memory, found more; make"):
         visited(open_format("jsonl", {"compression": kind}), Held(bomb))
@@ -394,13 +400,13 @@ def test_without_zstandard_one_line_says_what_to_install(
 
 def test_some_lines_of_many_are_read_out_of_few_stretches() -> None:
     held = Held(lines(200_000, 20))
-    form = open_format("jsonl", {})
-    found = visited(form, held, take=50)
+    object_format = open_format("jsonl", {})
+    found = visited(object_format, held, take=50)
     assert len(found) == 50
     assert sum((stop or 0) - start for start, stop in held.asked) < len(held.data) / 5
     starts = [start for _, start, _ in found]
     assert starts == sorted(set(starts))
-    assert starts != [start for _, start, _ in visited(form, held, take=50, round=1)]
+    assert starts != [start for _, start, _ in visited(object_format, held, take=50, round=1)]
 
 
 def test_objects_of_two_kinds_are_not_one_source() -> None:

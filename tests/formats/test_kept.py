@@ -25,8 +25,10 @@ class Slow(Held):
         return found
 
 
-async def side_by_side(form: ObjectFormat, held: Held, parts: int) -> None:
-    await asyncio.gather(*(form.read(held, Visit(n, parts, 0, 0)) for n in range(parts)))
+async def side_by_side(object_format: ObjectFormat, held: Held, parts: int) -> None:
+    await asyncio.gather(
+        *(object_format.read(held, Visit(n, parts, 0, 0)) for n in range(parts))
+    )
 
 
 def test_visits_side_by_side_read_a_header_once() -> None:
@@ -44,8 +46,8 @@ def test_an_index_is_walked_once_for_all() -> None:
         ("tar", tar.archive(tar.samples(50, 20_000))),
     ):
         held = Slow(data)
-        form = open_format(name, {"decode": "none", "index": True})
-        asyncio.run(side_by_side(form, held, 6))
+        object_format = open_format(name, {"decode": "none", "index": True})
+        asyncio.run(side_by_side(object_format, held, 6))
         # The way begins at byte 0, and so does the first part.
         assert [start for start, _ in held.asked].count(0) == 2, name
 

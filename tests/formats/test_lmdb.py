@@ -75,10 +75,10 @@ def test_every_value_is_in_exactly_one_part(tmp_path: Path, name: str, parts: in
     held = Held(written(tmp_path / "d", put(values)))
     if parts == 900 and len(values) > 100:
         parts = 300
-    form = keyed()
-    rows = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    object_format = keyed()
+    rows = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     assert pairs(rows) == sorted(values.items())
-    assert asyncio.run(form.measure(held)).samples == len(values)
+    assert asyncio.run(object_format.measure(held)).samples == len(values)
     for sample, start, stop in rows:
         assert held.data[start:stop].endswith(sample["data"])
         assert start < stop
@@ -121,8 +121,8 @@ def test_whatever_was_put_and_deleted(
                         txn.delete(key)
 
     held = Held(written(tmp_path_factory.mktemp("l") / "d", work))
-    form = keyed()
-    rows = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    object_format = keyed()
+    rows = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     assert pairs(rows) == sorted(model.items())
 
 
@@ -173,12 +173,14 @@ def test_several_values_of_a_key(tmp_path: Path, fixed: bool, count: int) -> Non
                 txn.put(key, value)
 
     held = Held(written(tmp_path / "d", work))
-    form = keyed(database="several")
+    object_format = keyed(database="several")
     for parts in (1, 5):
-        rows = [row for part in range(parts) for row in visited(form, held, part, parts)]
+        rows = [
+            row for part in range(parts) for row in visited(object_format, held, part, parts)
+        ]
         assert pairs(rows) == sorted(wanted)
         assert len({row[1:] for row in rows}) == len(rows)
-    assert asyncio.run(form.measure(held)).samples == len(wanted)
+    assert asyncio.run(object_format.measure(held)).samples == len(wanted)
     for sample, start, stop in rows:
         assert held.data[start:stop].endswith(sample["data"])
 
@@ -229,24 +231,24 @@ def fetched(held: Held) -> int:
 
 def test_a_visit_reads_its_value_and_the_way_to_it(tmp_path: Path) -> None:
     held = Held(written(tmp_path / "d", put(numbered(500, lambda i: 100_000))))
-    form = keyed()
-    assert len(visited(form, held, 3, 500)) == 1
+    object_format = keyed()
+    assert len(visited(object_format, held, 3, 500)) == 1
     ways = [stop - start for start, stop in held.asked if stop is not None]
     # What the file says of itself, the root, the leaf, the value with its page's header.
     assert ways == [PAGE + 152, PAGE, PAGE, 100_016]
     held.asked.clear()
-    visited(form, held, 3, 500, round=1)
+    visited(object_format, held, 3, 500, round=1)
     assert [stop - start for start, stop in held.asked if stop is not None] == [100_016]
     held.asked.clear()
     for part in range(500):
-        visited(form, held, part, 500)
+        visited(object_format, held, part, 500)
     assert fetched(held) < 1.01 * 500 * 100_000
 
 
 def test_values_that_lie_together_come_together(tmp_path: Path) -> None:
     held = Held(written(tmp_path / "d", put(numbered(2000, lambda i: 300))))
-    form = keyed()
-    assert len(visited(form, held)) == 2000
+    object_format = keyed()
+    assert len(visited(object_format, held)) == 2000
     assert len(held.asked) < 8
     assert fetched(held) < 1.2 * held.entry.size
 
@@ -266,11 +268,11 @@ def test_deep_trees_are_not_read_to_the_end(tmp_path: Path) -> None:
     assert top.levels >= 2
     assert MOST_BRANCHES < len(top.pages) < 8 * MOST_BRANCHES
     held.asked.clear()
-    form = keyed()
-    rows = [row for part in range(50) for row in visited(form, held, part, 50)]
+    object_format = keyed()
+    rows = [row for part in range(50) for row in visited(object_format, held, part, 50)]
     assert pairs(rows) == sorted(values.items())
     held.asked.clear()
-    assert len(visited(form, held, 17, 30_000)) <= 3
+    assert len(visited(object_format, held, 17, 30_000)) <= 3
     assert fetched(held) <= 3 * PAGE
 
 
@@ -346,8 +348,8 @@ def test_some_of_very_many_are_any_of_them(tmp_path: Path) -> None:
                     txn.delete(key)
 
     held = Held(written(tmp_path / "d", work))
-    form = keyed()
-    rounds = (visited(form, held, take=20, round=round) for round in range(300))
+    object_format = keyed()
+    rounds = (visited(object_format, held, take=20, round=round) for round in range(300))
     seen = [int(key) for rows in rounds for key, _ in pairs(rows)]
     assert len(seen) == 6000
     expected = len(seen) * 1200 / 7200
@@ -445,15 +447,15 @@ def test_decoded_by_a_function_that_knows_the_key(
     points = {b"%d" % i: {"x": np.full(5, i, "f4"), "y": np.int64(i)} for i in range(7)}
     values = {key: pickle.dumps(point) for key, point in points.items()}
     held = Held(written(tmp_path / "d", put({**values, b"length": pickle.dumps(7)})))
-    form = open_format("lmdb", {"decode": "mine_lmdb:point"})
-    found = visited(form, held)
+    object_format = open_format("lmdb", {"decode": "mine_lmdb:point"})
+    found = visited(object_format, held)
     assert [int(sample["y"]) for sample, _, _ in found] == list(range(7))
-    assert form.code_digest
+    assert object_format.code_digest
     bad = Held(written(tmp_path / "e", put({b"0": b"nonsense"})), "other")
     with pytest.raises(
         FormatError, match=r"mine_lmdb:point raised .*expected a pickle.*mine_lmd"
     ):
-        visited(form, bad)
+        visited(object_format, bad)
 
 
 def test_one_value_that_cannot_be_decoded_spoils_no_other(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ ARRAYS = {
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_archive_is_a_sample(packed: bool) -> None:
     held = Held(archive(packed=packed, **ARRAYS))
-    form = open_format("npz", {})
-    ((sample, start, stop),) = visited(form, held)
+    object_format = open_format("npz", {})
+    ((sample, start, stop),) = visited(object_format, held)
     assert sample.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(sample[name], array)
@@ -72,8 +72,8 @@ def test_an_archive_is_a_sample(packed: bool) -> None:
         assert sample[name].flags.c_contiguous
     assert (start, stop) == (0, held.entry.size)
     assert held.asked == [(0, None)]
-    assert not form.ranged
-    assert asyncio.run(form.measure(held)).samples == 1
+    assert not object_format.ranged
+    assert asyncio.run(object_format.measure(held)).samples == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -107,20 +107,20 @@ def test_each_row_is_a_sample(read: str, packed: bool) -> None:
     x, y = rows(40, 6, dtype=">f8"), np.arange(40, dtype="i8")
     held = Held(archive(packed=packed, x=x, y=y, rate=np.float32(500)))
     options = {"axis": 0, "fields": ["x", "y"], "read": read}
-    form = open_format("npz", options)
+    object_format = open_format("npz", options)
     if packed and read == "range":
         with pytest.raises(FormatError, match=r"x is compressed.*set read: whole"):
-            visited(form, held)
+            visited(object_format, held)
         return
-    found = visited(form, held)
+    found = visited(object_format, held)
     assert [row[1:] for row in found] == [(i, i + 1) for i in range(40)]
     for sample, start, _ in found:
         np.testing.assert_array_equal(sample["x"], x[start])
         assert sample["y"] == start
-    assert asyncio.run(form.measure(held)).samples == 40
+    assert asyncio.run(object_format.measure(held)).samples == 40
     with pytest.raises(FormatError, match=r"as many rows each, found x 40, y 40, rate|axis 0"):
         visited(open_format("npz", {"axis": 0, "read": read}), held)
-    assert len(visited(form, held, take=7)) == 7
+    assert len(visited(object_format, held, take=7)) == 7
 
 
 @settings(max_examples=40)
@@ -134,8 +134,8 @@ def test_windows_of_all_arrays_together(
     x, y = rows(count, 2), rows(count, dtype="<i8")
     held = Held(archive(x=x, y=y))
     options = {"window": window, "stride": stride, "phase": phase, "edge": edge}
-    form = open_format("npz", options)
-    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    object_format = open_format("npz", options)
+    found = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     whole = visited(open_format("npz", {**options, "read": "whole"}), held)
     assert [row[1:] for row in found] == [row[1:] for row in whole]
     for (sample, start, stop), (other, *_) in zip(found, whole, strict=True):
@@ -144,7 +144,7 @@ def test_windows_of_all_arrays_together(
             np.testing.assert_array_equal(sample[name], other[name])
             assert len(sample[name]) == window
             assert not sample[name][stop - start :].any()
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     last = count if edge == "pad" else count - window + 1
     assert measure.samples == len(range(0, last, stride))
     if measure.samples:
@@ -154,11 +154,11 @@ def test_windows_of_all_arrays_together(
 
 def test_a_row_is_a_request_for_each_array() -> None:
     held = Held(archive(x=rows(10_000, 256), y=rows(10_000, 8)))
-    form = open_format("npz", {"axis": 0})
-    visited(form, held, 3, 10_000)
+    object_format = open_format("npz", {"axis": 0})
+    visited(object_format, held, 3, 10_000)
     assert fetched(held) < 7000  # the end, two heads, two rows
     held.asked.clear()
-    ((sample, _, _),) = visited(form, held, 5, 10_000)
+    ((sample, _, _),) = visited(object_format, held, 5, 10_000)
     assert [stop - start for start, stop in held.asked if stop is not None] == [1024, 32]
     np.testing.assert_array_equal(sample["x"], rows(10_000, 256)[5])
 

@@ -151,10 +151,10 @@ def test_every_row_is_in_one_part(count: int, group: int, parts: int, take: int)
     held = Held(
         parquet(pa.table({"x": pa.array(range(count), pa.int64())}), row_group_size=group)
     )
-    form = open_format("parquet", {})
-    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    object_format = open_format("parquet", {})
+    found = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     assert [int(s["x"]) for s, _, _ in found] == [a for _, a, _ in found] == list(range(count))
-    few = [a for _, a, _ in visited(form, held, take=take)]
+    few = [a for _, a, _ in visited(object_format, held, take=take)]
     assert few == sorted(set(few))
     assert len(few) == min(count, take)
     assert len({a // group for a in few}) <= -(-take // group) + 1
@@ -165,14 +165,14 @@ def test_what_a_visit_reads() -> None:
     noise = np.random.default_rng(0).random(100_000)
     table = pa.table({"x": noise, "other": noise, "y": noise})
     held = Held(parquet(table, row_group_size=5000, use_dictionary=False))
-    form = open_format("parquet", {"columns": ["x", "y"]})
-    measure = asyncio.run(form.measure(held))
+    object_format = open_format("parquet", {"columns": ["x", "y"]})
+    measure = asyncio.run(object_format.measure(held))
     assert (measure.samples, measure.together) == (100_000, 5000)
     assert len(held.asked) == 1
     held.asked.clear()
     metadata = pq.read_metadata(io.BytesIO(held.data))
     for part in (3, 7):
-        assert len(visited(form, held, part, 20)) == 5000
+        assert len(visited(object_format, held, part, 20)) == 5000
     read = sum((stop or 0) - start for start, stop in held.asked)
     stored = sum(
         metadata.row_group(g).column(c).total_compressed_size for g in (3, 7) for c in (0, 2)
@@ -185,31 +185,33 @@ def test_a_long_footer_is_read_twice() -> None:
     held = Held(
         parquet(pa.table({f"column {n:04}": [1.5] * 40 for n in range(60)}), row_group_size=1)
     )
-    form = open_format("parquet", {"columns": ["column 0007"]})
-    assert float(visited(form, held, 39, 40)[0][0]["column 0007"]) == 1.5
+    object_format = open_format("parquet", {"columns": ["column 0007"]})
+    assert float(visited(object_format, held, 39, 40)[0][0]["column 0007"]) == 1.5
     assert len(held.asked) == 3
 
 
 def test_visits_side_by_side_read_a_footer_once() -> None:
     held = Held(parquet(pa.table({"x": np.arange(80_000.0)}), row_group_size=10_000))
-    form = open_format("parquet", {})
+    object_format = open_format("parquet", {})
 
     async def visits() -> None:
-        await asyncio.gather(*(form.read(held, Visit(part, 8, 0, 0)) for part in range(8)))
+        await asyncio.gather(
+            *(object_format.read(held, Visit(part, 8, 0, 0)) for part in range(8))
+        )
 
     asyncio.run(visits())
     assert len(held.asked) == 9
 
 
 def test_how_long_footers_are_is_learnt() -> None:
-    form = open_format("parquet", {})
+    object_format = open_format("parquet", {})
     wide = pa.table({f"column {n:04}": [1.5] * 40 for n in range(60)})
     for table, settings_, most in ((TABLE, {}, 6_000), (wide, {"row_group_size": 1}, 400_000)):
         data = parquet(table, **settings_)
         footer = int.from_bytes(data[-8:-4], "little") + 8
         for n in range(6):
             held = Held(data, f"k{n}")
-            asyncio.run(form.measure(held))
+            asyncio.run(object_format.measure(held))
         assert len(held.asked) == 1
         assert footer <= held.entry.size - held.asked[0][0] <= max(most, footer * 5 // 4)
 

@@ -62,8 +62,10 @@ def expected(files: Files) -> list[dict[str, Any]]:
     return found
 
 
-def parts_of(form: Any, data: bytes, count: int) -> list[Row]:
-    return [row for part in range(count) for row in visited(form, Held(data), part, count)]
+def parts_of(object_format: Any, data: bytes, count: int) -> list[Row]:
+    return [
+        row for part in range(count) for row in visited(object_format, Held(data), part, count)
+    ]
 
 
 def values(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -92,10 +94,10 @@ def test_each_sample_is_of_one_part(
     if large:
         files = [*files, ("README", bytes(300_000)), *((f"z{n}", d) for n, d in files)]
     data = archive(files, dialect)
-    form = open_format("tar", {**RAW, "index": index})
-    found = parts_of(form, data, parts)
+    object_format = open_format("tar", {**RAW, "index": index})
+    found = parts_of(object_format, data, parts)
     assert values(found) == expected(files)
-    assert [row[1:] for row in found] == [row[1:] for row in visited(form, Held(data))]
+    assert [row[1:] for row in found] == [row[1:] for row in visited(object_format, Held(data))]
     for sample, start, stop in found:
         with tarfile.open(fileobj=io.BytesIO(data[start:stop])) as opened:
             assert len(opened.getmembers()) == len(sample) - 1
@@ -118,9 +120,9 @@ def test_a_border_at_every_block_of_long_names() -> None:
     files.insert(2, ("big.x", bytes(300_000)))
     for dialect in DIALECTS[1:]:
         data = archive(files, dialect)
-        form = open_format("tar", {})
+        object_format = open_format("tar", {})
         for at in range(0, 8192, 512):
-            found = [asyncio.run(form._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
+            found = [asyncio.run(object_format._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
                      for ends in ((0, at), (at, len(data)))]  # fmt: skip
             assert [one.key for some in found for one in some] == [n[:-2] for n, _ in files]
 
@@ -219,9 +221,9 @@ def test_an_archive_that_is_cut_off() -> None:
 
 
 def seen(data: bytes, **options: Any) -> tuple[list[dict[str, Any]], str]:
-    form = open_format("tar", {**RAW, **options})
+    object_format = open_format("tar", {**RAW, **options})
     try:
-        rows, why = asyncio.run(read_partly(form, Held(data), Visit(0, 1, 0, 0)))
+        rows, why = asyncio.run(read_partly(object_format, Held(data), Visit(0, 1, 0, 0)))
     except FormatError as error:
         return [], str(error)
     return values(rows), str(why or "")
@@ -232,12 +234,12 @@ def test_a_damaged_header_costs_what_is_behind_it_in_its_block() -> None:
     data = bytearray(archive(files))
     at = data.index(b"a/000075.jpg")
     data[at + 3] ^= 1
-    form = open_format("tar", RAW)
+    object_format = open_format("tar", RAW)
     found, why = [], []
     for part in range(20):
         rows, wrong = [], None
         try:
-            rows = visited(form, Held(bytes(data)), part, 20)
+            rows = visited(object_format, Held(bytes(data)), part, 20)
         except PartlyReadError as error:
             rows, wrong = error.found, error
         found += values(rows)
@@ -302,10 +304,10 @@ def test_archives_put_together_and_within_each_other_need_an_index() -> None:
 
 def test_a_visit_asks_for_little_more_than_its_block() -> None:
     data = archive(samples(1200))
-    form = open_format("tar", RAW)
+    object_format = open_format("tar", RAW)
     for part in (0, 5, 19):
         held = Held(data)
-        assert visited(form, held, part, 20)
+        assert visited(object_format, held, part, 20)
         read = sum((stop or 0) - start for start, stop in held.asked)
         assert len(held.asked) == 1
         assert read < len(data) // 20 + 120_000
@@ -313,11 +315,11 @@ def test_a_visit_asks_for_little_more_than_its_block() -> None:
 
 def test_large_samples_cost_little_more_than_they_have() -> None:
     data = archive(samples(120, 100_000))
-    form = open_format("tar", RAW)
+    object_format = open_format("tar", RAW)
     parts = 120 // 24
-    visited(form, Held(data), 0, parts)
+    visited(object_format, Held(data), 0, parts)
     held = Held(data)
-    found = [row for part in range(parts) for row in visited(form, held, part, parts)]
+    found = [row for part in range(parts) for row in visited(object_format, held, part, parts)]
     assert len(found) == 120
     assert sum((stop or 0) - start for start, stop in held.asked) < 1.075 * len(data)
     assert len(held.asked) < 2 * parts
@@ -340,9 +342,9 @@ def test_a_border_within_names_longer_than_what_is_read_before_it(
 ) -> None:
     files = [(f"{name}{n}.x", data) for n, (name, data) in enumerate(made)]
     data = archive([("big.x", bytes(300_000)), *files], dialect)
-    form = open_format("tar", RAW)
+    object_format = open_format("tar", RAW)
     for at in range(300_000, len(data), 1536):
-        found = [asyncio.run(form._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
+        found = [asyncio.run(object_format._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
                  for ends in ((0, at), (at, len(data)))]  # fmt: skip
         keys = [one.key for some in found for one in some]
         assert keys == ["big", *(name[:-2] for name, _ in files)]
@@ -350,13 +352,13 @@ def test_a_border_within_names_longer_than_what_is_read_before_it(
 
 def test_measured_by_spots_and_taken_from_stretches() -> None:
     data = archive(samples(1200))
-    form = open_format("tar", RAW)
+    object_format = open_format("tar", RAW)
     held = Held(data)
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     assert abs(measure.samples - 1200) < 60
     assert measure.together > 16
     held = Held(data)
-    assert len(visited(form, held, take=3)) == 3
+    assert len(visited(object_format, held, take=3)) == 3
     assert sum((stop or 0) - start for start, stop in held.asked) < len(data) // 4
     index = open_format("tar", {**RAW, "index": True})
     held = Held(archive([(f"{n}.x", bytes(100_000)) for n in range(20)]))
@@ -367,9 +369,9 @@ def test_measured_by_spots_and_taken_from_stretches() -> None:
 def test_compressed_archives(tmp_path: Path) -> None:
     files = samples(20)
     data = gzip.compress(archive(files))
-    form = open_format("tar", RAW, ["s3://b/a-*.tar.gz"])
-    assert not form.ranged
-    assert values(visited(form, Held(data))) == expected(files)
+    object_format = open_format("tar", RAW, ["s3://b/a-*.tar.gz"])
+    assert not object_format.ranged
+    assert values(visited(object_format, Held(data))) == expected(files)
     with pytest.raises(FormatError, match="set compression: gzip"):
         visited(open_format("tar", RAW), Held(data))
 
@@ -382,10 +384,13 @@ def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "    return {'n': len(data['x']), 'key': data['__key__']}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    form = open_format("tar", {"decode": "tar_user:make"})
+    object_format = open_format("tar", {"decode": "tar_user:make"})
     data = archive([("a.x", b"aa"), ("b.x", b""), ("c.x", b"ccc")])
-    assert values(visited(form, Held(data))) == [{"n": 2, "key": "a"}, {"n": 3, "key": "c"}]
-    assert form.code_digest
+    assert values(visited(object_format, Held(data))) == [
+        {"n": 2, "key": "a"},
+        {"n": 3, "key": "c"},
+    ]
+    assert object_format.code_digest
     sys.modules.pop("tar_user")
 
 
@@ -398,11 +403,11 @@ def test_images_are_decoded_if_asked_for() -> None:
     image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
     image.new("RGB", (4, 3), (255, 0, 0)).save(file, "PNG")
-    form = open_format("tar", {"decode": "images"})
-    ((found, _, _),) = visited(form, Held(archive([("a.seg.png", file.getvalue())])))
+    object_format = open_format("tar", {"decode": "images"})
+    ((found, _, _),) = visited(object_format, Held(archive([("a.seg.png", file.getvalue())])))
     assert found["seg.png"].shape == (3, 4, 3)
     with pytest.raises(PartlyReadError, match=r"k: a at byte 0: png: it: cannot be decoded"):
-        visited(form, Held(archive([("a.png", b"\x89PNG")])))
+        visited(object_format, Held(archive([("a.png", b"\x89PNG")])))
 
 
 # It does not close the files that it reads.
@@ -419,8 +424,8 @@ def test_what_webdataset_writes_is_what_it_reads(tmp_path: Path, compressed: boo
                 "__key__": f"train.x/{'n' * n * 8}{n:03}", "cls": n, "txt": f"é{n}", "seg.png": b"p",
                 "npy": np.full((n, 2), n, "f4"), "json": {"n": [n]}, "bin": bytes([n]),
             })  # fmt: skip
-    form = open_format("tar", {}, [str(path)])
-    found = values(parts_of(form, path.read_bytes(), 1 if compressed else 7))
+    object_format = open_format("tar", {}, [str(path)])
+    found = values(parts_of(object_format, path.read_bytes(), 1 if compressed else 7))
     theirs = list(wds.WebDataset(str(path), shardshuffle=False).decode())
     assert len(found) == len(theirs) == 30
     for ours, one in zip(found, theirs, strict=True):

@@ -67,8 +67,10 @@ def rows(count: int, nbytes: int = 2000, *, zeros: bool = False) -> list[bytes]:
     return [bytes(n) if zeros else rng.bytes(int(n)) for n in sizes]
 
 
-def parts_of(form: Any, data: bytes, count: int) -> list[Any]:
-    return [row for part in range(count) for row in visited(form, Held(data), part, count)]
+def parts_of(object_format: Any, data: bytes, count: int) -> list[Any]:
+    return [
+        row for part in range(count) for row in visited(object_format, Held(data), part, count)
+    ]
 
 
 @settings(max_examples=60)
@@ -85,9 +87,9 @@ def test_each_record_is_of_one_part(
     if nested:
         payloads = [file(payloads), *payloads, file([file(payloads), *payloads])]
     data = file(payloads)
-    form = open_format("tfrecord", {**RAW, "index": index})
-    whole = visited(form, Held(data)) if index else []
-    found = parts_of(form, data, parts)
+    object_format = open_format("tfrecord", {**RAW, "index": index})
+    whole = visited(object_format, Held(data)) if index else []
+    found = parts_of(object_format, data, parts)
     assert [sample["data"] for sample, _, _ in found] == payloads
     assert not whole or found == whole
     for sample, start, stop in found:
@@ -119,29 +121,29 @@ def test_records_within_records_are_not_taken_for_records(parts: int) -> None:
 def test_a_record_longer_than_a_block_with_records_in_it_is_refused() -> None:
     payloads = [*rows(50), file(rows(200)), *rows(50)]
     data = file(payloads)
-    form = open_format("tfrecord", RAW)
+    object_format = open_format("tfrecord", RAW)
     with pytest.raises(FormatError, match="looks like records; set index: true"):
-        parts_of(form, data, 40)
+        parts_of(object_format, data, 40)
     found = parts_of(open_format("tfrecord", {**RAW, "index": True}), data, 40)
     assert [sample["data"] for sample, _, _ in found] == payloads
     longer = [*rows(50), b"x" * 400_000, *rows(50)]
-    found = parts_of(form, file(longer), 40)
+    found = parts_of(object_format, file(longer), 40)
     assert [sample["data"] for sample, _, _ in found] == longer
 
 
 def test_a_visit_reads_its_records_and_little_more() -> None:
     held = Held(file(rows(3000)))
-    form = open_format("tfrecord", RAW)
-    measure = asyncio.run(form.measure(held))
+    object_format = open_format("tfrecord", RAW)
+    measure = asyncio.run(object_format.measure(held))
     assert abs(measure.samples - 3000) < 100
     parts = -(-measure.samples // measure.together)
     assert 5 < parts < 20
-    visited(form, held, 0, parts)
+    visited(object_format, held, 0, parts)
     held.asked.clear()
     used = sum(
         stop - start
         for part in range(1, parts)
-        for _, start, stop in visited(form, held, part, parts)
+        for _, start, stop in visited(object_format, held, part, parts)
     )
     assert len(held.asked) == parts - 1
     assert sum((stop or 0) - start for start, stop in held.asked) < 1.05 * used
@@ -149,10 +151,10 @@ def test_a_visit_reads_its_records_and_little_more() -> None:
 
 def test_what_is_fetched_in_vain_is_a_record() -> None:
     held = Held(file(rows(240, 40_000)))
-    form = open_format("tfrecord", RAW)
-    visited(form, held, 0, 10)
+    object_format = open_format("tfrecord", RAW)
+    visited(object_format, held, 0, 10)
     held.asked.clear()
-    found = [row for part in range(1, 10) for row in visited(form, held, part, 10)]
+    found = [row for part in range(1, 10) for row in visited(object_format, held, part, 10)]
     used = sum(stop - start for _, start, stop in found)
     assert (
         sum((stop or 0) - start for start, stop in held.asked) < 1.06 * used
@@ -162,17 +164,17 @@ def test_what_is_fetched_in_vain_is_a_record() -> None:
 
 def test_an_index_is_walked_once_and_visits_read_their_records_only() -> None:
     held = Held(file(rows(60, 50_000)))
-    form = open_format("tfrecord", {**RAW, "index": True})
-    measure = asyncio.run(form.measure(held))
+    object_format = open_format("tfrecord", {**RAW, "index": True})
+    measure = asyncio.run(object_format.measure(held))
     assert (measure.samples, measure.together) == (60, 1)
     assert sum((stop or 0) - start for start, stop in held.asked) < 10_000
     held.asked.clear()
     for part in range(60):
-        for _, start, stop in visited(form, held, part, 60):
+        for _, start, stop in visited(object_format, held, part, 60):
             assert held.asked[-1][0] <= start < stop <= (held.asked[-1][1] or 0)
     assert sum((stop or 0) - start for start, stop in held.asked) == len(held.data)
     small = Held(file(rows(5000, 100)))
-    asyncio.run(form.measure(small))
+    asyncio.run(object_format.measure(small))
     assert len(small.asked) < 20  # many heads at once
 
 
@@ -184,12 +186,12 @@ def test_a_damaged_record_is_a_hole(parts: int, index: bool) -> None:
     at = len(file(payloads[:150]))
 
     def read() -> tuple[int, list[str]]:
-        form = open_format("tfrecord", {**RAW, "index": index})
+        object_format = open_format("tfrecord", {**RAW, "index": index})
         found, why = [], []
         for part in range(parts):
             visit = Visit(part, parts, 0, 0)
             try:
-                some, error = asyncio.run(read_partly(form, Held(bytes(data)), visit))
+                some, error = asyncio.run(read_partly(object_format, Held(bytes(data)), visit))
             except FormatError as failed:
                 some, error = [], failed
             found += some
@@ -332,11 +334,11 @@ def test_compressed_records(kind: str) -> None:
     payloads = rows(200)
     compress = gzip.compress if kind == "gzip" else zlib.compress
     packed = compress(file(payloads))
-    form = open_format("tfrecord", {**RAW, "compression": kind})
-    assert not form.ranged
-    found = visited(form, Held(packed))
+    object_format = open_format("tfrecord", {**RAW, "compression": kind})
+    assert not object_format.ranged
+    found = visited(object_format, Held(packed))
     assert [sample["data"] for sample, _, _ in found] == payloads
-    assert asyncio.run(form.measure(Held(packed))).samples == 200
+    assert asyncio.run(object_format.measure(Held(packed))).samples == 200
     words = "is compressed by gzip; set" if kind == "gzip" else "expected a TFRecord"
     with pytest.raises(FormatError, match=words):
         visited(open_format("tfrecord", RAW), Held(packed))
@@ -352,17 +354,17 @@ def test_records_decoded_by_a_function_of_the_users(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "user_records", raising=False)
-    form = open_format("tfrecord", {"decode": "user_records:size"})
-    assert form.code_digest
+    object_format = open_format("tfrecord", {"decode": "user_records:size"})
+    assert object_format.code_digest
     with pytest.raises(PartlyReadError, match="ZeroDivisionError") as caught:
-        visited(form, Held(file([b"1234", b"", b"123", b"123456"])))
+        visited(object_format, Held(file([b"1234", b"", b"123", b"123456"])))
     assert [sample["n"] for sample, _, _ in caught.value.found] == [4, 2]
 
 
 def test_some_records_of_many_are_read_out_of_few_stretches() -> None:
     held = Held(file(rows(6000)))
-    form = open_format("tfrecord", RAW)
-    found = visited(form, held, take=50)
+    object_format = open_format("tfrecord", RAW)
+    found = visited(object_format, held, take=50)
     assert len(found) == 50
     assert sum((stop or 0) - start for start, stop in held.asked) < len(held.data) / 4
 

@@ -162,23 +162,23 @@ def line(text: str) -> int:
 
 
 def test_what_is_yielded_are_the_samples_of_one_part() -> None:
-    form = opened("rows")
-    assert (form.ranged, form.listed) == (False, True)
+    object_format = opened("rows")
+    assert (object_format.ranged, object_format.listed) == (False, True)
     held = Held(bytes(range(50)), "a/b")
-    found = visited(form, held)
+    found = visited(object_format, held)
     assert [(start, stop) for _, start, stop in found] == [(n, n + 1) for n in range(50)]
     assert sorted(int(sample["x"]) for sample, _, _ in found) == list(range(50))
     assert {(sample["key"], sample["size"].item()) for sample, _, _ in found} == {("a/b", 50)}
-    measure = asyncio.run(form.measure(held))
+    measure = asyncio.run(object_format.measure(held))
     assert (measure.samples, measure.stride_bytes) == (50, 1)
 
 
 def test_randomness_depends_on_seed_round_and_key() -> None:
-    form = opened("rows")
+    object_format = opened("rows")
 
     def order(**more: Any) -> list[int]:
         held = Held(bytes(range(50)), more.pop("key", "k"))
-        return [int(sample["x"]) for sample, _, _ in visited(form, held, **more)]
+        return [int(sample["x"]) for sample, _, _ in visited(object_format, held, **more)]
 
     assert order() == order()
     orders = [order(), order(seed=1), order(round=1), order(key="other")]
@@ -193,17 +193,17 @@ def test_lists_and_ranges() -> None:
 
 
 def test_some_at_random_where_objects_weigh_alike() -> None:
-    form = opened("through_file")
+    object_format = opened("through_file")
     held = Held(bytes(range(60)))
-    some = visited(form, held, take=5)
+    some = visited(object_format, held, take=5)
     starts = [start for _, start, _ in some]
     assert len(starts) == 5
     assert starts == sorted(set(starts))
     assert [sample["x"] for sample, _, _ in some] == [
         bytes(range(3 * s, 3 * s + 3)) for s in starts
     ]
-    assert [a for _, a, _ in visited(form, held, take=5, round=1)] != starts
-    assert len(visited(form, held, take=500)) == 20
+    assert [a for _, a, _ in visited(object_format, held, take=5, round=1)] != starts
+    assert len(visited(object_format, held, take=500)) == 20
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000, 70_000, 10_000_000])
@@ -280,13 +280,13 @@ def test_a_generator_without_end_is_ended(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_transient_failure_is_one_even_if_the_users_code_swallows_it() -> None:
-    form = opened("swallows")
+    object_format = opened("swallows")
     held = Held(b"12345", failures=[TransientStoreError("503")])
     with pytest.raises(TransientStoreError, match="503"):
-        visited(form, held)
-    assert int(visited(form, held)[0][0]["x"]) == 5
+        visited(object_format, held)
+    assert int(visited(object_format, held)[0][0]["x"]) == 5
     missing = Held(b"12345", failures=[ObjectMissingError("gone")])
-    assert int(visited(form, missing)[0][0]["x"]) == -1
+    assert int(visited(object_format, missing)[0][0]["x"]) == -1
 
 
 def test_a_transient_failure_in_the_users_code_is_no_hole() -> None:
@@ -296,7 +296,7 @@ def test_a_transient_failure_in_the_users_code_is_no_hole() -> None:
 
 
 def test_many_objects_are_read_at_once() -> None:
-    form = opened("rows")
+    object_format = opened("rows")
     arrived: list[str] = []
 
     class Meeting(Held):
@@ -308,7 +308,7 @@ def test_many_objects_are_read_at_once() -> None:
 
     async def all_of_them() -> list[Any]:
         objects = [Meeting(bytes([n]), str(n)) for n in range(20)]
-        visits = (form.read(held, Visit(0, 1, 0, 0)) for held in objects)
+        visits = (object_format.read(held, Visit(0, 1, 0, 0)) for held in objects)
         return list(await asyncio.gather(*visits))
 
     found = asyncio.run(all_of_them())
@@ -316,10 +316,10 @@ def test_many_objects_are_read_at_once() -> None:
 
 
 def test_code_whose_group_is_given_up_ends_soon() -> None:
-    form = opened("slow")
+    object_format = opened("slow")
 
     async def given_up() -> int:
-        task = asyncio.create_task(form.read(Held(b"1"), Visit(0, 1, 0, 0)))
+        task = asyncio.create_task(object_format.read(Held(b"1"), Visit(0, 1, 0, 0)))
         while not (progress := sys.modules["user_formats"].progress):
             await asyncio.sleep(0.01)
         task.cancel()
@@ -334,36 +334,36 @@ def test_code_whose_group_is_given_up_ends_soon() -> None:
 
 
 def test_a_class_is_made_once_with_the_options() -> None:
-    form = opened("Scaled", by=10, offset=1)
+    object_format = opened("Scaled", by=10, offset=1)
     for _ in range(2):
-        found = visited(form, Held(bytes([1, 2])))
+        found = visited(object_format, Held(bytes([1, 2])))
         assert [int(sample["x"]) for sample, _, _ in found] == [11, 21]
     assert sys.modules["user_formats"].Scaled.made == 1
 
 
 def test_samples_drawn_by_the_user() -> None:
-    form = opened("draw")
-    assert (form.ranged, form.listed) == (True, False)
+    object_format = opened("draw")
+    assert (object_format.ranged, object_format.listed) == (True, False)
     held = Held(b"", "user_formats:draw", BESIDE)
-    parts = asyncio.run(form.measure(held)).samples
+    parts = asyncio.run(object_format.measure(held)).samples
     assert parts == endless_entry("f").size == base.ENDLESS_PARTS
-    found = [visited(form, held, part, parts)[0] for part in (0, 1, 2, parts - 1)]
+    found = [visited(object_format, held, part, parts)[0] for part in (0, 1, 2, parts - 1)]
     assert [(start, stop) for _, start, stop in found] == [
         (n, n + 1) for n in (0, 1, 2, parts - 1)
     ]
     assert {sample["url"] for sample, _, _ in found} == set(SOURCE.url)
     assert len({tuple(sample["x"]) for sample, _, _ in found}) > 1
-    again = visited(form, held, 2, parts)[0][0]["x"]
+    again = visited(object_format, held, 2, parts)[0][0]["x"]
     np.testing.assert_array_equal(again, found[2][0]["x"])
     assert sorted(held.found) == sorted(set(held.found))  # each object is looked for once
 
 
 def test_several_draws_of_one_visit() -> None:
-    form = opened("draw")
+    object_format = opened("draw")
     held = Held(b"", "f", BESIDE)
-    found = visited(form, held, 5, base.ENDLESS_PARTS // 16)
+    found = visited(object_format, held, 5, base.ENDLESS_PARTS // 16)
     assert [start for _, start, _ in found] == list(range(80, 96))
-    single = visited(form, held, 83, base.ENDLESS_PARTS)[0]
+    single = visited(object_format, held, 83, base.ENDLESS_PARTS)[0]
     np.testing.assert_array_equal(single[0]["x"], found[3][0]["x"])
 
 

@@ -36,13 +36,13 @@ def stored(version: int = 3, dtype: str = "<i4", **settings: Any) -> dict[str, b
 
 def all_rows(objects: dict[str, bytes], **options: Any) -> list[Row]:
     """What the objects of x yield, ordered by row."""
-    form = open_format("zarr", options)
+    object_format = open_format("zarr", options)
     found: list[Row] = []
     for key in objects:
         if key.startswith(ROOT + "x/"):
             held = Held(objects[key], key, objects)
-            rows = visited(form, held)
-            assert asyncio.run(form.measure(held)).samples == len(rows)
+            rows = visited(object_format, held)
+            assert asyncio.run(object_format.measure(held)).samples == len(rows)
             found += rows
     return sorted(found, key=lambda row: row[1])
 
@@ -97,25 +97,25 @@ def test_a_transposition_of_three_axes() -> None:
 
 def test_an_aligned_visit_is_one_request() -> None:
     objects = stored(chunks=(20, 6))
-    form = open_format("zarr", {"window": 10})
+    object_format = open_format("zarr", {"window": 10})
     first, second = (
         Held(objects[key], key, objects) for key in (ROOT + "x/c/0/0", ROOT + "x/c/1/0")
     )
-    assert len(visited(form, first)) == 2
+    assert len(visited(object_format, first)) == 2
     assert first.found == [ROOT + "x/zarr.json"]
-    assert [start for _, start, _ in visited(form, second)] == [20, 30]
+    assert [start for _, start, _ in visited(object_format, second)] == [20, 30]
     assert (len(second.asked), second.found) == (1, [])
 
 
 def test_what_is_no_chunk_owns_nothing_and_costs_nothing() -> None:
     objects = stored()
-    form = open_format("zarr", {"axis": 0})
+    object_format = open_format("zarr", {"axis": 0})
     for key in (ROOT + "x/zarr.json", ROOT + "zarr.json", "b/readme.txt"):
         held = Held(b"{}", key, objects)
-        assert visited(form, held) == []
+        assert visited(object_format, held) == []
         assert (held.asked, held.found) == ([], [])
     held = Held(objects[ROOT + "x/c/0/1"], ROOT + "x/c/0/1", objects)
-    assert visited(form, held) == []  # the second column
+    assert visited(object_format, held) == []  # the second column
     assert held.asked == []
 
 
@@ -130,13 +130,13 @@ def test_a_chunk_that_was_never_written_is_the_fill_value_in_the_windows_of_othe
 
 def test_every_start_is_equally_likely() -> None:
     objects = stored(chunks=(7, 6))
-    form = open_format("zarr", {"window": 8, "stride": 5, "phase": "random"})
+    object_format = open_format("zarr", {"window": 8, "stride": 5, "phase": "random"})
     held = [Held(v, k, objects) for k, v in objects.items() if k.startswith(ROOT + "x/c/")]
     counts = Counter(
         start
         for round in range(40)
         for one in held
-        for _, start, _ in visited(form, one, round=round)
+        for _, start, _ in visited(object_format, one, round=round)
     )
     assert set(counts) == set(range(193))
     assert all(abs(count - 8) < 17 for count in counts.values())
@@ -149,8 +149,10 @@ def test_folders_with_numbers_for_names() -> None:
         for key, v in objects.items()
         if "/x/" in key
     }
-    form = open_format("zarr", {"axis": 0})
-    starts = [row[1] for key in moved for row in visited(form, Held(moved[key], key, moved))]
+    object_format = open_format("zarr", {"axis": 0})
+    starts = [
+        row[1] for key in moved for row in visited(object_format, Held(moved[key], key, moved))
+    ]
     assert sorted(starts) == list(range(200))
 
 

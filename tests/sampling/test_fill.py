@@ -63,9 +63,9 @@ def permit(*keys: str) -> Permit:
     return Permit("p", 0, 0, 0, (0,), visits, None)
 
 
-def filler(form: Reading, transform: SampleTransform | None = None) -> GroupFiller:
+def filler(object_format: Reading, transform: SampleTransform | None = None) -> GroupFiller:
     store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
-    sources = Sources([OpenSource(cast(Store, store), cast(ObjectFormat, form))])
+    sources = Sources([OpenSource(cast(Store, store), cast(ObjectFormat, object_format))])
     return GroupFiller(sources, transform, 0, 4, ByteRateLimit(None))
 
 
@@ -124,17 +124,17 @@ def test_a_transient_failure_fails_the_whole_group() -> None:
 
 def test_a_group_begins_when_all_visits_of_the_one_before_have_begun() -> None:
     async def both() -> list[list[str]]:
-        form, seen = Held(), []
-        one = filler(form)
+        object_format, seen = Held(), []
+        one = filler(object_format)
         groups = [permit(*"123456"), permit(), permit("7", "8")]
         tasks = [asyncio.create_task(one.visit_all(g, SCHEMA, lambda: None)) for g in groups]
         for _ in range(4):
             for _ in range(20):
                 await asyncio.sleep(0)
-            seen.append(list(form.started))
-            form.answers.put_nowait(None)
+            seen.append(list(object_format.started))
+            object_format.answers.put_nowait(None)
         for _ in range(4):
-            form.answers.put_nowait(None)
+            object_format.answers.put_nowait(None)
         assert [len(found) for found in await asyncio.gather(*tasks)] == [6, 0, 2]
         return seen
 

@@ -43,12 +43,14 @@ def test_all_are_listed_and_any_row_is_read(options: dict[str, Any], client: Any
     assert sorted(entry.key for entry in entries) == KEYS
     huge = next(entry for entry in entries if entry.key == "huge.npy")
     assert (huge.size, huge.size > 4_999_999_000) == (size("huge.npy"), True)
-    form = open_format("npy", {"axis": 0})
+    object_format = open_format("npy", {"axis": 0})
 
     async def rows(parts: int) -> list[int]:
         try:
             visits = [Visit(part, parts, 0, 0) for part in (0, parts // 2, parts - 1)]
-            found = [await form.read(StoredObject(store, huge), visit) for visit in visits]
+            found = [
+                await object_format.read(StoredObject(store, huge), visit) for visit in visits
+            ]
         finally:
             await store.close()
         assert all(sample["x"].tolist() == [at, at] for one in found for sample, at, _ in one)

@@ -68,8 +68,8 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
     read: list[int] = []
     source = SourceConfig(url=(f"{tmp_path}/*.h5",), format="hdf5", options={"axis": 0})
     store = open_store(source, on_bytes=read.append)
-    form = open_format("hdf5", {"axis": 0})
-    sources = Sources([OpenSource(store, form)])
+    object_format = open_format("hdf5", {"axis": 0})
+    sources = Sources([OpenSource(store, object_format)])
     prober = SchemaProbe(
         sources, GroupFiller(sources, None, 0, 4, ByteRateLimit(None)), 0, None
     )
@@ -102,9 +102,9 @@ def probed(
         np.save(folder / f"{number:03d}.npy", array)
     store = open_store(SourceConfig(url=(f"{folder}/*.npy",)))
     objects = [PartVisit(entry) for page in store.pages() for entry in page]
-    form = open_format("npy", options)
+    object_format = open_format("npy", options)
     code = load_transform(transform, {}, 0)
-    sources = Sources([OpenSource(store, form)])
+    sources = Sources([OpenSource(store, object_format)])
     filler = GroupFiller(sources, code, 0, 4, ByteRateLimit(None))
 
     async def probe() -> Message:

@@ -27,8 +27,8 @@ def test_records_of_tensorflow(tmp_path: Path, kind: str) -> None:
             }
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
-    form = open_format("tfrecord", {"compression": kind.lower() or "none"})
-    found = visited(form, Held(path.read_bytes()))
+    object_format = open_format("tfrecord", {"compression": kind.lower() or "none"})
+    found = visited(object_format, Held(path.read_bytes()))
     assert len(found) == 50
     for n, (sample, _, _) in enumerate(found):
         assert sample["x"].dtype == np.float32
