@@ -83,19 +83,19 @@ class Demand:
     def __init__(self, epoch: int, blocks_ahead: int = MIN_BLOCKS_AHEAD) -> None:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = PassPosition(-1, 0)
-        self.by_block = False  # whether the position is known once a block only, and then
-        self.lag_rows = 0  # how many rows the consumer may be ahead of it
+        # Whether the position is known once a block only, and how many rows the consumer may then
+        # be ahead of it.
+        self.acknowledged_per_block = False
+        self.lag_rows = 0
         self.waited = True  # whether the consumer waited for the latest block
         self.waits = False
         self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()  # ends waits for samples early
-        self.news = threading.Event()  # a pass is over
+        self.pass_changed = threading.Event()  # a pass is over, or the next one is due
         self.wanted = epoch
         self._delivered_at = -math.inf
-        self._woken = (
-            False  # whether the producer waited for the consumer, and has not given way
-        )
+        self._woken = False  # whether the producer waited for the consumer, and has not yielded
         self._changed = threading.Condition()
         self.allow(blocks_ahead)
 
@@ -122,7 +122,7 @@ class Demand:
         """Release a pass without asking for another block."""
         self.delivered = PassPosition(pass_number + 1, 0)
         self.tokens.put(False)
-        self.news.set()
+        self.pass_changed.set()
 
     def waiting(self, seconds: float) -> None:
         """Take out of the step the time that the consumer waited."""
@@ -156,14 +156,15 @@ class Demand:
             )
         return self.stop.is_set()
 
-    def token(self) -> bool:
+    def wait_for_slot(self) -> bool:
+        """Take a token, when there is one; return whether it allows a block."""
         try:
             return self.tokens.get_nowait()
         except queue.Empty:
             self._woken = True
             return self.tokens.get()
 
-    def give_way(self) -> None:
+    def yield_to_consumer(self) -> None:
         """Wait until the consumer that woke this thread has its batch and is in its step.
 
         It releases the GIL where it drops the batch before. A thread that starts to work at
@@ -174,7 +175,7 @@ class Demand:
             self.stop.wait(self.head_start())
 
     def head_start(self) -> float:
-        return 0.0 if self.by_block else head_start_seconds(self.step_seconds)
+        return 0.0 if self.acknowledged_per_block else head_start_seconds(self.step_seconds)
 
     def is_urgent(self) -> bool:
         """Return whether the consumer waits, or will at once."""

@@ -336,8 +336,8 @@ class CutStage(QueuedStage):
         demand, has_room, last = self.demand, False, False
         while not last and not demand.stop.is_set():
             while not has_room:  # before the source acknowledges a block
-                has_room = demand.token()
-                demand.give_way()
+                has_room = demand.wait_for_slot()
+                demand.yield_to_consumer()
             item = self._source.next()
             assert item is not None  # it waits without end
             if isinstance(item, Block):
@@ -375,7 +375,7 @@ def _run_producer(connection: MessageSocket, setup: GatherSetup) -> None:
     system.note_service_end(setup.options.root, setup.failed)
     shared_sender = SharedSender(connection)
     demand = Demand(setup.start.next_epoch, setup.blocks_ahead)
-    demand.by_block = True
+    demand.acknowledged_per_block = True
     listen(
         connection,
         functools.partial(_receive_commands, connection, shared_sender, demand, setup),

@@ -187,12 +187,12 @@ class Passes:
     def _wait_for_next_pass(self) -> None:
         """Wait for the next pass, and release a delivered one meanwhile."""
         while not self._next_pass_due.is_set():
-            self._demand.news.wait()
-            self._demand.news.clear()
+            self._demand.pass_changed.wait()
+            self._demand.pass_changed.clear()
             # The consumer may be about to begin an epoch, which this thread would delay.
             if not (
                 self._next_pass_due.is_set()
-                or self._demand.news.wait(self._demand.head_start())
+                or self._demand.pass_changed.wait(self._demand.head_start())
             ):
                 self.release_delivered()
 
@@ -411,7 +411,7 @@ class Passes:
 
     def _let_next_pass_begin(self) -> None:
         self._next_pass_due.set()
-        self._demand.news.set()
+        self._demand.pass_changed.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:
         """Return the shards of the running pass that will still be used, by lease.

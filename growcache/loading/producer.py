@@ -150,7 +150,7 @@ class Producer:
                 *(self._options, snapshot, self._framework, self._demand.stop.is_set),
                 *(self._start.transform_schema, self._shared_sender),
             )
-            if self._demand.by_block:
+            if self._demand.acknowledged_per_block:
                 self._demand.lag_rows = self._assembler.block_rows
         facts, plan = (
             PassFacts.of(snapshot, opened_pass.waited_seconds),
@@ -272,13 +272,13 @@ class Producer:
             nbytes = block.nbytes * self._assembler.block_rows // max(1, block.rows)
             self._demand.allow(blocks_in_flight(nbytes) - MIN_IN_FLIGHT)
         passes.release_delivered()
-        while not self._demand.token():
-            self._demand.give_way()
+        while not self._demand.wait_for_slot():
+            self._demand.yield_to_consumer()
             passes.release_delivered()
         if self._demand.stop.is_set():
             raise StoppedError
         self._put_item(block)
-        self._demand.give_way()  # after the block, which is complete
+        self._demand.yield_to_consumer()  # after the block, which is complete
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._demand.wanted

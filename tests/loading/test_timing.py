@@ -241,17 +241,17 @@ def test_a_thread_that_the_consumer_wakes_lets_it_go_first() -> None:
 
 def test_a_consumer_in_another_process_needs_no_head_start() -> None:
     link = Demand(0)
-    link.stop, link.by_block = waits, _ = Waits(), True
+    link.stop, link.acknowledged_per_block = waits, _ = Waits(), True
     woken(link, lambda: link.wait_begun(1), lambda: link.begin(1))
     assert waits.seconds == [0.0]
     assert math.isinf(link.step_seconds)  # no consumer reports it
 
 
-def test_a_thread_that_waited_for_a_token_gives_way_once() -> None:
+def test_a_thread_that_waited_for_a_slot_yields_once() -> None:
     link = Demand(0)
     link.stop, link.step_seconds = waits, _ = Waits(), 0.004
-    tokens = [link.token(), link.token()]
-    link.give_way()
+    tokens = [link.wait_for_slot(), link.wait_for_slot()]
+    link.yield_to_consumer()
     assert (tokens, waits.seconds) == ([True, True], [])
     asked = threading.Event()
     get = link.tokens.get
@@ -271,9 +271,9 @@ def test_a_thread_that_waited_for_a_token_gives_way_once() -> None:
         asked.wait()
         link.end_pass(0)
 
-    woken(link, lambda: tokens.append(link.token()), wake)
-    link.give_way()
-    link.give_way()
+    woken(link, lambda: tokens.append(link.wait_for_slot()), wake)
+    link.yield_to_consumer()
+    link.yield_to_consumer()
     assert (tokens[-1], waits.seconds) == (False, [0.002])
 
 
