@@ -301,18 +301,20 @@ def test_some_of_very_many_take_a_few_leaves(tmp_path: Path) -> None:
 def test_a_visit_of_few_values_makes_few_requests(tmp_path: Path) -> None:
     values = {b"%06d" % i: b"v" * 1500 for i in range(40_000)}
     held = Held(written(tmp_path / "d", put(values)))
-    form = keyed()
+    object_format = keyed()
     for round in range(60):  # by which the branches are known
-        visited(form, held, take=8, round=round)
+        visited(object_format, held, take=8, round=round)
     requests = []
     for round in range(100, 150):
         held.asked.clear()
-        assert len(visited(form, held, take=8, round=round)) == 8
+        assert len(visited(object_format, held, take=8, round=round)) == 8
         requests.append(len(held.asked))
     assert max(requests) <= 14
     held.asked.clear()
     anew = [pairs(visited(keyed(), held, take=8, round=round)) for round in (100, 149)]
-    assert anew == [pairs(visited(form, held, take=8, round=round)) for round in (100, 149)]
+    assert anew == [
+        pairs(visited(object_format, held, take=8, round=round)) for round in (100, 149)
+    ]
 
 
 @pytest.mark.parametrize("take", [1, 8])
@@ -328,9 +330,13 @@ def test_few_of_leaves_that_differ_are_any_of_them(tmp_path: Path, take: int) ->
                     txn.delete(b"%06d" % i)
 
     held = Held(written(tmp_path / "d", work))
-    form = keyed()
+    object_format = keyed()
     rounds = range(2400 // take)
-    seen = [int(k) for n in rounds for k, _ in pairs(visited(form, held, take=take, round=n))]
+    seen = [
+        int(k)
+        for n in rounds
+        for k, _ in pairs(visited(object_format, held, take=take, round=n))
+    ]
     assert len(seen) == 2400
     assert abs(sum(n < 6000 for n in seen) / 2400 - 1 / 6) < 0.15 / 6
 

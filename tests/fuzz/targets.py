@@ -70,8 +70,8 @@ def npy_header(data: bytes) -> None:
 
 
 def _visited(name: str, options: dict[str, Any], held: Held, visit: Visit) -> None:
-    form = open_format(name, options)
-    for work in (form.measure(held), form.read(held, visit)):
+    object_format = open_format(name, options)
+    for work in (object_format.measure(held), object_format.read(held, visit)):
         with contextlib.suppress(FormatError):
             LOOP.run_until_complete(work)
 
