@@ -329,6 +329,7 @@ def test_accelerate_loop(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "dl_state_dict.bin").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_s3_keras(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")

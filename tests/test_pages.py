@@ -122,6 +122,7 @@ def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     run_blocks(page, "-W", "error")
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 def test_the_code_for_tensorflow_runs(home: Path) -> None:

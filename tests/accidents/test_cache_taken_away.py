@@ -123,7 +123,7 @@ CASES: dict[Callable[[Path], None], str] = {
     shards_deleted: f"shards {INSIDE}",
     incoming_deleted: f"incoming {INSIDE}",
 }
-FEW = {removed, index_deleted}
+FEW = {removed}
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
 def test_all_programs_run_in_the_folder_of_an_npy_export(tmp_path: Path) -> None:

@@ -314,7 +314,13 @@ def test_what_is_not_ours_stays_and_is_named(cache: Path, objects: str) -> None:
     assert growcache("run", config, "--samples", "8").returncode == 0
 
 
-@pytest.mark.parametrize("name", ["mine/data", "shards/mine", "mine.data"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mine/data",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("shards/mine", "mine.data")),
+    ],
+)
 def test_what_is_not_ours_counts_in_the_bound(name: str, tmp_path: Path) -> None:
     objects = write_objects(tmp_path / "source", columns=256)
     config, cache = config_for(tmp_path / "c", objects), tmp_path / "c"

@@ -60,6 +60,7 @@ def config(tmp_path: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_six_hundred_snapshots_of_a_small_cache(config: Path) -> None:
     cache = config.with_suffix("")
     with running(config) as service:

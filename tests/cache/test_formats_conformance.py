@@ -465,7 +465,10 @@ pickle.dump(rows, open(sys.argv[4], "wb"))
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("program", "package"),
-    [(READ_WITH_TENSORFLOW, "tensorflow"), (READ_WITH_THE_PACKAGE, "tfrecord")],
+    [
+        pytest.param(READ_WITH_TENSORFLOW, "tensorflow", marks=pytest.mark.slow),
+        (READ_WITH_THE_PACKAGE, "tfrecord"),
+    ],
     ids=["tensorflow", "tfrecord"],
 )
 def test_other_readers_read_ragged_records(tmp_path: Path, program: str, package: str) -> None:

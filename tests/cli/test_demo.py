@@ -84,6 +84,7 @@ def test_the_model_learns_while_the_cache_grows(
     assert (tmp_path / "remote").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_without_pytorch_the_cache_is_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ def test_objects_come_as_often_as_their_weight(tmp_path: Path, by_objects: bool)
     assert not agree(counts, planted(wanted))
 
 
+@pytest.mark.slow
 def test_objects_that_take_turns_are_alike_and_so_are_their_parts() -> None:
     """Of objects of 1 to 12 parts, 30 of each: who comes early in a turn, which part, who next."""
     lengths = np.repeat(np.arange(1, 13), 30)

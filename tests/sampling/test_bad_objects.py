@@ -164,6 +164,7 @@ def test_objects_that_cannot_be_used(data: Path, table: Table) -> None:
     )
 
 
+@pytest.mark.slow
 def test_objects_of_a_bucket_that_cannot_be_used(
     tmp_path: Path, bucket: Bucket, table: Table
 ) -> None:

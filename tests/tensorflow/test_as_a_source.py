@@ -38,7 +38,9 @@ def test_records_of_tensorflow(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("first", ["tensorflow", "growcache"])
+@pytest.mark.parametrize(
+    "first", ["growcache", pytest.param("tensorflow", marks=pytest.mark.slow)]
+)
 def test_examples_are_read_in_a_process_of_tensorflow(first: str) -> None:
     """Both know tf.train.Example, and no protobuf symbol is registered twice."""
     pytest.importorskip("tensorflow")
