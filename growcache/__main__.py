@@ -1,7 +1,7 @@
 """``growcache`` and ``python -m growcache``: the command line and the entry of child processes.
 
-A child is dispatched before the command line is imported. It needs neither typer nor rich,
-so it starts in a third of the time.
+A child is dispatched before the command line is imported, because it needs neither typer nor rich and so starts
+in a third of the time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main() -> None:
 def _exit_if_obstore_ran(exit_codes: list[int]) -> None:
     """Exit before the interpreter is finalized, because a thread of obstore would abort it.
 
-    Such a thread outlives the last request by a moment; one in twelve short commands on a bucket was
-    aborted. ``exit_codes`` is empty after an error, which Python prints.
+    Such a thread outlives the last request by a moment. It aborted one in twelve short commands on a bucket.
+    ``exit_codes`` is empty after an error, which Python prints.
     """
     if not exit_codes or "obstore" not in sys.modules:
         return

@@ -84,10 +84,7 @@ TABLE_KINDS = ("csv", "tsv", "jsonl", "parquet")
 
 
 def table_kind(url: str) -> str:
-    """Return a table's kind, by the end of its name, with ``.gz`` if it is compressed.
-
-    Raises:
-        ValueError: it is none that can be read.
+    """Return a table's kind, by the end of its name, with ``.gz`` if it is compressed, or raise ValueError.
 
     >>> table_kind("s3://b/labels.csv"), table_kind("https://h/labels.tsv.gz?v=1")
     ('csv', 'tsv.gz')
@@ -109,7 +106,7 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 class FieldConfig(_ConfigModel):
     """One of several objects that make a sample together: its URL with placeholders, and its format.
 
-    What is not said here is as the source says it.
+    All else is as in the source.
     """
 
     url: str
@@ -139,7 +136,6 @@ class FieldConfig(_ConfigModel):
 
 
 def _field_glob(field: Any) -> str:
-    """Return the URL of all objects of a field, which may not be checked yet."""
     url = field.get("url") if isinstance(field, Mapping) else getattr(field, "url", field)
     return PLACEHOLDER.sub("*", url) if isinstance(url, str) else "*"
 
@@ -191,7 +187,7 @@ class SourceConfig(_ConfigModel):
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any]]]:
-        """The formats that objects are of, with their options: one, or that of each field."""
+        """The formats of the objects, with their options: one, or that of each field."""
         return [self.format_of(name) for name in self.fields] or [(self.format, self.options)]
 
     @field_validator("url")
@@ -203,7 +199,7 @@ class SourceConfig(_ConfigModel):
 
 
 class WeightedSource(SourceConfig):
-    """One of several sources: its samples are so much of the mixture."""
+    """One of several mixed sources, and its weight."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
@@ -232,10 +228,9 @@ class LabelGroup(_ConfigModel):
 
 
 class SplitConfig(_ConfigModel):
-    """Which share of the objects is drawn from: a subset, by a hash of an object's group.
+    """The share of the objects to draw from: a subset, by a hash of an object's group.
 
-    The seed is one of its own, so that caches of one split that draw in other orders have no
-    group in common all the same.
+    It has its own seed, so that caches of one split that draw in other orders have no group in common.
     """
 
     group: str | LabelGroup | None = None
@@ -302,11 +297,7 @@ DeclaredSchema: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, th
 
 
 def _declared_schema(value: Any) -> Any:
-    """Return ``{x: [float32, null, 64], note: str}`` as dtypes of NumPy and dimensions.
-
-    Raises:
-        ValueError: says which field cannot be meant.
-    """
+    """Return ``{x: [float32, null, 64], note: str}`` as dtypes of NumPy and dimensions."""
     if value == "auto":
         return value
     if not isinstance(value, Mapping) or not value:

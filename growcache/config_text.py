@@ -1,8 +1,7 @@
 """A configuration as text: YAML, ``GROWCACHE_…``, ``--set`` and JSON, and messages about its errors.
 
-JSON knows less than YAML: it has no not-a-number, dates, bytes, sets, or keys other than text. Such a
-value becomes a mapping with one tag, so that two values have the same JSON exactly if they are equal
-for the user's code. Tuples come back as lists.
+JSON has no not-a-number, dates, bytes, sets, or keys other than text. Such a value becomes a mapping with one tag,
+so that two values have the same JSON exactly if they are equal. Tuples come back as lists.
 """
 
 from __future__ import annotations
@@ -103,11 +102,7 @@ MAX_VALUES, MAX_LEVELS = 100_000, 64
 
 
 def refuse_oversized(values: object, label: str) -> None:
-    """Refuse a configuration that is too large, because YAML aliases can multiply or contain themselves.
-
-    Raises:
-        ConfigError: too many values or levels, or a text that is no Unicode.
-    """
+    """Raise ConfigError for too large a configuration, because YAML aliases can multiply or contain themselves."""
     left = MAX_VALUES
     levels: list[Iterator[object]] = [iter((values,))]
     while levels:
@@ -136,7 +131,7 @@ def may_hold_secret(text: str) -> bool:
 def read_values(
     source: str | os.PathLike[str] | Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
-    """Return a configuration's name for messages, and its values; ConfigError without a mapping."""
+    """Return a configuration's name for messages, and its values."""
     if isinstance(source, Mapping):
         return "config", {key: _copy_nested(value) for key, value in source.items()}
     path = Path(source)
@@ -166,7 +161,7 @@ def _copy_nested(value: Any) -> Any:
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """Return the value of a YAML text; a ConfigError leaves the text out, because it may be a secret."""
+    """Return the value of a YAML text; a ConfigError omits the text, because it may be a secret."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -184,12 +179,12 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _without_quoted_text(problem: str) -> str:
-    """Return the parser's complaint without the text that it quotes, which may be a secret."""
+    """Return the parser's complaint without its quoted text, which may be a secret."""
     return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
 
 
 def assign_dotted(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the value at a place such as ``cache.max_bytes`` or ``source.0.url``; ConfigError if none."""
+    """Set the value at a place such as ``cache.max_bytes`` or ``source.0.url``."""
     *sections, key = dotted.split(".")
     place: Any = values
     for section in sections:
@@ -212,7 +207,7 @@ def _list_index(word: str, among: list[Any], dotted: str) -> int:
 
 
 def explain_validation_error(error: ValidationError, label: str) -> str:
-    """Return a line per key that is wrong, at most two; ``label`` names the configuration."""
+    """Return a line per wrong key, at most two; ``label`` names the configuration."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors():
         found.setdefault(_dotted_place(item["loc"]) or "config", []).append(item)
@@ -221,7 +216,6 @@ def explain_validation_error(error: ValidationError, label: str) -> str:
 
 
 def _dotted_place(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted place that a user knows of one that has the branches of unions in it."""
     if loc[:1] == ("source",) and loc[1:2] in ((ONE_SOURCE,), (SEVERAL_SOURCES,)):
         loc = loc[:1] + loc[2:]
     place = _without_source_number(loc)
@@ -236,7 +230,6 @@ def _dotted_place(loc: tuple[int | str, ...]) -> str:
 
 
 def _without_source_number(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return a place without the number of its source, which a list of sources adds."""
     several = len(loc) > 1 and loc[0] == "source" and str(loc[1]).isdigit()
     return loc[:1] + loc[2:] if several else loc
 
@@ -270,7 +263,7 @@ def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
 
 
 def _show_without_secrets(dotted: str, value: object) -> str:
-    """Return a value for a message, or only its type where it may hold a credential."""
+    """Return a value for a message, or only its type if it may hold a credential."""
     section, key, *_ = (*_without_source_number(tuple(dotted.split("."))), "", "")
     secret = (section, key) == ("source", "storage_options")
     if secret or isinstance(value, Mapping | list | tuple):
@@ -285,7 +278,7 @@ def _show_without_secrets(dotted: str, value: object) -> str:
 
 
 def _nearest_key_hint(where: list[str]) -> str:
-    """Return the known key that may be meant: in its section, then in any."""
+    """Return the nearest known key: in its section, then in any."""
     inside = (
         MODELS_BY_PLACE[()]
         if len(where) == 1
@@ -309,10 +302,7 @@ INTEGER_BOUND = 1 << 63  # JSON of ours has integers of 64 bits
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a JSON value that `from_json_value` makes the same value of.
-
-    Raises:
-        ConfigError: it is nothing that YAML could have said.
+    """Return a JSON value that `from_json_value` reverses; ConfigError for a value that YAML cannot express.
 
     >>> to_json_value({"fill": float("nan"), "names": {0: "cat"}, "shape": (3, None)})
     {'fill': {'!float': 'nan'}, 'names': {'!map': [[0, 'cat']]}, 'shape': [3, None]}
@@ -355,7 +345,7 @@ def _mapping_to_json_value(value: Mapping[Any, Any]) -> Any:
 
 
 def from_json_value(value: Any) -> Any:
-    """Return the value that `to_json_value` was given.
+    """Return the value that `to_json_value` was called with.
 
     >>> from_json_value({"!map": [[0, "cat"]]}), from_json_value({"!int": "36893488147419103232"})
     ({0: 'cat'}, 36893488147419103232)

@@ -52,7 +52,7 @@ class GrowcacheError(Exception):
 
 
 class ConfigError(GrowcacheError, ValueError):
-    """A configuration, argument or URL that cannot be meant."""
+    """A configuration, argument or URL that is not valid."""
 
     exit_code = 2
 
@@ -98,11 +98,11 @@ class CacheFullError(CacheError, OSError):
 
 
 class LeasesFullError(CacheFullError):
-    """The part of the bound that is for leases is taken by those of other readers."""
+    """Other readers' leases take all of the bound that is for leases."""
 
 
 class IndexInDoubtError(CacheError):
-    """The disk failed while the index was told to keep a change: it may have, or not."""
+    """The disk failed during a change of the index, which may or may not have been kept."""
 
 
 class CorruptShardError(CacheError):
@@ -114,14 +114,9 @@ class StoreError(GrowcacheError, OSError):
 
 
 class TransientStoreError(StoreError):
-    """A failure that another try may cure: timeout, throttling, reset.
+    """A failure that another try may cure: timeout, throttling, reset."""
 
-    Attributes:
-        since: when the first of several tries failed, monotonic seconds; None where that is
-            not known.
-    """
-
-    since: float | None = None
+    since: float | None = None  # first failure of several tries, monotonic seconds
 
 
 class ObjectMissingError(StoreError):
@@ -139,16 +134,12 @@ class AccessError(StoreError, PermissionError):
 
 
 class StoreRefusedError(TransientStoreError):
-    """A refusal that is the store's: it says nothing about the object that was asked for.
+    """A refusal by the store, which says nothing about the requested object.
 
-    It ends when what is missing is there, so trying again for a while is of no use and giving up
-    would be wrong: the service waits for that, and asks now and then.
-
-    Attributes:
-        wanted: what is missing, in a word or two.
+    The service waits until the missing thing is there, and asks now and then, because a few retries would not help.
     """
 
-    wanted = "the store"
+    wanted = "the store"  # the missing thing, for messages
 
 
 class CredentialsError(StoreRefusedError, AccessError):
@@ -196,7 +187,7 @@ def install_excepthook() -> None:
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without frames of growcache and of the standard library at its end.
 
-    Those of the user's functions that growcache called stay.
+    The user's functions that growcache called stay.
     """
     kept: list[TracebackType] = []
     while trace is not None:
@@ -217,6 +208,5 @@ def _is_own_frame(trace: TracebackType) -> bool:
 
 
 def _is_standard_library_frame(trace: TracebackType) -> bool:
-    """Whether a frame is of the standard library, such as a context manager's."""
     name = trace.tb_frame.f_code.co_filename
     return name.startswith(STANDARD_LIBRARY + os.sep) and "site-packages" not in name

@@ -42,15 +42,14 @@ class CropBox(NamedTuple):
 class Decode:
     """Decodes one field of every sample; give it to a loader as ``transform``.
 
-    The field becomes uint8 [height, width, 3], or [height, width, 1] of grey images where
-    ``color`` is False; the other fields stay as they are. Images are as they are stored: what
-    EXIF says about their orientation is not applied. JPEGs are decoded at a half, a quarter
-    or an eighth of their size where that is all that is needed.
+    The field becomes uint8 [height, width, 3], or [height, width, 1] of grey images if ``color`` is False. The other
+    fields stay as they are. The orientation of EXIF is not applied. JPEGs are decoded at a half, a quarter or an
+    eighth of their size if that is enough.
 
     Args:
         size: (height, width) of all images. None keeps the size of each, so that batches
             are ragged.
-        crop: what becomes of other proportions. ``center`` cuts the middle out, ``random``
+        crop: treatment of other proportions. ``center`` cuts the middle out, ``random``
             a part of the area within ``scale`` with up to 4/3 of the proportions, anywhere
             (for training); None stretches.
         scale: least and most share of the area that a random crop takes.
@@ -59,7 +58,7 @@ class Decode:
         field: that holds the encoded images.
 
     Raises:
-        ConfigError: arguments that cannot be meant, or no Pillow.
+        ConfigError: arguments that are not valid, or no Pillow.
     """
 
     def __init__(
@@ -94,16 +93,7 @@ class Decode:
     def __call__(
         self, sample: Sample, rng: np.random.Generator, origin: Origin | None = None
     ) -> Sample:
-        """Return the sample with its image decoded.
-
-        Args:
-            sample: with the field's bytes.
-            rng: decides about crop and flip.
-            origin: whose key errors name.
-
-        Raises:
-            FormatError: there is no such field, or it holds no image that can be decoded.
-        """
+        """Return the sample with its image decoded; FormatError without such a field, or for an invalid image."""
         data = sample.get(self._field)
         if not isinstance(data, bytes):
             found = f"{type(data).__name__}" if self._field in sample else f"{list(sample)}"
@@ -151,7 +141,6 @@ class Decode:
         return made
 
     def _box(self, found: tuple[int, int], rng: np.random.Generator) -> CropBox:
-        """Return the part of an image of (width, height) that is delivered."""
         assert self._size is not None
         if self._crop is None:
             return CropBox(0, 0, *found)
@@ -176,9 +165,9 @@ def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
 def random_crop_box(
     size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
 ) -> CropBox:
-    """Return a random part of an image of (width, height) with about the wanted width over height.
+    """Return a random part, of about this width over height, of an image of (width, height).
 
-    ``scale`` bounds the part's share of the area.
+    ``scale`` bounds its share of the area.
     """
     width, height = size
     for _ in range(RANDOM_BOX_ATTEMPTS):

@@ -8,13 +8,13 @@ __all__ = ["EpochLoader"]
 
 
 class EpochLoader(Loader):
-    """Batches from a growing cache; every iteration is a new epoch over what is there by now.
+    """Batches from a growing cache; every iteration is a new epoch over the shards that are cached by then.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.
     Arrays may be kept: their memory is recycled only once nothing refers to it. A loader
-    pickles as its arguments. Iterating anew ends the iteration before it.
+    pickles as its arguments. A new iteration ends the one before it.
 
     It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but
-    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` where it is not told, and yields
+    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` by default, and yields
     dicts of field name to array [batch, *shape] in the dtype of the schema.
     """

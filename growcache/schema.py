@@ -39,35 +39,21 @@ RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a sample came from.
-
-    Attributes:
-        key: the object's key, without bucket or scheme.
-        etag: the version that was read; None where the store has none.
-        start: first row (or byte, for formats without rows) of the object.
-        stop: one past the last row (or byte).
-    """
+    """The object, its version and the rows that a sample came from."""
 
     key: str
-    etag: str | None
-    start: int
+    etag: str | None  # None if the store has no versions
+    start: int  # row, or byte of formats without rows
     stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value of a sample.
-
-    Attributes:
-        name: any text.
-        dtype: little-endian, as `numpy.dtype.str`, or ``"bytes"`` or ``"str"``.
-        shape: sizes of the dimensions, None where they differ between samples; () for
-            bytes and strings.
-    """
+    """One named array of a sample."""
 
     name: str
-    dtype: str
-    shape: tuple[int | None, ...]
+    dtype: str  # little-endian `numpy.dtype.str`, "bytes" or "str"
+    shape: tuple[int | None, ...]  # None if ragged; () of bytes and strings
 
     @property
     def is_blob(self) -> bool:
@@ -135,7 +121,7 @@ class Field:
         return True
 
     def stores_as_is(self, value: object) -> bool:
-        """Whether the value can be stored as it is (the usual case)."""
+        """Whether the value can be stored without a conversion (the usual case)."""
         if isinstance(value, np.ndarray):
             return (
                 (value.shape == self.shape or self.allows(value.shape))
@@ -155,11 +141,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a sample, sorted by name (the order in which they are stored).
-
-    Raises:
-        FormatError: a field has the name that a loader gives to what belongs to a ragged one.
-    """
+    """The fields of a sample, sorted by name, which is the stored order."""
 
     fields: tuple[Field, ...]
 
@@ -175,7 +157,7 @@ class Schema:
 
     @classmethod
     def from_sample(cls, sample: object) -> Schema:
-        """Return the schema of one sample; FormatError if it is no dict of arrays, bytes and strings."""
+        """Return the schema of one sample; FormatError unless it is a dict of arrays, bytes and strings."""
         if not isinstance(sample, Mapping) or not sample:
             raise FormatError(
                 f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}"
@@ -189,14 +171,7 @@ class Schema:
 
     @classmethod
     def declared(cls, fields: Mapping[str, str | Sequence[Any]]) -> Schema:
-        """Return the schema that a user wrote down.
-
-        Args:
-            fields: per name ``"bytes"``, ``"str"``, a dtype, or [dtype, size, ...] with
-                None for the ragged dimensions.
-
-        Raises:
-            FormatError: no fields, no such dtype, or one that cannot be cached.
+        """Return the schema that a user wrote: ``"bytes"``, ``"str"``, a dtype, or [dtype, size, ...] with None for ragged.
 
         >>> str(Schema.declared({"x": ["float32", None, 64], "note": "str"}))
         'note: str, x: float32[?, 64]'
@@ -207,10 +182,7 @@ class Schema:
 
     @classmethod
     def covering(cls, schemas: Sequence[Schema]) -> Schema:
-        """Return the narrowest schema that all samples of these schemas fit.
-
-        Raises:
-            FormatError: they differ in more than the sizes of dimensions.
+        """Return the narrowest schema that fits all samples; FormatError if more than sizes of dimensions differ.
 
         >>> shapes = [(3, 8), (5, 8)]
         >>> str(Schema.covering([Schema((Field("x", "<f4", shape),)) for shape in shapes]))
@@ -257,7 +229,7 @@ class Schema:
         raise KeyError(f"no field {name!r}; the schema has {', '.join(self.names)}")
 
     def to_json(self) -> list[list[Any]]:
-        """Return a value that `from_json` takes back."""
+        """Return a value for `from_json`."""
         return [[f.name, f.dtype, list(f.shape)] for f in self.fields]
 
     @classmethod
@@ -276,10 +248,7 @@ class Schema:
         )
 
     def conform(self, sample: Mapping[str, Any]) -> Sample:
-        """Return the sample in stored order: little-endian C-ordered arrays, bytes, str.
-
-        FormatError if names, dtypes or shapes differ from the schema's.
-        """
+        """Return the sample in stored order: little-endian C-ordered arrays, bytes, str; FormatError if it does not fit."""
         if self._is_of(sample):
             return dict(sample)
         found = Schema.from_sample(sample)
@@ -288,7 +257,6 @@ class Schema:
         return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
 
     def _is_of(self, sample: Mapping[str, Any]) -> bool:
-        """Whether the sample is already what `conform` would make of it (the usual case)."""
         return tuple(sample) == self.names and all(
             field.stores_as_is(value)
             for field, value in zip(self.fields, sample.values(), strict=True)
@@ -322,7 +290,6 @@ def _field_of_value(name: str, value: object) -> Field:
 
 
 def _as_bytes_or_str(value: object) -> bytes | str | None:
-    """Return bytes or text as Python's own type, of NumPy's scalars too; None for other values."""
     if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "SU":
         value = value.item()
     if isinstance(value, bytes):
@@ -340,7 +307,7 @@ def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
 
 
 def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Field:
-    """Return the field that a file describes, strictly, because NumPy would accept any type."""
+    """Return the field of a file, strictly, because NumPy would accept any type."""
     sizes = tuple(None if s is None else int(str(s)) for s in shape)
     if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
         raise ValueError(f"no field: {name!r:.40} {sizes!r:.40}")

@@ -1,7 +1,7 @@
 """Credentials: find them in a configuration, and keep them out of messages and files.
 
-Secrets are known by the names of their settings and by their place in a URL. Messages hide every
-secret that this process knows (`errors`). Files hold hashes in the place of secrets.
+Secrets are known by the names of their settings and by their place in a URL. Messages hide them, and files hold
+hashes in their place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def without_userinfo(url: str) -> str:
 
 
 def query_without_secrets(query: str) -> str:
-    """Return the parameters that name the object, without those that authorize the request.
+    """Return the parameters of the object, without those that authorize the request.
 
     >>> query_without_secrets("v=1&X-Amz-Date=2&X-Amz-Signature=3")
     'v=1'
@@ -124,7 +124,6 @@ def _hash_secret(secret: str) -> str:
 
 
 def _is_secret_setting(name: str, *, stored: bool) -> bool:
-    """Whether a setting is a secret; ``stored``: one of storage_options."""
     if name.lower() in (
         _PUBLIC_NAMES if stored else _PUBLIC_NAMES | _PUBLIC_OUTSIDE_STORAGE_OPTIONS
     ):
@@ -140,7 +139,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def remember_secrets(values: object) -> None:
-    """Hide the secrets of a configuration, checked or not, from all messages from now on."""
+    """Hide the secrets of a configuration from all further messages."""
     global _pattern
     found = {text for text in _secrets_within(values) if len(text) >= MIN_SECRET_CHARACTERS}
     found -= _COMMON_WORDS
@@ -153,7 +152,7 @@ def remember_secrets(values: object) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a message without the secrets that are known to this process."""
+    """Return a message without the known secrets."""
     return text if _pattern is None else _pattern.sub(HIDDEN, text)
 
 
@@ -164,7 +163,6 @@ def _secret_pattern(secret: str) -> str:
 
 
 def _secrets_within(values: object, *, stored: bool = False) -> Iterator[str]:
-    """Yield the secrets in a configuration; ``stored``: inside storage_options."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             if name == "fields" and isinstance(value, Mapping) and not stored:

@@ -1,4 +1,4 @@
-"""Randomness as a function of the seed and a place. No generator state is ever carried along."""
+"""Randomness as a function of the seed and a place, without the state of a generator."""
 
 from __future__ import annotations
 
@@ -40,10 +40,6 @@ def stream64(seeds: Uint64Array, positions: Uint64Array) -> Uint64Array:
     """Return the numbers at these positions of SplitMix64's sequences from these seeds.
 
     Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-
-    Args:
-        seeds: uint64, of any shape.
-        positions: uint64, of the same shape, from 0 on.
 
     >>> hex(stream64(np.zeros(1, np.uint64), np.zeros(1, np.uint64))[0])
     '0xe220a8397b1dcdaf'

@@ -1,4 +1,4 @@
-"""Calls in daemon threads ahead of the need for their results, and the exception that ends them.
+"""Calls in daemon threads, made before their results are needed.
 
 A daemon never delays an exit; `concurrent.futures` joins its threads at the interpreter's end.
 """
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 
 class StoppedError(Exception):
-    """Work that ran ahead was asked to end; it never reaches a user."""
+    """Work ahead was asked to end; no user sees it."""
 
 
 T = TypeVar("T")
@@ -66,8 +66,7 @@ class Future(Generic[T]):
 class DaemonThread:
     """A thread that makes calls ahead, one after the other, until `close`.
 
-    It starts with the first call and persists, because starting a thread while another one is busy
-    takes two switch intervals.
+    It persists, because starting a thread while another one is busy takes two switch intervals.
     """
 
     def __init__(self, name: str) -> None:
@@ -91,7 +90,7 @@ class DaemonThread:
         return future
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread behind the queued calls."""
+        """End the thread after the queued calls."""
         self._calls.put(None)
         if wait and self._thread is not None:
             self._thread.join()
@@ -107,7 +106,7 @@ def _run_calls(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class ConcurrentCalls(Generic[T]):
-    """Calls made at once, by at most ``most`` threads; the first error stops those not yet made."""
+    """Calls by at most ``most`` threads; the first error stops the calls that wait."""
 
     def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
         self._futures = [Future(call) for call in calls]

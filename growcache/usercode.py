@@ -1,9 +1,8 @@
 """The user's own code: imported by name, called by keyword, and named with its file and line in errors.
 
-``package.module:function`` in a configuration names a function, or a class that is instantiated once
-per process and then called. Further parameters of a function, and the arguments of a class, are its
-options. Child processes start as ``python -m growcache …``, never by fork, with an environment in
-which they can import the same code.
+``package.module:function`` in a configuration names a function, or a class that is instantiated once per process
+and then called. Child processes start as ``python -m growcache …``, never by fork, with an environment in which
+they can import the same code.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _MAX_ERROR_CHARACTERS = 160  # characters of what an exception says
 
 
 class RunningCalls:
-    """Which calls of the user's code run now, by thread, and how many have ended.
-
-    Written by the threads that make them, read by one that watches.
-    """
+    """The running calls of the user's code, by thread, and the number of ended ones."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -53,7 +49,7 @@ class RunningCalls:
         self.ended += 1  # a lost count does no harm: others follow
 
     def longest(self) -> tuple[float, str] | None:
-        """Return the seconds and the description of the longest running call; None without one."""
+        """Return the seconds and the description of the longest running call."""
         running = list(self._running.values())
         if not running:
             return None
@@ -70,30 +66,17 @@ _USER_ERRORS = (Exception, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """A function of the user's, options bound.
+    """A function of the user's, options bound."""
 
-    Attributes:
-        name: ``package.module:function``.
-        role: the key of the configuration that names it.
-        digest: of its module's source; a part of the cache's fingerprint.
-        source_root: the file, or the folder of the package, that holds the user's own lines.
-        function: what is called, by keyword.
-        parameters: which it takes besides its options, in its own order.
-    """
-
-    name: str
-    role: str
-    digest: str
-    source_root: str
+    name: str  # package.module:function
+    role: str  # the key of the configuration that names it
+    digest: str  # of its module's source
+    source_root: str  # file, or folder of the package
     function: Callable[..., Any]
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...]  # besides its options, in its own order
 
     def __call__(self, key: str, values: Mapping[str, Any]) -> Any:
-        """Return the function's result for an object; ``values`` are those of all known parameters.
-
-        Raises:
-            FormatError: it raised; the message names object, exception, file and line.
-        """
+        """Return the function's result for an object; ``values`` has all known parameters."""
         RUNNING_CALLS.begin(self, key, values.get("origin"))
         try:
             return self.function(**{name: values[name] for name in self.parameters})
@@ -124,17 +107,9 @@ class UserCode:
         return FormatError(f"{self.name} {what} on {short_key(key)}")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
-        """Return a sample that the function made: arrays are little-endian, in C order.
+        """Return the function's result as a sample: little-endian arrays in C order.
 
-        Those that may change later are copied.
-
-        Args:
-            key: of the object that it was made from.
-            result: what the function returned or yielded.
-            given: arrays that were made for this call, so that no copy is needed.
-
-        Raises:
-            FormatError: not a non-empty dict of named arrays, bytes and str.
+        Arrays that may change later are copied, unless they are among ``given``, which were made for this call.
         """
         source = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
@@ -156,14 +131,8 @@ def load_code(
 ) -> UserCode:
     """Return the code called ``package.module:function``.
 
-    Args:
-        name: as the user typed it.
-        options: arguments of a class, or keyword arguments of a function.
-        known: the parameters that growcache has values for.
-        where: keys of the configuration that hold name and options; errors name them.
-
-    Raises:
-        ConfigError: it cannot be imported, called, or takes what it is not given.
+    ``known`` are the parameters that growcache has values for. ``where`` has the keys of the configuration that hold
+    name and options, for errors.
     """
     key = where[0]
     module_name, colon, attribute = name.partition(":")
@@ -184,7 +153,7 @@ def load_code(
 
 
 def short_key(key: str) -> str:
-    """Return an object's key for a message: its end, if it is long; printable in any case."""
+    """Return the printable end of an object's key, for a message."""
     return printable(
         key if len(key) <= _MAX_KEY_CHARACTERS else "…" + key[1 - _MAX_KEY_CHARACTERS :]
     )
@@ -193,10 +162,8 @@ def short_key(key: str) -> str:
 def printable(text: str) -> str:
     r"""Return the text with escapes for characters that a terminal would obey or could not show.
 
-    Keys may hold line breaks and escape sequences, names of files any bytes.
-
     >>> printable("caf\u00e9 \x1b[31m\udcff")
-    'café \\x1b[31m\\udcff'
+    'café \\x1b[31m\\udcff\'
     """
     if text.isprintable():
         return text
@@ -295,7 +262,6 @@ def _source_root(module: ModuleType) -> str:
 
 
 def _user_line(error: BaseException, root: str) -> str:
-    """Return ``file:line`` of the user's own innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if root and Path(frame.filename).is_relative_to(root)]
     frame = (own or frames)[-1]

@@ -25,7 +25,7 @@ SEVERITY_STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
 
 
 def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
-    """Print the findings; return the exit code: 1 where one of them is an error (still)."""
+    """Print the findings; return exit code 1 if one of them is (still) an error."""
     shards = 0
     with progress_bar("checking shards") as advance:
 
@@ -86,7 +86,6 @@ def _finding_text(finding: Finding) -> str:
 
 
 def check_catalog(cache: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the copy of the listing."""
     path = CacheLayout(cache).catalog
     if not path.exists() or not path.stat().st_size:
         return  # the next start lists
@@ -102,7 +101,7 @@ def check_catalog(cache: Path) -> Iterator[Finding]:
 
 
 def repair_catalog(cache: Path) -> list[Finding]:
-    """Remove a copy of the listing that cannot be read: the next start lists the source again."""
+    """Remove an unreadable copy of the listing, because the next start lists the source again."""
     layout = CacheLayout(cache)
     with FileLock.acquire(layout.supervisor_lock):
         found = list(check_catalog(cache))

@@ -1,4 +1,4 @@
-"""``growcache clear`` empties a cache that is not in use. ``growcache release`` ends leases of dead readers."""
+"""Empty a cache that is not in use, and end leases of dead readers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ MAX_NAMED_STRANGERS = 3  # names of what is not ours
 
 
 def clear_question(root: Path) -> str:
-    """Return the question to ask before."""
     layout = CacheLayout(root)
     require_cache(layout)
     return f"Delete {in_bytes(allocated_tree(layout.root))} of cached samples in {layout.root}?"
 
 
 def empty_cache(root: Path) -> str:
-    """Delete all that a service has put into the folder; return a text for the person.
+    """Delete the content of a cache, and return a text for the user.
 
-    Only names of a cache's own are touched. Locks stay, because they are never unlinked, and so does the
-    marker, so that the next service takes the folder as it is.
+    Only names of a cache's own are deleted. Locks stay, because they are never unlinked, and so does the marker, so
+    that the next service accepts the folder.
     """
     layout = CacheLayout(root)
     require_cache(layout)  # one whose clearing was cut short is a cache, too
@@ -60,7 +59,7 @@ def empty_cache(root: Path) -> str:
 
 
 def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
-    """End the leases of dead readers; return a text for the person, and the exit code."""
+    """End the leases of dead readers; return a text for the user, and the exit code."""
     layout = CacheLayout(cache)
     layout.require()
     views, foreign = survey_leases(layout.root)

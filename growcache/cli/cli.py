@@ -1,7 +1,6 @@
 """The commands, their options and examples, and shell completion.
 
-Each command imports what it needs, so that ``--help`` and Tab are quick. A test runs every example.
-`main` prints every `GrowcacheError` of a command in one or two lines.
+Each command imports what it needs, so that ``--help`` and Tab are quick.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples_epilog(command: str) -> str:
-    """Return a command's examples as the end of its help, one per line."""
     return "\n".join(f"Example: {example}" for example in EXAMPLES[command])
 
 
@@ -90,7 +88,7 @@ def complete_path() -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return ``section.key=`` of every setting that begins so; of a single one its default."""
+    """Return ``section.key=`` of every matching setting; of a single one its default."""
     from pydantic import BaseModel
 
     from growcache.config import CacheConfig, SamplingConfig, SourceConfig
@@ -316,7 +314,6 @@ def _watch_status(cache: Path, *, json: bool) -> None:
 
 
 def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
-    """Return the reporter that suits a stream (the standard output, if none is named)."""
     from growcache.cli.status import json_lines, plain_lines
 
     stream = stream or sys.stdout
@@ -441,7 +438,7 @@ def clear(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code (0 fine, 1 a finding, 2 bad usage)."""
+    """Run the command line; return its exit code: 0 success, 1 a finding, 2 bad usage."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows a ? instead
             stream.reconfigure(errors="replace")
@@ -464,7 +461,6 @@ def _print(text: str) -> None:
 
 
 def _usage_sentence(error: Any) -> str:
-    """Return what is wrong as a sentence, with the nearest word that would be right."""
     message = error.format_message().rstrip(".")
     message = re.sub(r" \(Possible options: ([^,)]+)[^)]*\)", r". Did you mean \1?", message)
     return message if message.endswith("?") else f"{message}."

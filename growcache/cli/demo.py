@@ -1,7 +1,7 @@
 """``growcache demo``: a remote store, a bounded cache that grows, and a model that learns.
 
-Everything is real but the size. A service in a child process samples windows of recordings over a
-link of limited speed, and PyTorch trains on what is cached by then.
+Everything is real but the size. A service in a child process samples windows of recordings over a link of
+limited speed, and PyTorch trains on the cached ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EpochRow:
 
 
 def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list[EpochRow]:
-    """Run the demo; return its epochs (none where PyTorch is missing)."""
+    """Run the demo; return its epochs, none without PyTorch."""
     trains = importlib.util.find_spec("torch") is not None
     with ExitStack() as stack:
         folder = keep or Path(
@@ -119,7 +119,6 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
 
 
 def demo_config(folder: Path, *, min_uses: int = 1) -> dict[str, Any]:
-    """Return the demo's configuration, as a config file would have it."""
     return {
         "source": {
             "url": str(folder / "remote" / "*.npy"),
@@ -146,7 +145,6 @@ class DemoScreen:
         self._next = 0.0
 
     def refresh(self, now: str = "", *, force: bool = False) -> None:
-        """Read the service's status and redraw, at most a few times a second."""
         at = time.monotonic()
         if at < self._next and not force:
             return
@@ -158,7 +156,6 @@ class DemoScreen:
             self.region.redraw(self.picture(now, self.region.height))
 
     def picture(self, now: str, height: int) -> RenderableType:
-        """Return the cache's picture, and as many of the last epochs as there is room for."""
         wanted = min(len(self.rows), MIN_SHOWN_EPOCHS)
         cache = StatusPicture(self.status, self._history, height - TABLE_LINES - wanted)
         room = height - TABLE_LINES - len(self.console.render_lines(cache, pad=False))
@@ -274,8 +271,6 @@ def _conclude(console: Console, screen: DemoScreen, kept: Path | None) -> None:
 
 
 class Training:
-    """A small convolutional network, trained as any PyTorch model is."""
-
     def __init__(self, seed: int) -> None:
         import torch
 
@@ -309,11 +304,11 @@ class Training:
 
     @property
     def accuracy(self) -> float:
-        """Share of this epoch's samples that were classified rightly, while learning."""
+        """Share of this epoch's samples that were classified correctly during training."""
         return self._right / max(1, self.samples)
 
     def held_out_accuracy(self) -> float:
-        """Share of windows classified rightly, of recordings that are never trained on."""
+        """Share of correctly classified windows of recordings that are never trained on."""
         import torch
 
         x, y = (torch.from_numpy(array) for array in self._held_out)
@@ -322,7 +317,6 @@ class Training:
 
 
 def make_network() -> nn.Module:
-    """Return the untrained network: (n, 4, 256) to scores (n, 3)."""
     from torch import nn
 
     layers: list[nn.Module] = []

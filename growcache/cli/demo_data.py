@@ -1,8 +1,7 @@
 """The demo's remote store: synthetic recordings of a machine's four vibration sensors.
 
-A recording is an array of shape (steps, 4). The model learns from windows of it whether the machine
-runs smoothly, knocks or runs up. The object's name holds the class, and `label` puts it into each
-sample before that is cached.
+A recording is an array of shape (steps, 4). From windows of it the model learns whether the machine runs smoothly,
+knocks or runs up. The class is in the object's name, and `label` adds it to each sample.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ WINDOWS_PER_RECORDING = 64
 
 
 def label(sample: Sample, origin: Origin) -> Sample:
-    """Return the sample with ``y``, the class that its object's name tells."""
     name = Path(origin.key).name.rpartition("-")[0]
     return {**sample, "y": np.array(CLASSES.index(name), np.int64)}
 
 
 def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
-    """Write ``number`` recordings of each class as ``<class>-<number>.npy``."""
     make_directory(folder)
     for name in CLASSES:
         for i in range(number):
@@ -36,7 +33,7 @@ def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
 
 
 def held_out_windows(number: int, seed: int) -> tuple[Array, Array]:
-    """Return windows of as many unseen recordings of each class: x (n, 256, 4), y (n,)."""
+    """Return windows of unseen recordings: x (n, 256, 4), y (n,)."""
     cut = [
         recording(name, i, seed).reshape(-1, WINDOW, CHANNELS)[::8]
         for name in CLASSES
@@ -47,7 +44,6 @@ def held_out_windows(number: int, seed: int) -> tuple[Array, Array]:
 
 
 def recording(name: str, number: int, seed: int) -> Array:
-    """Return one recording, float32 (16384, 4): its signal in noise of its own colour."""
     rng = generator_at(seed, "demo", name, number)
     steps = WINDOW * WINDOWS_PER_RECORDING
     noise = rng.uniform(0.7, 1.1) * rng.normal(size=(steps, CHANNELS))
@@ -59,13 +55,13 @@ def recording(name: str, number: int, seed: int) -> Array:
 
 
 def _smooth_signal(rng: np.random.Generator, steps: int) -> Array:
-    """A steady tone that is as loud as what the other two do now and then."""
+    """A steady tone, as loud as the other two signals are at times."""
     tone: Array = 0.9 * np.sin(np.arange(steps) * rng.uniform(0.3, 1.2))
     return tone
 
 
 def _knock_signal(rng: np.random.Generator, steps: int) -> Array:
-    """A damped ringing that comes back about once a window."""
+    """A damped ringing about once a window."""
     ring = np.arange(48)
     shape = np.exp(-ring / rng.uniform(6, 14)) * np.sin(ring * rng.uniform(0.3, 1.2))
     strikes = np.zeros(steps)
@@ -77,7 +73,7 @@ def _knock_signal(rng: np.random.Generator, steps: int) -> Array:
 
 
 def _run_up_signal(rng: np.random.Generator, steps: int) -> Array:
-    """A tone whose pitch climbs, falls back and climbs again."""
+    """A tone whose pitch climbs, falls and climbs again."""
     period = int(rng.integers(150, 260))
     climb = (np.arange(steps) + rng.integers(period)) % period / period
     pitch = rng.uniform(0.2, 0.4) + climb * rng.uniform(0.5, 0.9)

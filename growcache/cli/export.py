@@ -1,7 +1,7 @@
-"""``growcache export``: copy what a cache holds now into a folder of its own.
+"""``growcache export``: copy a cache into a folder of its own.
 
-The copy is made next to its target and renamed, so it appears whole or not at all. It is a complete
-cache that loaders take. A manifest and a README tell how to read it without growcache.
+The copy is made next to its target and renamed, so it appears whole or not at all. Loaders take it as a
+cache, and its manifest and README tell how to read it without growcache.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def export_cache(
     cache_format: str | None = None,
     shared: bool = False,
 ) -> str:
-    """Copy a cache's newest snapshot; return a text for the person."""
     _refuse_taken(out)
     if cache_format not in (None, *CACHE_FORMATS):
         known = " or ".join(sorted(CACHE_FORMATS))
@@ -179,7 +178,6 @@ def _write_durably(path: Path, buffers: Iterable[Buffer]) -> None:
 
 
 def _set_modes(folder: Path, *, shared: bool) -> None:
-    """Let only the owner read the copy, or others as well, as the umask says."""
     mask = os.umask(0o77)
     os.umask(mask)
     for path in [folder, *folder.rglob("*")]:
@@ -189,7 +187,6 @@ def _set_modes(folder: Path, *, shared: bool) -> None:
 
 
 def _index_copy(layout: CacheLayout, shards: int) -> None:
-    """Index the copy from its shards, which checks all of them."""
     used = sum(allocated(path) for path in layout.shards.rglob("*"))
     config = CacheConfig(
         path=layout.root,

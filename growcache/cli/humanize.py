@@ -84,10 +84,7 @@ def plural(number: float, one: str, many: str | None = None) -> str:
 
 
 def shorten_name(text: str, length: int) -> str:
-    """Return a text of at most ``length`` characters, which keeps what it says of an object.
-
-    Whoever reads it wants the end of the object's name and the reason after it, not the way
-    to the object.
+    """Return a text of at most ``length`` characters, without the folders of the object that it names.
 
     >>> shorten_name("s3://bucket/a/long/way/to/7.npy: 503 SlowDown", 32)
     '…long/way/to/7.npy: 503 SlowDown'

@@ -1,7 +1,6 @@
 """``growcache init``: write a commented config, from options, a probe of the source, and answers.
 
-The text is the data file ``config_template.yaml``, because its comments are the point. A test compares
-it with the model, so that no key, default or choice is missing.
+The text is the data file ``config_template.yaml``, because its comments are the point.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ Prompt = Callable[..., Any]  # typer.prompt, and what tests put in its place
 
 @dataclass(frozen=True, slots=True)
 class ConfigChoices:
-    """What is chosen in a config; all else in it is the default.
-
-    ``findings`` are sentences about the objects, ``bound_reason`` explains ``max_bytes``.
-    """
+    """The settings of a config that are not the defaults."""
 
     url: str = EXAMPLE_URL
     format: str = "npy"
@@ -52,14 +48,12 @@ class ConfigChoices:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     cache_path: str = "./cache"
     max_bytes: str = "10GB"
-    findings: Sequence[str] = ()
-    bound_reason: str = ""
+    findings: Sequence[str] = ()  # sentences about the objects
+    bound_reason: str = ""  # explains max_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InitOptions:
-    """What the command line says; None where it says nothing."""
-
     url: str | None = None
     format: str | None = None
     cache_path: str | None = None
@@ -76,7 +70,7 @@ class InitOptions:
 
 
 def init_config(file: Path, given: InitOptions, *, yes: bool) -> None:
-    """Write a config, or print it where the file is ``-``."""
+    """Write a config, or print it if the file is ``-``."""
     shown = str(file) == "-"
     if not shown:
         _refuse_existing(file, force=given.force)
@@ -123,7 +117,7 @@ def _as_yaml(value: object) -> str:
 
 
 def _checked_config_text(file: str, choices: ConfigChoices) -> str:
-    """Return the text of a commented config that loads; say what has to be installed for it."""
+    """Return the text of a config that loads; name the packages that it needs."""
     text = config_text(file, choices)
     load_config(yaml.safe_load(text))
     try:
@@ -134,7 +128,6 @@ def _checked_config_text(file: str, choices: ConfigChoices) -> str:
 
 
 def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> None:
-    """Write a commented config, as a whole or not at all."""
     _refuse_existing(path, force=force)
     text = _checked_config_text(str(path), choices)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -159,7 +152,6 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def choose_without_asking(given: InitOptions) -> ConfigChoices:
-    """Return what goes into the config, without a question."""
     found = None
     if given.url and given.probe:
         try:
@@ -176,7 +168,7 @@ def choose_without_asking(given: InitOptions) -> ConfigChoices:
 
 
 def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> ConfigChoices:
-    """Return what goes into the config, from answers where the command line says nothing."""
+    """Ask for all that the command line leaves open."""
     given, found = _ask_for_source(given, prompt)
     if found is not None:
         more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
@@ -193,7 +185,7 @@ def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> Config
 def _ask_for_source(
     given: InitOptions, prompt: Prompt
 ) -> tuple[InitOptions, ProbedSource | None]:
-    """Ask where the objects are, until something is found there or the answer is empty."""
+    """Ask for the URL until something is found there or the answer is empty."""
     while True:
         if given.url is None:
             print_to_stderr(
@@ -216,7 +208,7 @@ def _ask_for_source(
 
 
 def apply_answer(given: InitOptions, answer: str) -> InitOptions:
-    """Return what is known after an answer to "what else shall be tried?".
+    """Return the options after an answer to "what else shall be tried?".
 
     >>> apply_answer(InitOptions(url="s3://b/*"), "http://minio:9000").endpoint_url
     'http://minio:9000'
@@ -264,7 +256,6 @@ def _ask_for_changes(
 
 
 def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigChoices:
-    """Return what the options say, and for the rest what the probe proposes."""
     known = ConfigChoices(
         url=given.url or EXAMPLE_URL,
         format=given.format or ConfigChoices().format,

@@ -1,7 +1,6 @@
-"""``growcache peek``: what the cached samples look like, and where they came from.
+"""``growcache peek``: show cached samples, and their origins.
 
-It takes no lease. A shard that is evicted meanwhile is passed over, and one that is open already stays
-readable to its end.
+It takes no lease. A shard that is evicted meanwhile is skipped, and an open one stays readable to its end.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ def _sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
 
 
 def _samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
-    """Yield the first samples of shards that are evenly spread over the cache."""
     rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
     for k in range(min(MAX_PEEKED, len(rows))):
         row = rows[k * len(rows) // min(MAX_PEEKED, len(rows))]
@@ -107,9 +105,9 @@ def _read_sample(root: Path, row: ShardRow, i: int) -> PeekedSample:
 
 
 def summarize_value(value: Value) -> dict[str, Any]:
-    """Return dtype, shape, extremes and, if it is short, all of it; NaN becomes null.
+    """Return dtype, shape, extremes and, of a short array, all values; NaN becomes null.
 
-    Of bytes and strings: how long they are (in bytes, in characters), and strings' beginning.
+    Of bytes and strings: the length (in bytes, in characters), and the beginning of strings.
     """
     if isinstance(value, bytes):
         return {"dtype": "bytes", "length": len(value)}
@@ -191,7 +189,7 @@ def _print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample
 
 
 def common_folder(keys: Sequence[str]) -> str:
-    """Return the folder that all keys are in, with its slash; empty where there is none.
+    """Return the folder of all keys, with its slash; empty if there is none.
 
     >>> common_folder(["a/b/1.npy", "a/b/c/2.npy"]), common_folder(["a/1", "ab/1"])
     ('a/b/', '')
@@ -207,7 +205,7 @@ def common_folder(keys: Sequence[str]) -> str:
 def _sample_table(
     schema: Schema, found: Sequence[PeekedSample], folder: str, width: int
 ) -> Table | None:
-    """Return the samples as a table; None where that would be too wide to read."""
+    """Return the samples as a table; None if it would be too wide to read."""
     headings = ["sample", "from", *(_column_heading(schema[name]) for name in schema.names)]
     rows = [
         [
@@ -307,7 +305,7 @@ def _value_text(value: Value) -> str:
 
 
 def _number_text(number: bool | int | float) -> str:
-    """Return a number in three digits; one that counts something, in all of them.
+    """Return a number in three digits, or an integer in all of them.
 
     >>> _number_text(12345), _number_text(0.0123456), _number_text(True)
     ('12345', '0.0123', 'True')

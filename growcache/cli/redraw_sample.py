@@ -1,7 +1,7 @@
 """``growcache peek --refetch``: make a cached sample again from the store, and compare.
 
-A sample is a function of its object, the seed and the configuration. Bytes that differ mean another
-configuration or transform, an object that was rewritten in place, or damage.
+A sample is a function of its object, the seed and the configuration. Other bytes mean another configuration or
+transform, an object that was rewritten in place, or damage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TRANSFORM_DIGEST = "the transform's source"
 
 
 def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
-    """Print whether a sample can be made again as it is; return the exit code."""
+    """Print whether a sample can be made again; return the exit code."""
     peeked = sample_at(root, place)
     identity = read_identity(root)
     if identity is None:
@@ -91,10 +91,9 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
 
 
 def config_from_identity(identity: Identity, root: Path) -> Config:
-    """Return the part of the configuration that a cache's identity tells.
+    """Return the part of the configuration that is in a cache's identity.
 
-    A cache is data: it may come from another person, and its reader has not agreed to run what its
-    files name.
+    A cache may come from another person, and its reader has not agreed to run the code that its files name.
     """
     values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
     sources: dict[str, dict[str, Any]] = {}
@@ -120,7 +119,7 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
 
 
 def named_code(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a configuration that run code, or a client which may run some."""
+    """Yield the settings that run code, or a client that may run code."""
     if config.sampling.transform is not None:
         yield "sampling.transform", config.sampling.transform
     for source in config.sources:
@@ -136,7 +135,6 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _decides_samples(part: tuple[str, Any]) -> bool:
-    """Whether a part of an identity is a setting that decides what an object yields."""
     return re.sub(r"^source\.\d+\.", "source.", part[0]) in _DECIDING_SETTINGS
 
 
@@ -149,7 +147,6 @@ _DECIDING_SETTINGS = frozenset(
 def _compare_with_store(
     root: Path, peeked: PeekedSample, config: Config, identity: Identity
 ) -> tuple[str, str]:
-    """Return the verdict and its reason."""
     ours = dict(filter(_decides_samples, configured_values(config).items()))
     theirs = dict(filter(_decides_samples, identity.parts.items()))
     if differing := describe_differences(theirs, ours):
@@ -191,7 +188,7 @@ async def _draw_again(
     identity: Identity,
     labels: Labels | None,
 ) -> list[Sample]:
-    """Return the samples that the visit of this sample yields at its place, mostly one."""
+    """Return the samples, mostly one, that the visit of this sample yields at its place."""
     here = str(Path.cwd())
     if here not in sys.path:  # where samplers find the user's code, too
         sys.path.insert(0, here)
@@ -258,9 +255,9 @@ def _difference_text(a: Value, b: Value | None) -> str | None:
 
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
-    """Return the objects of the other fields as they were listed, or as they are where none is known.
+    """Return the objects of the other fields as they were listed, or else as they are now.
 
-    A shard names the first field's object only. A read finds that an object is not the listed one.
+    A shard names the first field's object only. A read detects an object that is not the listed one.
     """
     store = reader.store
     assert isinstance(store, RemoteStore)

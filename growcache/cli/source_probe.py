@@ -101,8 +101,6 @@ Candidate = tuple[dict[str, Any], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ProbedSource:
-    """What was found at a source, and what its objects can be read as."""
-
     objects: int
     nbytes: int
     is_whole_listing: bool
@@ -115,8 +113,6 @@ class ProbedSource:
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
-    """Return what a source looks like, within a time limit."""
-
     def probe() -> ProbedSource:
         store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
         try:
@@ -165,7 +161,7 @@ def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
 
 
 def suffix_of(key: str) -> str:
-    """Return an object's suffix, less that of its compression; empty: none, or a number."""
+    """Return an object's suffix without that of its compression; empty for none, or a number."""
     suffix = PurePosixPath(unpacked_name(key)).suffix.lower()
     return "" if suffix[1:].isdigit() else suffix
 
@@ -183,10 +179,10 @@ def _kind_of(key: str, *, zarr: bool) -> str:
 
 
 def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry], Counter[str]]:
-    """Return the objects of the kind that has most bytes, and how many others there are.
+    """Return the objects of the kind with the most bytes, and the numbers of all others.
 
-    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_`` describe
-    others, as ``_metadata`` does.
+    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_``, such as ``_metadata``,
+    describe others.
     """
     if zarr:
         entries = [entry for entry in entries if folder_of_chunk(entry.key)]
@@ -201,7 +197,7 @@ def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry],
 
 
 def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
-    """Return a URL that matches the objects of a group only; empty where none is known.
+    """Return a URL that matches the objects of a group only, or an empty text.
 
     >>> narrower_url(["s3://b/**"], [Entry("a/1.npy", 8, None, None)])
     's3://b/**/*.npy'
@@ -214,9 +210,7 @@ def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
 
 
 def detect_format(key: str, head: bytes) -> tuple[str, str]:
-    """Return the format of an object by its first bytes and its name, and how it is compressed.
-
-    Both are empty where nothing is recognised.
+    """Return the format and compression of an object, by its first bytes and its name; empty if unknown.
 
     >>> detect_format("a.npy", bytes([0x93]) + b"NUMPY"), detect_format("a.txt", b"text")
     (('npy', ''), ('', ''))
@@ -279,9 +273,9 @@ async def _propose(
 def candidates(
     form: str, compression: str, entry: Entry, head: bytes, folders: set[str]
 ) -> list[Candidate]:
-    """Return what to try for objects of a format that need not be looked into, the best first.
+    """Return the candidates for objects whose format needs no look inside, the best first.
 
-    ``folders`` are all that hold an image; empty where they are not known.
+    ``folders`` are all that hold an image; empty if they are not known.
     """
     options: dict[str, Any]
     if form == "image":
@@ -354,7 +348,6 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
 
 
 def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[str]]:
-    """Return what is read of the items, and the errors of the others."""
     found, errors = [], []
     for item in items:
         try:
@@ -365,7 +358,6 @@ def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R]
 
 
 def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
-    """Whether a dataset can be a field of the same samples as the main one."""
     if not options:  # the object is one sample, of which arrays of text are no values
         return not (one.string_storage and one.shape)
     is_row_of_text = "window" not in options and len(one.shape) == 1
@@ -454,9 +446,9 @@ def names_text(names: Sequence[str]) -> str:
 def array_options(
     shape: Sequence[int], item_bytes: int, *, many: bool, chunk_rows: int = 0
 ) -> tuple[dict[str, Any], str]:
-    """Return how samples are cut from an array, as options and as a sentence.
+    """Return the options that cut samples from an array, and a sentence about them.
 
-    A small array of ``many`` objects is one sample. Windows divide ``chunk_rows``, if it is not 0.
+    A small array of ``many`` objects is one sample. Windows divide ``chunk_rows``, unless it is 0.
     """
     nbytes = math.prod(shape) * item_bytes
     is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
@@ -493,7 +485,6 @@ async def _prove(
     readers: Sequence[StoredObject],
     group: Sequence[Entry],
 ) -> ProbedSource:
-    """Return what is listed with a candidate that some of the objects can be read by."""
     opened = open_format(form, options)
     counts: list[tuple[int, int]] = []  # samples and bytes of an object
     samples: list[Sample] = []
@@ -528,7 +519,7 @@ async def _prove(
 async def _read_sample(
     object_format: ObjectFormat, reader: StoredObject
 ) -> tuple[int, list[Sample]]:
-    """Return how many samples an object holds, and one of them; of a large whole object 1 and none."""
+    """Return the number of samples in an object, and one of them; of a large whole object 1 and none."""
     if not object_format.ranged:
         if reader.entry.size > MAX_READ_BYTES:
             return 1, []

@@ -1,7 +1,4 @@
-"""A status as text: a sentence, lines for a log, JSON for programs. It needs no terminal library.
-
-`StatusHistory` remembers what the cache held, which gives its growth and the time that is left.
-"""
+"""A status as text: a sentence, lines for a log, JSON for programs. It needs no terminal library."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class StatusHistory:
     spacing: float = 0.25
 
     def add(self, at: float, status: Status) -> None:
-        """Remember a status, in place of the last one if that was but a moment ago."""
+        """Add a status; it replaces the last one if that is only a moment old."""
         if self.points and at - self.points[-1][0] < self.spacing:
             at = self.points.pop()[0]
         self.points.append((at, status.samples, status.bytes))
@@ -53,7 +50,6 @@ class StatusHistory:
         return self._growth(2)
 
     def curve(self, width: int) -> list[int]:
-        """Return the numbers of cached samples at up to ``width`` times, first and last included."""
         last = len(self.points) - 1
         count = max(1, min(width - 1, last))
         return [self.points[i * last // count][1] for i in range(count + 1)] if last > 0 else []
@@ -86,7 +82,6 @@ def status_sentence(status: Status) -> str:
 
 
 def state_meaning(status: Status, history: StatusHistory | None) -> str:
-    """Say in a sentence what the state means, and what ends it."""
     if status.state == "waiting":
         return f"for {status.waiting_for}" if status.waiting_for else "for the next report"
     if status.state == "stopped":
@@ -113,7 +108,6 @@ def state_meaning(status: Status, history: StatusHistory | None) -> str:
 
 
 def _why_complete(status: Status) -> str:
-    """Say why nothing will ever be added: there is no more, or it may hold no more."""
     if status.coverage is not None and status.coverage < FULL_COVERAGE:
         return "it holds all that it may, and nothing leaves"
     return "everything that can be read is cached" if status.holes else "everything is cached"
@@ -133,7 +127,6 @@ def _filling_meaning(status: Status, history: StatusHistory | None) -> str:
 
 
 def coverage_text(status: Status) -> tuple[str, float | None]:
-    """Return how much of the source was ever drawn, as text and as a share where it is known."""
     found = status.objects - status.unmatched
     objects = plural(next((one.objects for one in status.subsets if one.used), found), "object")
     if status.unmatched:
@@ -162,8 +155,6 @@ def trouble_texts(status: Status) -> list[str]:
 
 
 class StatusReporter:
-    """Shows every status, several times a second, until its block ends."""
-
     # Takes what samplers write to the error stream; None: that goes where ours does.
     on_stderr: Callable[[bytes], None] | None = None
 
@@ -178,8 +169,6 @@ class StatusReporter:
 
 
 class StatusLines(StatusReporter):
-    """A line at every change of state, one in ``seconds`` between, and the last one."""
-
     def __init__(self, write: Callable[[Status], None], seconds: float) -> None:
         self._write = write
         self._seconds = seconds
@@ -208,7 +197,6 @@ def json_lines(stream: IO[bytes] | None = None, seconds: float = JSON_SECONDS) -
 
 
 def plain_lines(stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) -> StatusLines:
-    """Return a reporter that writes one sentence per line, where nothing can be redrawn."""
     to = stream or sys.stdout
 
     def write(status: Status) -> None:

@@ -1,7 +1,7 @@
-"""What a stream can show: a picture that is redrawn, colours, or plain lines.
+"""The abilities of a stream: a picture that is redrawn, colours, or plain lines.
 
-Colours follow the conventions that rich knows (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``). Redrawing is a
-separate question, because a log file with forced colours must still get no cursor movements.
+Colours follow the conventions of rich (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``). Redrawing is a separate question,
+because a log file with forced colours must still get no cursor movements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def can_redraw(stream: IO[str]) -> bool:
 
 
 def fold_to_width(text: str, stream: IO[str]) -> str:
-    """Return a text whose lines end between words where the stream is a terminal."""
+    """Return a text that wraps between words if the stream is a terminal."""
     try:
         width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):  # no terminal of the system's
@@ -39,7 +39,7 @@ def fold_to_width(text: str, stream: IO[str]) -> str:
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that is closed, end the block as Ctrl-C does."""
+    """Let SIGTERM, and a closed terminal, end the block as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -54,7 +54,6 @@ def signals_as_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def spinner(stream: IO[str], text: str) -> Iterator[None]:
-    """Show a text at a terminal until the block ends."""
     if not can_redraw(stream):
         yield
         return
@@ -83,7 +82,7 @@ def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[..., 
 
 
 def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:
-    """Write a line of JSON, for programs (to the standard output, if no stream is named)."""
+    """Write a line of JSON to the stream, by default the standard output."""
     stream = stream or sys.stdout.buffer
     stream.write(line + b"\n")
     stream.flush()
@@ -94,7 +93,7 @@ def can_ask() -> bool:
 
 
 def apply_no_color(arguments: list[str]) -> list[str]:
-    """Return the arguments less ``--no-color``, which children get by the environment."""
+    """Return the arguments without ``--no-color``, which children get by the environment."""
     if NO_COLOR not in arguments:
         return arguments
     os.environ["NO_COLOR"] = "1"

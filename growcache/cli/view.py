@@ -1,7 +1,4 @@
-"""A status as a picture for a terminal: a frame with one row for each question.
-
-Rows that matter least are left out where the terminal is not high enough.
-"""
+"""A status as a picture for a terminal: a frame with one row for each question."""
 
 from __future__ import annotations
 
@@ -72,10 +69,9 @@ FREE_PART = ("free", "bright_black", "░")
 
 @dataclass(frozen=True)
 class StatusPicture:
-    """A status as a frame with a row for each question one may have.
+    """A status as a frame of rows, with a history also the growth.
 
-    With a history the growth is shown, too. Rows that matter least go where all of them have
-    more lines than ``height``.
+    The least important rows are left out if all of them have more lines than ``height``.
     """
 
     status: Status
@@ -127,7 +123,6 @@ def _frame_rows(rows: dict[str, Text], status: Status, width: int) -> Panel:
 
 
 def bar_text(parts: Sequence[tuple[float, str, str]], total: float, width: int) -> Text:
-    """Return a bar of parts (amount, colour, character) over a total."""
     amounts = [max(0.0, amount) for amount, _, _ in parts]
     scale = width / max(total, sum(amounts), 1e-9)
     cells = [round(end * scale) for end in accumulate(amounts, initial=0.0)] + [width]
@@ -151,7 +146,7 @@ def curve_text(history: StatusHistory, width: int) -> Text:
 
 
 def shorten_to_lines(text: str, width: int, count: int) -> list[str]:
-    """Return at most ``count`` lines of a text, which is shortened where it names an object."""
+    """Return at most ``count`` lines of a text, which is shortened in the name of an object."""
     room = count * width
     lines = textwrap.wrap(shorten_name(text, room), width, break_on_hyphens=False)
     while len(lines) > count and room > count:
@@ -161,7 +156,6 @@ def shorten_to_lines(text: str, width: int, count: int) -> list[str]:
 
 
 def _dotted(texts: Sequence[Text | str], width: int) -> list[Text]:
-    """Return texts with dots between them; a line ends between two of them, if it has to end."""
     dot = Text(" · ")
     lines: list[Text] = []
     for text in (Text(text) if isinstance(text, str) else text for text in texts):
@@ -212,7 +206,7 @@ def _cache_row(status: Status, _: object, width: int) -> list[Text]:
 
 
 def _bar_amounts(status: Status) -> tuple[float, float, float, float]:
-    """Return bytes of samples, of shards on their way out, being written, of all else."""
+    """Return bytes of samples, of retired shards, of shards being written, of all else."""
     overhead = status.budget_bytes + status.catalog_bytes
     if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
         if not status.samples:
@@ -280,7 +274,6 @@ def _coverage_row(status: Status, _: object, width: int) -> list[Text]:
 
 
 def _sources_row(status: Status, _: object, width: int) -> list[Text]:
-    """Return lines for each source of a mixture: its share, and how far it was drawn."""
     lines: list[Text] = []
     for one in status.sources:
         source = f"{in_percent(one.share)} {shorten_name(one.url, 40)}"
@@ -290,7 +283,7 @@ def _sources_row(status: Status, _: object, width: int) -> list[Text]:
 
 
 def _split_row(status: Status, _: object, width: int) -> list[Text]:
-    """Return the subsets; the one that this cache is drawn from stands out."""
+    """Return the subsets; the one of this cache is highlighted."""
     texts = [
         Text(
             f"{one.name}: {plural(one.objects, 'object')} in {plural(one.groups, 'group')}",

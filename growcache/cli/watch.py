@@ -1,8 +1,4 @@
-"""A picture that is kept up to date: at a terminal, and in a notebook with ``growcache.watch``.
-
-At a terminal the picture is redrawn in place. Warnings, and what samplers write to the error stream,
-are printed above it. In a notebook one output is replaced again and again.
-"""
+"""A picture that is kept up to date: at a terminal, and in a notebook with ``growcache.watch``."""
 
 from __future__ import annotations
 
@@ -34,10 +30,10 @@ NOTEBOOK_HTML = (
 
 
 class LiveRegion:
-    """What is drawn takes the place of what was drawn before, until the block ends.
+    """A place on the terminal where each drawing replaces the one before, until the block ends.
 
-    With ``transient`` nothing is left behind. The cursor stays on an empty line below the picture,
-    so a terminal's ``^C`` is written there, and the last drawing erases it.
+    With ``transient`` nothing is left behind. The cursor stays on an empty line below the picture, so a terminal's
+    ``^C`` is written there, and the last drawing erases it.
     """
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
@@ -51,7 +47,6 @@ class LiveRegion:
 
     @property
     def height(self) -> int:
-        """How many lines a picture may have."""
         return self._console.height - 1
 
     def __enter__(self) -> Self:
@@ -70,15 +65,13 @@ class LiveRegion:
         self._live.update(SegmentLines([*self._lines, []], new_lines=True), refresh=True)
 
     def _erase_wrapped(self) -> None:
-        """Erase lines that a narrower terminal broke, and leave the cursor where Rich expects it."""
+        """Erase lines that a narrower terminal wrapped, and leave the cursor where Rich expects it."""
         lengths = map(Segment.get_line_length, self._lines)
         if broken := sum(max(1, -(-length // self._width)) for length in lengths):
             self._console.file.write(f"\r\x1b[{broken}A\x1b[J" + "\n" * len(self._lines))
 
 
 class LiveView(StatusReporter):
-    """The picture of the newest status, redrawn in place; warnings scroll by above it."""
-
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._history = StatusHistory()
@@ -120,8 +113,6 @@ class _WarningPrinter(logging.Handler):
 
 
 class CacheWatch:
-    """A picture that is kept up to date by a thread; see `watch`."""
-
     def __init__(self, cache: str | os.PathLike[str], seconds: float) -> None:
         self._cache = cache
         self._seconds = seconds
@@ -131,7 +122,7 @@ class CacheWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Draw it a last time and leave it as it is; twice is harmless."""
+        """Draw a last time and leave the picture; a second call does nothing."""
         self._stopped.set()
         self._thread.join()
 
@@ -156,7 +147,7 @@ class CacheWatch:
 
 
 def watch(cache: str | os.PathLike[str], *, seconds: float = WATCH_SECONDS) -> CacheWatch:
-    """Show a cache, live, while this process goes on with something else.
+    """Show a cache, live, while this process goes on with other work.
 
     Args:
         cache: its folder; it need not exist yet.
@@ -174,8 +165,6 @@ def watch(cache: str | os.PathLike[str], *, seconds: float = WATCH_SECONDS) -> C
 
 
 class NotebookView(StatusReporter):
-    """The picture of the newest status in one output of a notebook, replaced in place."""
-
     def __init__(self) -> None:
         self._history = StatusHistory()
         self._output: Any = None
@@ -191,7 +180,6 @@ class NotebookView(StatusReporter):
 
 
 def notebook_picture(status: Status, history: StatusHistory | None = None) -> dict[str, str]:
-    """Return a status as a notebook takes it: HTML, and plain text where that cannot be shown."""
     console = Console(
         record=True,
         file=io.StringIO(),

@@ -1,9 +1,8 @@
-"""The local, append-only file of listed objects: a key keeps its ordinal for ever.
+"""The local, append-only file of listed objects, in which a key keeps its ordinal.
 
-The file is a sequence of frames, each a fixed head and a body. A body is a block of up to 64 entries:
-keys, ETags, times and stores are zlib-packed JSON by column, MD5 sums (as most ETags are) precede it as
-bytes. Sizes and the running digest are not packed, so that opening a million entries unpacks none.
-A frame is valid only with its CRC32C: what a crash tore off is cut away.
+A file is a sequence of frames: a fixed head and a block of up to 64 entries. The block's keys, ETags, times and
+stores are zlib-packed JSON by column. MD5 sums precede them as bytes. Sizes and the running digest are not
+packed, so that opening a million entries unpacks none. A torn frame is known by its CRC32C, and is cut away.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ BlockColumns = list[Any]  # keys, ETags, times, stores; each by the place in the
 
 
 def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
-    """Return the columns of a block of ``count`` entries; None where the block is damaged."""
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(packed, _MOST_UNPACKED_BYTES)
@@ -73,10 +71,7 @@ def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
 
 
 def _md5_sums(entries: Sequence[Entry]) -> bytes:
-    """Return the ETags as bytes where all are quoted MD5 sums, as S3's mostly are; else none.
-
-    Their hexadecimal digits are what packs worst of all.
-    """
+    """Return the ETags as bytes if all are quoted MD5 sums, because hexadecimal digits pack badly."""
     etags = [entry.etag or "" for entry in entries]
     if not all(map(_MD5_ETAG.fullmatch, etags)):
         return b""
@@ -84,7 +79,7 @@ def _md5_sums(entries: Sequence[Entry]) -> bytes:
 
 
 class _Md5Etags:
-    """MD5 sums as ETags; of the many in a block mostly one is wanted."""
+    """MD5 sums that are formatted one at a time, because most lookups need one of a block."""
 
     def __init__(self, sums: bytes) -> None:
         self._sums = sums
@@ -110,10 +105,7 @@ _DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Catalog:
-    """The first N keys of a store, by ordinal.
-
-    One process appends, any number read. Methods may be called from several threads.
-    """
+    """The first N keys of a store, by ordinal. One process appends. Methods are safe to call from several threads."""
 
     def __init__(
         self, path: Path, descriptor: int, key_hash: Callable[[str], int], *, readonly: bool
@@ -148,12 +140,7 @@ class Catalog:
         readonly: bool = False,
         key_hash: Callable[[str], int] = hash64,
     ) -> Self:
-        """Return the catalog at ``path``; an empty one is made if there is none.
-
-        Raises:
-            CacheError: the file is not a catalog.
-            FileNotFoundError: read-only, and there is none.
-        """
+        """Open or create the catalog at ``path``; CacheError if the file is not a catalog."""
         path = Path(path)
         flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -167,15 +154,10 @@ class Catalog:
         return catalog
 
     def append(self, entries: Sequence[Entry]) -> int:
-        """Add the entries whose keys are new, in order; return how many were.
+        """Add the entries whose keys are new, in order, and return their number.
 
-        A known key keeps its ordinal, size and version. Whole blocks are written, and the rest is
-        buffered until `flush`.
-
-        Raises:
-            CacheFullError: the disk has no room. All entries are taken in none the less; the
-                next `append` or `flush` writes what this one could not.
-            CacheError: the disk fails in another way; the same holds.
+        A known key keeps its ordinal, size and version. A partial block is buffered until `flush`. After a
+        CacheFullError or CacheError all entries are buffered, and the next `append` or `flush` writes them.
         """
         seen = self._known()
         with self._lock:
@@ -188,7 +170,7 @@ class Catalog:
             return len(new)
 
     def new_entries(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that `append` would add; by hashes alone, so it may miss one."""
+        """Return the entries that `append` would add. It compares hashes alone, so it may miss one."""
         seen = self._known()
         with self._lock:
             places = seen.new_places(
@@ -197,13 +179,12 @@ class Catalog:
             return [entries[place] for place in places]
 
     def flush(self) -> None:
-        """Write what is buffered, and sync; on CacheFullError the rest is still buffered."""
+        """Write and sync the buffered entries; after a CacheFullError the rest is still buffered."""
         with self._lock:
             self._write_pending(at_least=1)
             self._sync()
 
     def close(self) -> None:
-        """Release the file; entries that were not flushed are lost."""
         with self._lock:
             if self._descriptor >= 0:
                 if self._sync_failed:  # what was written may read back, and not be on the disk
@@ -225,7 +206,6 @@ class Catalog:
         return self.entries([ordinal])[0]
 
     def entries(self, ordinals: npt.NDArray[np.int64] | Sequence[int]) -> list[Entry]:
-        """Return several entries, or raise IndexError if there is no such ordinal."""
         asked = np.asarray(ordinals, np.int64)
         in_order = np.unique(asked)
         found: dict[int, Entry] = {}
@@ -256,7 +236,7 @@ class Catalog:
             found[ordinal] = Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield stores and keys of ordinals [start, stop), in chunks; faster than by entry."""
+        """Yield stores and keys of ordinals [start, stop) in chunks, which is faster than by entry."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
@@ -274,13 +254,12 @@ class Catalog:
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of every object, by ordinal: int64 [len], a read-only view of this moment."""
         view = self._sizes[: len(self)]
         view.flags.writeable = False
         return view
 
     def digest(self, count: int) -> str:
-        """Return 128 bits, in hex, of the first ``count`` entries; blocks do not matter."""
+        """Return 128 bits, in hex, of the first ``count`` entries, however they are divided into blocks."""
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")
@@ -292,7 +271,7 @@ class Catalog:
 
     @property
     def complete(self) -> bool:
-        """Whether the listing had come to its end; kept in the file."""
+        """Whether the listing reached its end; kept in the file."""
         return self._complete
 
     @complete.setter
@@ -308,16 +287,14 @@ class Catalog:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes at the end of the file that are no complete frame."""
         return os.fstat(self._descriptor).st_size - self._end
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes on the disk, in whole blocks."""
         return os.fstat(self._descriptor).st_blocks * 512
 
     def _write_pending(self, *, at_least: int) -> None:
-        """Write blocks while at least ``at_least`` entries are buffered; a failure keeps the rest buffered."""
+        """Write blocks while at least ``at_least`` entries are buffered."""
         written = 0
         try:
             while len(self._buffered) - written >= at_least:
@@ -402,7 +379,6 @@ class Catalog:
         return bytes(self._digests[-DIGEST_BYTES:])
 
     def _columns(self, block: int) -> BlockColumns:
-        """Return the columns of a block; of those in memory, the least recently used one goes."""
         if block in self._unpacked:
             self._unpacked.move_to_end(block)
             return self._unpacked[block]
@@ -459,7 +435,6 @@ class Catalog:
             os.ftruncate(self._descriptor, self._end)
 
     def _scan(self) -> None:
-        """Take in the frames behind the known ones, up to the first that is not whole."""
         size = os.fstat(self._descriptor).st_size
         data = memoryview(os.pread(self._descriptor, size - self._end, self._end))
         at = 0

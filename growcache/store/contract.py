@@ -39,8 +39,6 @@ def paginate(items: Iterable[T]) -> Iterator[list[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One listed object."""
-
     key: str  # without bucket or scheme; of local files the absolute path
     size: int  # bytes
     etag: (
@@ -67,10 +65,10 @@ _SHOWN_KEY_CHARACTERS = 80
 
 
 def storable_entries(page: list[Entry]) -> list[Entry]:
-    """Return the entries that the catalog can hold; others are left out with a warning.
+    """Return the entries that the catalog can hold, and warn of the others.
 
-    Listing, index and shards hold keys as UTF-8, and names of files can be any bytes. Keys of
-    megabytes, and objects larger than all disks, are taken for errors of the store.
+    Keys are stored as UTF-8, while names of files can be any bytes. Keys of megabytes, and objects larger than any
+    disk, are taken for errors of the store.
     """
     for words, is_storable in _REQUIREMENTS.items():
         kept = [entry for entry in page if is_storable(entry)]
@@ -203,11 +201,11 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object of a store, as object formats read it; ``others`` are those of the other fields."""
+    """One object of a store, as object formats read it."""
 
     store: Store
     entry: Entry
-    others: tuple[Entry, ...] = ()
+    others: tuple[Entry, ...] = ()  # the objects of the other fields
 
     @property
     def partners(self) -> Sequence[StoredObject]:
@@ -219,9 +217,7 @@ class StoredObject:
 
     @property
     def source(self) -> SourceConfig:
-        """The source that the object is one of."""
         return self.store.source
 
     async def find(self, key: str) -> StoredObject:
-        """Return another object; see `Store.find`."""
         return StoredObject(self.store, await self.store.find(key))

@@ -1,8 +1,7 @@
-"""Storage options as clients take them: obstore's for S3, asyncssh's for SSH servers, and web sessions.
+"""Storage options in the terms of the clients: obstore for S3, asyncssh for SSH servers, and web sessions.
 
 For S3 the precedence is boto3's: ``storage_options``, then the environment, then the profile in
-``~/.aws``, then the machine's own role. A web session sends its secrets to the servers of ``source.url``
-only.
+``~/.aws``, then the machine's own role.
 """
 
 from __future__ import annotations
@@ -59,20 +58,13 @@ CredentialProvider: TypeAlias = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Arguments of obstore's `S3Store`; the repr has no secrets."""
-
     config: dict[str, Any]
     verify: bool | str = True
     provider: CredentialProvider | None = field(default=None, repr=False)
 
 
 def s3_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
-    """Return obstore's settings for a bucket; None where obstore has no word for an option.
-
-    Raises:
-        CredentialsError: no credentials anywhere.
-        ConfigError: half a key pair, or a profile that does not exist.
-    """
+    """Return obstore's settings for a bucket; None if obstore lacks an option."""
     values = _flatten_options(options)
     if values is None:
         return None
@@ -96,9 +88,7 @@ def s3_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
 
 
 def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
-    """Return the endpoint with the bucket in its host, as obstore wants it.
-
-    None where that is an address and no name, as boto3 has it.
+    """Return the endpoint with the bucket in its host, as obstore needs it; None for an IP address, as in boto3.
 
     >>> _virtual_hosted_endpoint("b", "https://s3.lab:9000/"), _virtual_hosted_endpoint("b", "https://b.s3.lab")
     ('https://b.s3.lab:9000/', 'https://b.s3.lab')
@@ -114,7 +104,6 @@ def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
 
 
 def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return options by obstore's names; None where it has no name for one."""
     values: dict[str, Any] = {}
     for name, value in options.items():
         if value is None or name == "use_ssl":  # the endpoint's scheme says it
@@ -145,8 +134,7 @@ def _static_credentials(
 ) -> CredentialProvider | None:
     """Return a provider of the configured keys, else of the environment's.
 
-    A provider, and not configuration, because obstore would complete configured keys with a
-    session token that happens to be in the environment.
+    As plain configuration, obstore would complete the keys with a session token of the environment.
     """
     key, secret = config.pop("access_key_id", None), config.pop("secret_access_key", None)
     token = config.pop("session_token", None)
@@ -173,7 +161,7 @@ def _static_credentials(
 def server_option(
     scheme: str, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return the name of the setting that holds the server's address; empty where none does.
+    """Return the name of the setting that holds the server's address, or an empty text.
 
     >>> server_option("s3", {"endpoint_url": "http://minio:9000"})
     'endpoint_url in source.storage_options'
@@ -203,7 +191,7 @@ class _AwsFiles:
         self.profile = profile
 
     def credentials(self, bucket: str) -> CredentialProvider | None:
-        """Return boto3's credentials; None, where boto3 is missing, lets obstore look by itself."""
+        """Return boto3's credentials; None without boto3, and then obstore searches by itself."""
         if find_spec("boto3") is None:
             if self.profile:
                 raise ConfigError(
@@ -232,7 +220,6 @@ class _AwsFiles:
         return self._profile_section.get("region")
 
     def endpoint(self) -> str | None:
-        """Return the endpoint that is set: environment first, service-specific before general."""
         if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
             return None
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
@@ -287,18 +274,18 @@ _OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 
 @dataclass(frozen=True)
 class SshServer:
-    """A host, and how to connect to it; ``settings`` are asyncssh's and may be secret."""
+    """A host, and how to connect to it."""
 
     host: str
     url: str
-    settings: Mapping[str, Any] = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)  # asyncssh's, secrets included
     rejects_unknown_hosts: bool
     stall_seconds: float  # without an answer, after which a connection is given up
     uses_agent_only: bool
 
     @property
     def identity(self) -> str:
-        """The user on the host; files of two identities are never the same object."""
+        """The user on the host, because files of two users are never the same object."""
         user, port = self.settings.get("username", ""), self.settings.get("port", 22)
         return f"ssh://{user}@{self.host}:{port}"
 
@@ -306,11 +293,7 @@ class SshServer:
 def ssh_server(
     location: Location, url: str, storage_options: Mapping[str, Any], stall_seconds: float
 ) -> SshServer:
-    """Return the host of a URL, and asyncssh's settings for it.
-
-    Raises:
-        ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
-    """
+    """Return the host of a URL, and asyncssh's settings for it; ConfigError for a bad URL or option."""
     options = dict(storage_options)
     policy = options.pop("host_key_policy", "auto_add")
     if policy not in _HOST_KEY_POLICIES:
@@ -359,7 +342,6 @@ def refused_ssh_options(url: str, error: Exception) -> ConfigError:
 
 
 def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
-    """Return a URL's host, and its port, user and password by the names of storage options."""
     try:
         parsed = urlsplit(url)
         host, port = parsed.hostname, parsed.port
@@ -384,8 +366,6 @@ _PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "us
 
 @dataclass(frozen=True)
 class GuardedSession:
-    """Makes sessions for fsspec's HTTP file system."""
-
     origins: frozenset[ServerAddress]
     headers: frozenset[str]
     cookies: frozenset[str]
@@ -445,7 +425,6 @@ def guarded_session(
 
 
 def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a URL with a `GuardedSession` for its web servers."""
     addresses = [part for part in url.split("::") if urlsplit(part).scheme in WEB_SCHEMES]
     made = dict(options)
     if addresses and "::" not in url:
@@ -459,7 +438,7 @@ def with_guarded_sessions(url: str, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def server_address(address: str) -> ServerAddress:
-    """Return scheme, host and port of a web address.
+    """Return scheme, host and port.
 
     >>> server_address("http://u:p@Lab.org/x"), server_address("https://lab.org:80/")
     (('http', 'lab.org', 80), ('https', 'lab.org', 80))

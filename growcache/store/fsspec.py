@@ -1,8 +1,7 @@
-"""Every other URL, and every option that obstore does not know, through fsspec.
+"""Backend of every URL and option that obstore does not support.
 
-fsspec's own reads ask for no version and believe any range, so each protocol has a conditional read here. A
-web session sends headers, cookies and passwords to the servers of ``source.url`` only, because aiohttp would
-send them along a redirect.
+fsspec's own reads request no version and accept any range, so each protocol has a conditional read here. A web
+session sends its secrets to the servers of ``source.url`` only, because aiohttp would send them along a redirect.
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ logger = logging.getLogger(__name__)
 
 
 class FsspecBackend:
-    """One fsspec file system; a path in it is ``root`` and a key of `location`."""
-
     def __init__(
         self,
         open_fs: Callable[[], Any],
@@ -135,7 +132,6 @@ class FsspecBackend:
         return data
 
     def _path(self, key: str) -> str:
-        """Return the file system's own path of a key; of a signed address with its signature."""
         signed = self.location.signed_key and key == self.location.pattern
         return self._root + (self.location.signed_key if signed else key)
 
@@ -151,7 +147,7 @@ class FsspecBackend:
             yield info
 
     def _with_sizes(self, page: list[Mapping[str, Any]]) -> Page:
-        """Return the entries; a web server's listing lacks sizes, so each file is requested."""
+        """Return the entries; a web server's listing lacks sizes, so each costs a request."""
         if any(info["size"] is None for info in page):
             asked = list(self._threads.map(self._info_of_link, page))
             page = [info for info in asked if info is not None]
@@ -220,7 +216,6 @@ def open_fsspec(
     concurrency: int,
     timeout_seconds: float,
 ) -> FsspecBackend:
-    """Return the backend of a URL; ConfigError if fsspec lacks its scheme or package, or an option is bad."""
     options = dict(source.storage_options)
     if location.scheme in S3_SCHEMES:
         options = _s3_options(options, concurrency, timeout_seconds)
@@ -274,7 +269,7 @@ def open_fsspec(
 def _s3_options(
     options: dict[str, Any], concurrency: int, timeout_seconds: float
 ) -> dict[str, Any]:
-    """Leave retries to growcache, and have a connection for every read in flight."""
+    """Leave retries to growcache, and allow a connection for every read in flight."""
     stalled = stalled_seconds(timeout_seconds)
     config = {
         "read_timeout": stalled,
@@ -324,7 +319,7 @@ async def get_plain(fs: Any, path: str, entry: Entry, start: int, stop: int) -> 
 
 
 async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """One conditional request; `_cat_file` requests the size first and names no version."""
+    """Read by one conditional request; `_cat_file` requests the size first and names no version."""
     wanted = {"IfMatch": entry.etag} if entry.etag else {}
     if ranged := _is_partial(entry, start, stop):
         wanted["Range"] = f"bytes={start}-{stop - 1}"
@@ -339,7 +334,7 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
 
 
 async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """As `get_plain`, but checks the range of the answer, which `_cat_file` does not."""
+    """Read as `get_plain`, and check the range of the answer, which `_cat_file` does not."""
     ranged = _is_partial(entry, start, stop)
     headers = {"Range": f"bytes={start}-{stop - 1}"} if ranged else {}
     status, response_headers, _, data = await fs._request("GET", fs.url(path), headers=headers)
@@ -359,7 +354,7 @@ async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> b
 
 
 async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """One conditional download; `_cat_file` names no version and accepts any range."""
+    """Read by one conditional download; `_cat_file` names no version and accepts any range."""
     from azure.core import MatchConditions
 
     condition = {"etag": entry.etag, "match_condition": MatchConditions.IfNotModified}
@@ -448,7 +443,7 @@ def range_getter(location: Location) -> RangeGetter:
 
 
 def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
-    """Yield each page as it arrives; fsspec's `find` returns all pages at the end."""
+    """Yield each page as it arrives, because fsspec's `find` returns all pages at the end."""
     more = {"StartAfter": after} if after else {}
     fs.connect()  # separately, because a refused option is no error of the listing
     while True:

@@ -17,7 +17,7 @@ KeysOf = Callable[[Sequence[int]], Sequence[str]]
 
 
 class KeySet:
-    """Hashes in a few sorted runs, each several times longer than the next, with an ordinal for each.
+    """Hashes and ordinals in a few sorted runs, each several times longer than the next.
 
     The key of a known hash is looked up and compared, so two keys with one hash stay two keys.
     """
@@ -67,13 +67,12 @@ class KeySet:
         return fresh
 
     def new_places(self, keys: Sequence[str]) -> list[int]:
-        """Return the places of keys with a new hash; adds nothing."""
+        """Return the places of keys with a new hash, without adding them."""
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
         places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
         return places
 
     def _find(self, hashes: Uint64Array) -> npt.NDArray[np.int64]:
-        """Return the ordinals of the first keys with these hashes, -1 where there is none."""
         found = np.full(len(hashes), -1, np.int64)
         for run, ordinals in self._runs:
             at = np.minimum(np.searchsorted(run, hashes), len(run) - 1)

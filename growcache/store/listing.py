@@ -1,18 +1,16 @@
 """List a store's keys: a sorted store in rounds of concurrent requests, others folder by folder.
 
 Each round requests the next page of every key range. While there are fewer ranges than `MOST_RANGES`, ranges are
-split at guessed names, which differ from the keys seen so far in one character: each guess costs a request
-whose answer is a page, or shows that nothing follows. There are never more ranges than pages found so far,
-plus one, because some servers read a whole folder to begin anywhere in it.
+split at guessed names, which differ from the keys seen so far in one character. A guess costs one request.
+There are never more ranges than pages found so far, plus one, because some servers read a whole folder to
+begin anywhere in it.
 
 Example: the first page of data/ ends with data/a9. Round 2 requests the page after data/a9 and, as a guess,
-the page after data/b. Both hold keys, so three pages are found and round 3 may have four ranges: each of
-the two is split again. ListingRounds 4 and 5 have up to eight and sixteen. With a glob, a range that begins where
-no key can match begins at the next possible match instead.
+the page after data/b. Both hold keys, so three pages are found and round 3 splits both ranges again. Rounds 4 and 5
+have up to eight and sixteen.
 
-The next round depends on the answers alone, never on how long they took, so every listing of the same
-objects has the same order. That order decides about shards, and another machine has to draw the same
-ones.
+The next round depends on the answers alone and never on their timing, so that every machine lists the same objects
+in the same order and draws the same shards.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ class KeyRange:
     pages: Iterator[Page] | None = None
 
     def next_page(self, retries: RetryPolicy) -> Page | None:
-        """Return the page after `after`; None where the listing is at its end."""
-
         def attempt() -> Page | None:
             if self.pages is None:
                 section = self.section
@@ -75,7 +71,6 @@ class KeyRange:
         return retries.run(attempt)
 
     def split(self, places: Sequence[str]) -> list[KeyRange]:
-        """End at the first place; return the ranges behind, without those that begin with no match."""
         up_to, last = self.up_to, self
         behind: list[KeyRange] = []
         for place in places:
@@ -90,11 +85,6 @@ class KeyRange:
         return behind
 
     def advance(self, page: Page | None) -> tuple[list[Entry], bool]:
-        """Move behind a page; return the entries inside the range, and whether more follow.
-
-        Raises:
-            UnsortedError: the page does not follow in the order of keys.
-        """
         if page is None:
             return [], False
         # Markers of folders are sorted by their slash, and listed without it.
@@ -117,11 +107,7 @@ class KeyRange:
 
 
 def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
-    """Yield pages as long as they advance.
-
-    Raises:
-        StoreError: one comes again: the store loses its place and would list without end.
-    """
+    """Yield pages; StoreError if one is repeated, because such a listing would never end."""
     seen: set[int] = set()
     for page in pages:
         if page:
@@ -136,7 +122,7 @@ def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
 
 
 class UnsortedError(Exception):
-    """A store does not list in the order of keys, or not from where it was asked to."""
+    """A store does not list in the order of keys, or not from the requested place."""
 
 
 def split_points(ranges: Sequence[KeyRange], free: int, coder: KeyCoder) -> list[list[str]]:
@@ -157,7 +143,6 @@ def _splits_per_range(pages: Sequence[float], free: int) -> list[int]:
 
 
 def _pages_left(one: KeyRange, coder: KeyCoder) -> float:
-    """Estimate the pages of a range, as if all were as dense as the last one was."""
     if one.up_to is None:
         return _UNKNOWN_PAGES
     at = _common_length(one.first, one.up_to)
@@ -187,7 +172,6 @@ def _next_character(character: str) -> str:
 
 
 def _even_split_points(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
-    """Return the shortest names that divide a range evenly."""
     at = one.fixed if one.up_to is None else _common_length(one.after, one.up_to)
     low = coder.encode(one.after, at)
     high = _CODE_SPACE if one.up_to is None else coder.encode(one.up_to, at)
@@ -201,7 +185,6 @@ def _even_split_points(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
 
 
 def _shortest_name(one: KeyRange, text: str) -> str | None:
-    """Return the shortest prefix of a text that is inside a range."""
     for length in range(1, len(text) + 1):
         cut = text[:length]
         if (
@@ -216,9 +199,9 @@ def _shortest_name(one: KeyRange, text: str) -> str | None:
 class KeyCoder:
     """Learns which kinds of characters follow which in keys, and ranks texts by that.
 
-    Texts are numbers in [0, 1), of which the greater text has never the lesser one: each
-    character takes its part of those that are likely to follow the one before it. Between
-    class_07/ and class_08/ there is nothing to guess then but digits, a slash, and so on.
+    A text is a number in [0, 1), and a greater text never has a lesser number. The interval of a text is divided
+    among the characters that are likely next, so a guess between class_07/ and class_08/ is spent on digits and
+    slashes.
     """
 
     def __init__(self) -> None:
@@ -245,7 +228,7 @@ class KeyCoder:
         return self._likely.get(_character_context(before), [])
 
     def encode(self, text: str, at: int) -> int:
-        """Return the rank of a text among all with its first ``at`` characters, below `_CODE_SPACE`."""
+        """Return the rank, below `_CODE_SPACE`, of a text among all with its first ``at`` characters."""
         low, width, before = 0, _CODE_SPACE, text[at - 1 : at] or " "
         for character in text[at:]:
             known = self._after(before)
@@ -259,7 +242,7 @@ class KeyCoder:
         return low
 
     def decode(self, number: int, beginning: str) -> str:
-        """Return a text that begins so and has about this rank."""
+        """Return a text with this beginning and about this rank."""
         found, width, before = [], _CODE_SPACE, beginning[-1:] or " "
         while width and (known := self._after(before)):
             width //= len(known) + 2
@@ -299,8 +282,6 @@ _SURVEY_RUN = 16  # objects in a row, after those
 
 @dataclass(slots=True)
 class UrlListing:
-    """One URL of a source, on a store that lists in the order of keys."""
-
     number: int
     location: Location
     backend: Backend
@@ -318,7 +299,6 @@ class UrlListing:
         return KeyRange(self, len(fixed), after)
 
     def pages(self, retries: RetryPolicy) -> Iterator[list[Entry]]:
-        """Yield the matching entries page after page, for a store that is not sorted."""
         part = KeyRange(self)
         while (page := part.next_page(retries)) is not None:
             if page:
@@ -326,7 +306,6 @@ class UrlListing:
                 yield self.matching(page)
 
     def matching(self, page: list[Entry]) -> list[Entry]:
-        """Return the entries of a page that this URL means."""
         found = [
             entry
             for entry in page
@@ -336,8 +315,6 @@ class UrlListing:
 
 
 class ListingRounds:
-    """One listing of several URLs; see the head of this file."""
-
     def __init__(
         self, sections: Sequence[UrlListing], retries: RetryPolicy, most_requests: int
     ) -> None:
@@ -349,11 +326,7 @@ class ListingRounds:
         self._found = 0  # pages with an entry in their range
 
     def pages(self) -> Iterator[list[Entry]]:
-        """Yield the matching entries; blocks.
-
-        Raises:
-            UnsortedError: as it says; what is listed until then may have gaps.
-        """
+        """Yield the matching entries; after an UnsortedError the listing may have gaps."""
         asked = self._ask()
         survey: list[Entry] = []
         for _ in range(_SURVEY_ROUNDS):
@@ -384,7 +357,6 @@ class ListingRounds:
             self._parts[at:at] = part.split(places)
 
     def _take(self, asked: ConcurrentCalls[Page | None] | None) -> list[list[Entry]]:
-        """Return the matching entries of each answer, in the order of keys, and advance the ranges."""
         if asked is None:
             return []
         found, left = [], []
@@ -403,7 +375,7 @@ class ListingRounds:
 
 
 def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
-    """Order entries so that the first few come from everywhere: objects of one folder may be alike."""
+    """Order entries so that the first few come from everywhere, because objects of one folder may be alike."""
     rows = sorted(found, key=lambda entry: (entry.store, entry.key))
     count = min(len(rows), _SURVEY_SINGLES)
     single = [place * len(rows) // count for place in _bit_reversed(count)]
@@ -430,9 +402,8 @@ def walk_folders(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield fsspec's entries of the files below a folder, in the order of their names.
 
-    fsspec's own walk leaves out, without a word, each sub-folder that it fails to list. Here
-    a failure is the listing's, which then resumes behind the last name that was listed; but a
-    sub-folder that has gone is empty, and one that may not be listed is left out with a warning.
+    fsspec's own walk silently skips each sub-folder that it fails to list. This one raises, and the listing resumes
+    after the last name. A deleted sub-folder is empty, and one that may not be listed is skipped with a warning.
     """
 
     def walk(

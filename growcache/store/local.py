@@ -47,8 +47,6 @@ _LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
 
 
 class LocalBackend:
-    """Files of this machine; keys are absolute paths."""
-
     identity = "file"
     sorted = False  # by folder
 
@@ -90,7 +88,6 @@ class LocalBackend:
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a folder; None where there is none, StoreError if it cannot be read."""
     try:
         found = path.stat()
     except OSError as error:

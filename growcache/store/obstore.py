@@ -1,6 +1,6 @@
 """S3, Google Cloud, Azure and web servers through obstore (Rust's object_store).
 
-Keys that obstore cannot name are legal in S3. They are served by a second backend, made when one comes.
+Some keys that are legal in S3 are not in obstore. A second backend, opened for the first such key, serves them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ _GCS_OPTIONS = frozenset(
 
 
 class ObstoreBackend:
-    """One bucket, container or web host."""
-
     def __init__(
         self, store: AnyStore, root: str, *, checks_answers: bool, option: str = ""
     ) -> None:
@@ -151,7 +149,7 @@ def _entry_of_meta(meta: ObjectMeta, key: str | None = None) -> Entry:
 
 
 def _listed_entry(meta: ObjectMeta) -> Entry:
-    """Return an entry with its ETag as headers have it; Azure's listings leave out the quotes."""
+    """Return an entry with the ETag of headers, because Azure's listings leave out the quotes."""
     entry = _entry_of_meta(meta)
     if not (etag := entry.etag) or etag.endswith('"'):
         return entry
@@ -161,8 +159,8 @@ def _listed_entry(meta: ObjectMeta) -> Entry:
 def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
     """Return a page without folder markers, and its last entry if it may yet be one.
 
-    Consoles and mounts put empty objects called ``folder/`` next to the folder's content.
-    obstore lists them without the slash, so they are known by what follows them.
+    Consoles and mounts put empty objects called ``folder/`` next to the folder's content. obstore lists them without
+    the slash, so the next key identifies them.
     """
     rows = [held, *page] if held else page
     kept = [
@@ -178,12 +176,7 @@ def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry]
 def open_obstore(
     location: Location, source: SourceConfig, timeout_seconds: float
 ) -> ObstoreBackend | None:
-    """Return the backend of a location; None where fsspec must serve it.
-
-    Raises:
-        ConfigError: ``client: obstore`` is asked for and cannot serve it.
-        AccessError: no credentials.
-    """
+    """Return the backend of a location; None if only fsspec can serve it."""
     opened = None
     opener = _OPENERS.get(location.scheme)
     stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
@@ -277,11 +270,7 @@ _AZURE_OBSTORE_NAMES = frozenset(
 
 
 def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return obstore's settings; None where it has no word for an option or the host.
-
-    Raises:
-        ConfigError: a connection string that names no account.
-    """
+    """Return obstore's settings; None if obstore does not support an option or the host."""
     found = parse_azure_host(host) if host else {}
     if found is None:
         return None
@@ -293,7 +282,7 @@ def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def parse_azure_host(host: str) -> dict[str, Any] | None:
-    """Return the account and endpoint in a host's name; None where it is none of Azure's usual ones.
+    """Return the account and endpoint in a host's name; None if it is not one of Azure's usual names.
 
     >>> parse_azure_host("a.dfs.core.windows.net")
     {'account_name': 'a'}
@@ -306,10 +295,7 @@ def parse_azure_host(host: str) -> dict[str, Any] | None:
 
 
 def parse_connection_string(text: str) -> dict[str, Any]:
-    """Return the settings in a connection string.
-
-    Raises:
-        ConfigError: it names no account.
+    """Return the settings in a connection string; ConfigError if it names no account.
 
     >>> parse_connection_string("AccountName=a;AccountKey=b==;BlobEndpoint=http://h/a;")
     {'account_name': 'a', 'account_key': 'b==', 'endpoint': 'http://h/a'}
@@ -325,7 +311,7 @@ def parse_connection_string(text: str) -> dict[str, Any]:
 
 
 def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str, Any]:
-    """Add the address of an account in a cloud that is not the public one, unless it has one."""
+    """Add the address of an account in a cloud that is not the public one."""
     if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
         return found
     return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}
@@ -351,10 +337,9 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedKeysBackend:
-    """A `Backend` over obstore's, and over another one for odd keys, made when one comes.
+    """A `Backend` over obstore's, and another one for the keys that obstore does not support.
 
-    What obstore's listing cannot show is that a key begins or ends with a slash: such an
-    object is a hole.
+    obstore's listing hides a slash at the beginning or end of a key, so such an object is a hole.
     """
 
     def __init__(self, usual: Backend, opened: Callable[[], Backend]) -> None:

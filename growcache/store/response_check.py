@@ -1,8 +1,8 @@
 """Check that a store sent the requested range of the listed version.
 
-A store, a proxy or a cache on the way may answer a request for a range with other bytes and say so.
-Such a response is broken: it is never decoded, and a retry may be right. A version that is known by its
-time alone is read only after the clock's tick is over, because a second change within it leaves no trace.
+A store, a proxy or a cache may answer a request with another range. Such a response is never decoded, and a
+retry may succeed. A version that is known by its time alone is read only after the clock's tick is over, because
+a second change within the tick leaves no trace.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ WHOLE_TICK_SECONDS = 2.0
 
 
 def settling_seconds(changed: float | None, now: float) -> float:
-    """Return how long to wait until no further change can have the same time.
-
-    Nothing follows from a time in the future, because the clocks differ then.
+    """Return the wait after which no further change can have the same time; none for a time in the future.
 
     >>> settling_seconds(100.25, 100.5), settling_seconds(101.0, 102.5)
     (0.0, 0.5)
@@ -54,8 +52,6 @@ class BrokenReadError(TransientStoreError):
 
 @dataclass(slots=True)  # not frozen, which takes three times as long
 class Response:
-    """The description of the bytes that a store sends; None is unknown."""
-
     span: (
         tuple[int, int] | None
     )  # first byte and the one behind the last; None: the whole object
@@ -67,7 +63,6 @@ class Response:
 def response_of(
     entry: Entry, wanted: tuple[int, int], status: int, headers: Mapping[str, str]
 ) -> Response:
-    """Return an HTTP response's range, size and version; BrokenReadError if a part has no range."""
     span, total = None, None
     if status == 206:
         span, total = parse_content_range(entry, wanted, headers.get("content-range", ""))
@@ -82,7 +77,6 @@ def response_of(
 def parse_content_range(
     entry: Entry, wanted: tuple[int, int], text: str
 ) -> tuple[tuple[int, int], int | None]:
-    """Return the range that a Content-Range header names, and the size of the object."""
     # The usual case, in a third of the time.
     if text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}":
         return wanted, entry.size
@@ -97,9 +91,7 @@ def parse_content_range(
 
 
 def is_requested_range(requested: str, sent: str) -> bool:
-    """Whether a Content-Range header answers a Range header.
-
-    A range may end earlier than it was asked for, because the object does.
+    """Whether a Content-Range header answers a Range header, which may reach past the end.
 
     >>> is_requested_range("bytes=5-9", "bytes 5-9/20"), is_requested_range("bytes=5-9", "bytes 0-4/20")
     (True, False)
@@ -118,12 +110,7 @@ def is_requested_range(requested: str, sent: str) -> bool:
 
 
 def check_response(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
-    """Refuse a response that is not the wanted range of the listed object.
-
-    Raises:
-        ObjectChangedError: it is of another version.
-        BrokenReadError: it has no version although the listing had one, or as `check_range` does.
-    """
+    """Refuse a response that is not the wanted range of the listed version."""
     if is_other_version(entry, response.etag, response.mtime):
         raise ObjectChangedError(
             f"{entry.key} was rewritten since it was listed: expected version "
@@ -134,7 +121,6 @@ def check_response(entry: Entry, wanted: tuple[int, int], response: Response) ->
 
 
 def check_has_version(entry: Entry, response: Response) -> None:
-    """Refuse a response without any version, such as a page of a proxy on the way."""
     if entry.etag and not response.etag and response.mtime is None:
         raise BrokenReadError(
             f"{entry.key}: expected version {entry.etag}, the store sent an answer without one"
@@ -144,7 +130,7 @@ def check_has_version(entry: Entry, response: Response) -> None:
 def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
     """Refuse a response that is not the wanted range of an object of the listed size.
 
-    A BrokenReadError, because only the version shows whether the object was rewritten.
+    It raises a BrokenReadError, because only the version shows whether the object was rewritten.
     """
     if response.span is not None and response.span != wanted:
         raise BrokenReadError(
@@ -167,7 +153,7 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
 
 
 async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
-    """Return all bytes of a response; BrokenReadError as soon as there are more than requested."""
+    """Return all bytes of a response; BrokenReadError once there are more than requested."""
     parts, found = [], 0
     async for chunk in chunks:
         parts.append(chunk)
@@ -177,7 +163,7 @@ async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -
 
 
 def check_same_version(entry: Entry, found: Entry) -> None:
-    """Refuse a file or object that has another size, ETag or exact time than was listed."""
+    """Refuse a file or object whose size, ETag or exact time is not the listed one."""
     if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
         raise changed_error(entry, found)
 
@@ -185,8 +171,7 @@ def check_same_version(entry: Entry, found: Entry) -> None:
 def check_same_object(entry: Entry, found: Entry) -> None:
     """Refuse an object that was rewritten, according to an answer to HEAD.
 
-    An answer without a version, where the listing has one, decides nothing: it may come from a
-    proxy.
+    An answer without a version decides nothing if the listing had one, because it may come from a proxy.
     """
     version = found.etag if entry.etag else found.mtime
     if version is None and (entry.etag or entry.mtime is not None):
@@ -204,10 +189,9 @@ def changed_error(entry: Entry, found: Entry) -> ObjectChangedError:
 
 
 def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:
-    """Whether a response is of another version than the one that was listed.
+    """Whether a response is of another version than the listed one.
 
-    Where both have an ETag, it decides; where the listing has none, the time does. Times are
-    compared by the second, because headers have no fractions.
+    The ETag decides if both have one, the time if the listing has none. Headers have no fractions of seconds.
 
     >>> from growcache.store.contract import Entry
     >>> is_other_version(Entry("k", 1, '"a"', 7.0), "a", 8.0)
@@ -246,7 +230,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def _warn_no_ranges(root: str) -> None:
-    """Warn once of a server that serves no ranges."""
+    """Warn, once per server."""
     logger.warning(
         "%s knows no ranges: every read of a part of an object is one of all of it",
         root.rstrip("/"),
@@ -261,7 +245,7 @@ class RangeSupport:
         self.has_ranges: bool | None = None  # None: no range was requested yet
 
     def record(self, *, is_whole: bool) -> None:
-        """Learn from the response to a request for a range; refuse a whole object if ranges came before."""
+        """Record the response to a request for a range; refuse a whole object if ranges came before."""
         if is_whole and self.has_ranges:
             raise BrokenReadError(
                 f"{self._root}: expected a part of an object, the server sent all of it, although "

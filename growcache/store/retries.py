@@ -1,9 +1,8 @@
 """Retries, renewed clients, and the decision whether a refusal concerns one object or the whole store.
 
 A transient failure is retried with jittered exponential back-off until nothing moved for the timeout.
-A refusal belongs to the object if the store still gives other objects, and the object is then left out.
-Otherwise it belongs to the store, which is waited for: its client is made again, because clients keep
-the credentials and certificates that they read when they were made.
+A refusal concerns the object if the store still serves other objects; the object is then left out. Otherwise it
+concerns the store: the client is made again, because clients keep the credentials and certificates of their start.
 """
 
 from __future__ import annotations
@@ -47,22 +46,15 @@ REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0)
 
 
 def stalled_seconds(timeout_seconds: float) -> float:
-    """Return after how long without a byte a connection is given up, while the read is not."""
     return max(0.1, timeout_seconds / 4)
 
 
 class RetryPolicy:
     """Retries transient failures.
 
-    The clock starts with the first failure, so one long attempt that broke off (a large object on
-    a slow link) is not by itself a reason to give up.
-
-    Args:
-        timeout_seconds: ignored with ``retries_forever``.
-        on_retry: called with every failure that is retried.
-        retries_forever: whether a failure is retried without end. Without it, a store's refusal
-            is not retried, because it will not end soon.
-        refusal_pauses: seconds before each further request for a refused object.
+    The clock starts with the first failure, so one long attempt that broke off (a large object on a slow link) is
+    not by itself a reason to give up. With ``retries_forever`` the timeout is ignored. Without it, a store's refusal
+    is not retried, because it will not end soon.
     """
 
     def __init__(
@@ -78,7 +70,6 @@ class RetryPolicy:
         self._retries_forever = retries_forever
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Return the result of the first attempt that succeeds, or raise the last TransientStoreError."""
         failures, since = 0, 0.0
         while True:
             try:
@@ -89,7 +80,7 @@ class RetryPolicy:
             time.sleep(seconds)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
-        """As `run`, after a first attempt failed with ``error``."""
+        """Do as `run` after a first attempt failed with ``error``."""
         failures, since = 1, time.monotonic()
         while True:
             await asyncio.sleep(self._pause_after(error, failures, since))
@@ -104,7 +95,6 @@ class RetryPolicy:
             self._on_retry(error)
 
     def _pause_after(self, error: TransientStoreError, failures: int, since: float) -> float:
-        """Return how many seconds to wait: random, of a bound that doubles; raise when it is time to give up."""
         if self._retries_forever is None:
             is_retried, longest = not isinstance(error, StoreRefusedError), LONGEST_WAIT_SECONDS
         else:
@@ -138,7 +128,7 @@ _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 class RecentReads:
     """The last successful reads of one store in this process, of two different keys.
 
-    Reads may end in several threads; a race loses one of two successes that came together.
+    It has no lock: of two successes at the same moment, one may be lost.
     """
 
     def __init__(self) -> None:
@@ -152,11 +142,11 @@ class RecentReads:
         self._last = (entry, requested_at, time.monotonic())
 
     def has_other_since(self, key: str, since: float) -> bool:
-        """Whether the store gave an object of another key since then."""
+        """Whether the store served an object of another key since then."""
         return any(at >= since for _, _, at in self._others(key))
 
     def has_other_requested_since(self, key: str, since: float) -> bool:
-        """Whether the store gave an object of another key that was requested since then.
+        """Whether the store served an object of another key that was requested since then.
 
         An earlier request may have been accepted before the credentials were refused.
         """
@@ -171,7 +161,7 @@ class RecentReads:
 
 
 class ExpiringKeys:
-    """The objects of one store that kept failing while others were given, each for a while."""
+    """The objects of one store that failed repeatedly while others were served, each for a while."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._lasts = GIVEN_UP_FOR_TIMEOUTS * timeout_seconds
@@ -185,7 +175,6 @@ class ExpiringKeys:
             self._at[key] = now
 
     def contains(self, key: str, since: float = 0.0) -> bool:
-        """Whether a key was added lately, and not before ``since``, monotonic seconds."""
         at = self._at.get(key)
         return at is not None and at >= since and at + self._lasts > time.monotonic()
 
@@ -195,8 +184,6 @@ UNDOUBTED_SECONDS = 60.0  # at least, for which an object's own refusal is not p
 
 
 class RenewableBackend:
-    """A `Backend` over one that can be replaced, and the last answers of its store."""
-
     def __init__(
         self,
         make: Callable[[], Backend],
@@ -233,13 +220,12 @@ class RenewableBackend:
         return self.connected().sorted
 
     def connected(self) -> Backend:
-        """Return the backend in use; CredentialsError if there are still no credentials to make it."""
+        """Return the backend in use; CredentialsError if there are still no credentials."""
         if self.backend is None:
             self.backend = self._make_anew()
         return self.backend
 
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
-        """See `Backend.listing`; the one after a refusal is a new client's."""
         generation = self.generation
         try:
             yield from self.connected().listing(location, after)
@@ -258,10 +244,9 @@ class RenewableBackend:
             await self.backend.close()
 
     def renew(self, generation: int, *, at_once: bool = False) -> bool:
-        """Make the client anew; return whether there is one newer than a refused ``generation``. Blocks.
+        """Make the client anew, and return whether there is one newer than a refused ``generation``. Blocks.
 
-        At most once a second, but ``at_once`` where the options are known to have changed. Raises
-        CredentialsError where it cannot be made with the present credentials.
+        This happens at most once a second; ``at_once`` is for options that are known to have changed.
         """
         with self._lock:
             if self.generation != generation:
@@ -299,15 +284,15 @@ def is_object_error(error: StoreError) -> bool:
 
 
 def may_be_a_lapse(error: StoreError) -> bool:
-    """Whether a failure may be one of the credentials although another object is given right after.
+    """Whether a failure may be a lapse of the credentials although another object is served right after.
 
-    A login that lapses for a moment looks like that; objects do not vanish for moments.
+    Logins lapse for moments, while objects do not vanish for moments.
     """
     return not isinstance(error, ObjectChangedError | ObjectMissingError | UnsupportedKeyError)
 
 
 def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedError | None:
-    """Return the store's refusal that a failed request for one object is; None: the object's.
+    """Return the store's refusal behind a failed request for one object; None if the object is the cause.
 
     >>> store_refusal(ObjectMissingError("s3://b/x does not exist (404)"), others_answer=True)
     >>> store_refusal(AccessError("s3://b/x may not be read"), others_answer=False)
@@ -327,7 +312,7 @@ def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedErro
 class StoreProbe:
     """Requests other objects of a store that refused one; one probe at a time, in one event loop.
 
-    ``list_some`` blocks. It is called where no object that was read before is given.
+    ``list_some`` blocks. It is called if the store serves no object that was read before.
     """
 
     def __init__(
@@ -339,9 +324,9 @@ class StoreProbe:
         self._denied_at = -1.0  # when no other object was given, monotonic seconds
 
     async def refusal_of(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
-        """Return the store's refusal that a failure just now is; None where it is the object's.
+        """Return the store's refusal behind a recent failure; None if the object is the cause.
 
-        Raises TransientStoreError where the store does not answer now, so that it cannot be decided.
+        TransientStoreError if the store does not answer now, so that it cannot be decided.
         """
         known = isinstance(error, StoreRefusedError) or is_object_error(error)
         others = not known and await self._gives_another(entry, time.monotonic())
@@ -364,7 +349,6 @@ class StoreProbe:
             return found or reads.has_other_requested_since(entry.key, since)
 
     async def _other_objects(self, entry: Entry) -> AsyncIterator[Entry]:
-        """Yield those that could be read last, and then some that are listed."""
         known = self._client.recent_reads.other_objects(entry.key)
         for one in known:
             yield one

@@ -1,8 +1,8 @@
-"""Files of SSH servers: host keys, refusals, shared connections and open files.
+"""Files of SSH servers.
 
-All reads share a few connections, because asyncssh has any number of requests in flight on each. The
-connections live in one event loop, in a thread of its own. Files stay open for a while after a read, so that
-another part of the same object costs one round trip instead of two.
+All reads share a few connections, because asyncssh has any number of requests in flight on each. The connections
+live in one event loop, in its own thread. Files stay open for a while after a read, so that another part of the
+same object costs one round trip instead of two.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ _IN_FLIGHT_BYTES = 1 << 25  # of one read
 
 
 async def _connect(server: SshServer) -> _Connection:
-    """Return a new connection; raises growcache's errors."""
     check = ssh = None
     try:
         settings = dict(server.settings)
@@ -101,7 +100,6 @@ async def _connect(server: SshServer) -> _Connection:
 def _connect_error(
     server: SshServer, error: Exception, check: _HostKeyCheck | None, *, is_logged_in: bool
 ) -> Exception:
-    """Return growcache's error; the exception itself where it is a bug."""
     text = error_text(error)
     if is_logged_in:
         lost = (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, OSError)
@@ -149,7 +147,7 @@ async def _agent_keys() -> list[Any]:
 class _HostKeyCheck:
     """Compares a host's key with known_hosts.
 
-    A host that has any key or authority there must show one of them. A host that has none is accepted unless
+    A host with an entry there must show one of its keys or authorities. A host without one is accepted unless
     ``rejects_unknown``.
     """
 
@@ -171,7 +169,7 @@ class _HostKeyCheck:
         self._accepts_others = not (keys or authorities or rejects_unknown)
 
     def client(self) -> Any:
-        """Return asyncssh's client, which asks about host keys that are not in known_hosts."""
+        """Return asyncssh's client, which asks about host keys that known_hosts lacks."""
         answer = {"validate_host_public_key": lambda *_: self._accepts_others}
         return type("Client", (asyncssh.SSHClient,), answer)()
 
@@ -189,11 +187,7 @@ def _known_hosts() -> Any:
 def open_sftp(
     location: Location, url: str, source: SourceConfig, concurrency: int, timeout_seconds: float
 ) -> SftpBackend:
-    """Return the backend of a URL's host; the URL may hold user and password.
-
-    Raises:
-        ConfigError: the URL names no host, or an option is unknown or of the wrong kind.
-    """
+    """Return the backend of a URL's host; the URL may hold user and password."""
     asyncssh.set_log_level(logging.CRITICAL)
     stalled = stalled_seconds(timeout_seconds)
     return SftpBackend(ssh_server(location, url, source.storage_options, stalled), concurrency)
@@ -230,8 +224,6 @@ def _ignore_result(task: asyncio.Future[Any]) -> None:
 
 
 class _Connection:
-    """One SFTP channel of one SSH connection, with the files that are open on it."""
-
     def __init__(self, ssh: Any, sftp: Any, stall_seconds: float) -> None:
         self.sftp = sftp
         self.requests = 0
@@ -242,7 +234,7 @@ class _Connection:
         self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
 
     async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of ``work``; TimeoutError if no request is answered for `stall_seconds`."""
+        """Return the result; TimeoutError if no request is answered for `stall_seconds`."""
         began = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -266,8 +258,8 @@ class _Connection:
     async def read(self, entry: Entry, start: int, stop: int) -> bytes:
         """Return a range of the listed version.
 
-        Servers process the requests for one open file in the order in which they were sent, so
-        the size and time that are asked for last are those after the reads.
+        Servers process the requests for one open file in order, so the size and time that are requested last are those
+        after the reads.
         """
         size = self._request_bytes
         parts: list[bytes] = []
@@ -293,7 +285,7 @@ class _Connection:
 
     @asynccontextmanager
     async def _opened(self, entry: Entry) -> AsyncIterator[Any]:
-        """Lend the file of a version; a file on which anything failed is opened anew next time."""
+        """Lend the open file of a version; after a failure it is opened anew."""
         version = (entry.key, entry.size, entry.mtime)
         if (file := self._files.get(version)) is None:
             opening = self.answer(self.sftp.open(entry.key, "rb", block_size=0))
@@ -316,7 +308,6 @@ class _Connection:
                 oldest.close_if_unused()
 
     async def list_folder(self, folder: str) -> list[Mapping[str, Any]]:
-        """Return fsspec's entries of a folder, with links as what they point to."""
         base = folder.rstrip("/")
         infos = []
         async for one in self.sftp.scandir(folder):  # some hundred names an answer
@@ -327,7 +318,7 @@ class _Connection:
         return [info for info in infos if info["type"] in ("file", "directory")]
 
     async def _follow_link(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the target of a link; the link itself if that is missing, or a folder that holds it."""
+        """Return the target of a link; the link itself if that is missing, or a folder that holds the link."""
         name = info["name"]
         if info["type"] != "link":
             return info
@@ -376,7 +367,6 @@ class _ConnectionPool:
         return self.call(lambda one: one.list_folder(folder))
 
     def close(self) -> None:
-        """End all work; its callers get a RuntimeError."""
         with self._lock:
             loop, self._loop, self._is_closed = self._loop, None, True
             if loop is not None:
@@ -423,7 +413,7 @@ class _ConnectionPool:
             raise
 
     async def _least_busy(self) -> _Connection:
-        """Return the connection with the fewest requests; where all are busy, another one is opened."""
+        """Return the connection with the fewest requests; if all are busy, open another one."""
         while True:
             found = min(self._connections, key=lambda one: one.requests, default=None)
             is_free = found is not None and found.requests < _READS_PER_CONNECTION
@@ -463,8 +453,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class SftpBackend:
-    """One user on one host; keys are absolute paths there."""
-
     sorted = False  # by folder
 
     def __init__(self, server: SshServer, most: int) -> None:
@@ -522,7 +510,6 @@ class SftpBackend:
 
 
 def _info_of_stat(name: str, found: Any) -> dict[str, Any]:
-    """Return an entry as fsspec's file systems have them."""
     mode = found.permissions
     kind = "file" if mode is None or S_ISREG(mode) else "other"
     if mode is not None and (S_ISDIR(mode) or S_ISLNK(mode)):

@@ -61,8 +61,6 @@ _CONCURRENT_HEADS = 16  # objects of known names that are requested at once
 
 
 class RemoteStore:
-    """The `Store` over any backends; see `open_store`."""
-
     def __init__(
         self,
         source: SourceConfig,
@@ -163,7 +161,6 @@ class RemoteStore:
         return True
 
     async def _one_answers(self, entries: Sequence[Entry]) -> bool:
-        """Request a byte of the first few objects, past the reads that wait for a slot."""
         for entry in entries[:MOST_ASKED_OBJECTS]:
             try:
                 async with asyncio.timeout(stalled_seconds(self._retries.timeout_seconds)):
@@ -218,7 +215,6 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return the result of further attempts, after one failed with ``error``."""
         if is_transient(error):
             try:
                 return await self._retries.retry(attempt, error)
@@ -235,11 +231,10 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return the result of further attempts, after one was refused, or raise the refusal.
+        """Return the result of further attempts after a refusal, or raise it.
 
-        It is the object's if it is refused again after each pause, and another object is given
-        right after each time: a lapse would have to end right then, every time. It then counts as
-        the object's for a while, so that an object of many parts is not doubted at each of them.
+        The refusal concerns the object if each further attempt is refused and the store serves another object right after
+        each. It is then remembered for a while, so that an object of many parts is not probed at each of them.
         """
         client, probe = self._clients[entry.store], self._probe_of(entry.store)
         all_pauses = self._retries.refusal_pauses
@@ -275,7 +270,6 @@ class RemoteStore:
         return found
 
     def _list_some(self, client: RenewableBackend) -> Iterator[Entry]:
-        """Yield some objects that a client lists; blocks."""
         for number, location in enumerate(self._locations):
             if self._clients[number] is not client:
                 continue
@@ -313,7 +307,7 @@ class RemoteStore:
     def set_options(self, options: Mapping[str, object]) -> None:
         """Use other ``storage_options`` from now on. Blocks.
 
-        Raises CredentialsError if no client can be made with them now; the next read tries again.
+        CredentialsError if no client can be made with them now; the next read tries again.
         """
         if self._settings is None or dict(options) == self.source.storage_options:
             return
@@ -342,9 +336,9 @@ class RemoteStore:
         yield from self._in_order([section.pages(self._retries) for section in sections])
 
     def _in_order(self, listings: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-        """Yield one listing after the other; those of several fields in turn.
+        """Yield one listing after the other, but those of several fields in turn.
 
-        So the objects of one sample come soon after one another.
+        The objects of one sample then come soon after one another.
         """
         if not self.source.fields:
             yield from chain(*listings)
@@ -397,7 +391,7 @@ class RemoteStore:
 
 
 def _head_of_named_object(backend: Backend, key: str) -> Entry:
-    """Return the entry of an object that a URL names; a refusal counts as one of the whole store."""
+    """Return the entry of the object of a URL; its refusal counts as one of the whole store."""
     try:
         return backend.head(key)
     except (TransientStoreError, ObjectMissingError, UnsupportedKeyError):
@@ -418,15 +412,15 @@ def open_store(
     without_credentials: bool = False,
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
 ) -> RemoteStore:
-    """Return the store that holds the objects of a source. Makes no request yet.
+    """Return the store that holds the objects of a source, without a request yet.
 
     Args:
         source: URLs, storage options and client.
         concurrency: reads in flight.
         timeout_seconds: without progress, after which a read or listing is given up.
-        on_retry: called with every failure that is retried, in the thread that it happened in.
+        on_retry: called with every failure that is retried, in the thread of the failure.
         on_bytes: called with the size of every successful read.
-        without_credentials: where there are no credentials, raise at the first request.
+        without_credentials: if there are no credentials, raise at the first request.
         retries_forever: whether a failure is retried without end; see `RetryPolicy`.
 
     Raises:
@@ -473,7 +467,7 @@ class ClientSettings:
 
 
 def _open_backend(location: Location, url: str, settings: ClientSettings) -> Backend:
-    """Return the client of a URL; imports it, because a sampler needs one of four."""
+    """Open the client of a URL; imports it here, because a sampler needs one of four."""
     source, timeout_seconds = settings.source, settings.timeout_seconds
 
     def opened_by_fsspec() -> Backend:

@@ -1,7 +1,6 @@
-"""Turn a failed request into an error that says in one line what to do. Pure.
+"""Turn a failed request into an error whose one line says what to do. Pure.
 
-Each client library has its own exceptions. `read_obstore_error` and `read_fsspec_error` reduce them to a
-`FailedRequest`, and `store_error` says which of growcache's errors that is.
+Each client library has its own exceptions, which are reduced to a `FailedRequest` first.
 """
 
 from __future__ import annotations
@@ -80,13 +79,11 @@ _TRANSIENT_CODES = frozenset(
 
 
 class UnsupportedKeyError(StoreError):
-    """A key that is legal in the store and not for the client."""
+    """A key that is legal in the store but not for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """Facts about a failed attempt."""
-
     kind: str  # the client's name of the failure, as a last resort
     status: int | None = None  # of HTTP; None where no answer came
     code: str = ""  # as in S3's <Code>; or the reason that the chain of credentials gives
@@ -115,10 +112,10 @@ def read_obstore_error(error: Exception) -> FailedRequest:
 
 
 def store_error(answer: FailedRequest, root: str, key: str, option: str = "") -> StoreError:
-    """Return the error of growcache that an answer means.
+    """Return the error of growcache for an answer.
 
-    A refusal may concern one key or all of them. Where the store's own code does not say, the error
-    is about the key, and `retries.StoreProbe` finds out.
+    A refusal may concern one key or all of them. Without a decisive code of the store, the error is about the key,
+    and `retries.StoreProbe` decides.
     """
     where = f"{root}{key}"
     store = root.rstrip("/")
@@ -166,7 +163,6 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
 def _access_error(
     answer: FailedRequest, store: str, where: str, said: str
 ) -> AccessError | None:
-    """Return the error of an answer that refuses the credentials; None for other answers."""
     # The answer about one key may not apply to the others.
     kind: type[AccessError] = AccessError if where else CredentialsError
     if answer.code in _WRONG_KEY_CODES:
@@ -192,7 +188,6 @@ _ACCESS_DENIED_KINDS = ("PermissionDeniedError", "UnauthenticatedError")
 
 
 def _no_answer_text(answer: FailedRequest, option: str) -> str:
-    """Return why there was no answer, from which address, and which setting names it."""
     cause = answer.cause or answer.kind
     if not answer.address:
         return cause
@@ -219,7 +214,6 @@ _MOST_CAUSES = 8  # causes of causes
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:
-    """Return the cause in words, and host and port where they are known."""
     causes = list(_chain_of_causes(error))
     cause = next(filter(None, map(_cause_text, causes)), "")
     address = next(filter(None, map(_address_of_error, causes)), "")
@@ -228,7 +222,6 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
 
 
 def credentials_failure(error: BaseException) -> str | None:
-    """Return why no credentials were found; None for any other failure."""
     for one in _chain_of_causes(error):
         if type(one).__name__ in _CREDENTIALS_EXCEPTIONS:
             said = " ".join(str(one).split())
@@ -247,7 +240,6 @@ _CREDENTIALS_EXCEPTIONS = frozenset(
 
 
 def _chain_of_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes, by whatever attribute its library keeps them in."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if found is None:
@@ -268,7 +260,6 @@ def _cause_text(error: BaseException) -> str:
 
 
 def _address_of_error(error: BaseException) -> str:
-    """Return host and port, of aiohttp's exceptions and of botocore's."""
     host, port = getattr(error, "host", None), getattr(error, "port", None)
     if isinstance(host, str) and isinstance(port, int):
         return f"{host}:{port}"

@@ -33,8 +33,6 @@ _WEB_WILDCARD = re.compile(r"[*\[]")
 
 @dataclass(frozen=True)
 class Location:
-    """One parsed URL of a source."""
-
     url: str  # as typed, without user name and password
     scheme: str  # "file" for plain paths
     bucket: str  # bucket, container or host (of SSH_SCHEMES without its user); empty: none
@@ -56,12 +54,10 @@ class Location:
 
     @cached_property
     def is_glob(self) -> bool:
-        """Whether the pattern has wildcards."""
         return bool(self._wildcard.search(self.pattern))
 
     @property
     def is_key(self) -> bool:
-        """Whether the pattern is the key of a single object."""
         return not self.is_glob and bool(self.pattern) and not self.pattern.endswith("/")
 
     @property
@@ -73,13 +69,13 @@ class Location:
 
     @property
     def depth(self) -> int | None:
-        """The most levels of a match below `prefix`; None: any depth."""
+        """The most levels of a match below `prefix`; None without a limit."""
         rest = self.pattern.removeprefix(self.prefix)
         return None if not rest or "**" in rest else rest.count("/") + 1
 
     @cached_property
     def matches(self) -> Callable[[str], bool]:
-        """The test of a key; a ConfigError if a glob in a chain of file systems is malformed."""
+        """The test of a key; ConfigError if a glob in a chain of file systems is malformed."""
         if not self.is_glob:
             pattern = self.pattern
             return lambda key: (
@@ -97,11 +93,7 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """Return the location that a URL or path names.
-
-    Raises:
-        ConfigError: no bucket where the scheme needs one, a malformed glob, or a NUL byte.
-    """
+    """Return the location of a URL or path; ConfigError without a bucket, or for a malformed glob or a NUL byte."""
     location = _parse_url(url)
     if location.is_glob and location.scheme != "chain":
         try:
@@ -148,7 +140,7 @@ def _parse_url(url: str) -> Location:
 
 
 def _refuse_unquoted(host: str, shown: str) -> None:
-    """Refuse a port that is no number: the URL has a password with an unquoted slash."""
+    """Refuse a port that is not a number, because the password has an unquoted slash."""
     port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
     if port and not port.isdigit():
         raise ConfigError(
@@ -174,14 +166,9 @@ def redact(url: str) -> str:
 
 
 def translate_glob(pattern: str) -> str:
-    """Return fsspec's meaning of a glob as a regular expression over whole keys.
+    """Return a glob, in fsspec's meaning, as a regular expression over whole keys.
 
-    ``*`` and ``?`` stay inside a path component, ``**`` (a component of its own) spans
-    any number of them, ``[...]`` is a set. Written out here because importing fsspec costs
-    a sampler more than all its other imports together.
-
-    Raises:
-        ValueError: ``**`` next to other characters in a component.
+    It is written out here because importing fsspec costs a sampler more than all its other imports together.
 
     >>> bool(re.match(translate_glob("a/**/*.npy"), "a/b/c/x.npy"))
     True
@@ -202,7 +189,6 @@ def translate_glob(pattern: str) -> str:
 
 
 def component_regex(part: str) -> str:
-    """Return the regular expression of one component of a glob that is not ``**``."""
     if part == "*":
         return "[^/]+"
     out, at = "", 0
@@ -248,8 +234,8 @@ def _absolute_path(path: str) -> str:
 class UrlTemplate:
     """A URL such as ``s3://b/train_x_{k}.npy``.
 
-    A placeholder stands for a part of a folder's or file's name, the same one wherever it
-    occurs. So a key follows from the values of all placeholders, and the other way round.
+    A placeholder is a part of a name, the same one wherever it occurs, so a key and the values of all placeholders
+    determine each other.
     """
 
     folder: str
@@ -270,11 +256,10 @@ class UrlTemplate:
 
     @property
     def literal_characters(self) -> int:
-        """How many characters of a key it fixes; of two that match, the one with more is meant."""
+        """Fixed characters of a key; of two templates that match, the one with more wins."""
         return len(PLACEHOLDER.sub("", self.rest))
 
     def values(self, key: str) -> tuple[str, ...] | None:
-        """Return the values of the placeholders, by their sorted names; None: no match."""
         match = self.pattern.match(key)
         return None if match is None else tuple(match[name] for name in self.names)
 
@@ -300,7 +285,7 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_unsupported_key(key: str) -> bool:
-    """Whether obstore takes the key for no path.
+    """Whether obstore rejects the key as a path.
 
     >>> is_unsupported_key("a//b"), is_unsupported_key("a/../b"), is_unsupported_key("a/..b/%2F#?.npy")
     (True, True, False)
@@ -316,8 +301,6 @@ _LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
 
 @dataclass(frozen=True, slots=True)
 class _GlobComponent:
-    """One component of a glob."""
-
     head: str  # what its matches begin with
     exact: bool
     any_depth: bool
@@ -333,9 +316,7 @@ class MatchSeeker:
         self._levels = [_glob_component(part) for part in pattern.split("/")] if is_glob else []
 
     def seek(self, key: str) -> str | None:
-        """Return where the next match may be: there is no match in [key, there).
-
-        None where no match is as great as the key.
+        """Return a bound below which no key from ``key`` on matches; None if none follows at all.
 
         >>> seeker = MatchSeeker("a/*/b_*.npy", is_glob=True)
         >>> seeker.seek(""), seeker.seek("a/x/a_1"), seeker.seek("a/x/c"), seeker.seek("b")
@@ -375,7 +356,7 @@ def _glob_component(part: str) -> _GlobComponent:
 
 
 def key_before(key: str) -> str | None:
-    """Return a name shortly before a key, to list what comes after; None: from the start.
+    """Return a name shortly before a key, to list from the key on; None from the start.
 
     >>> key_before("a/x0"), key_before("a/x/b_"), key_before("a/ "), key_before("a/")
     ('a/x/~', 'a/x/b^~', 'a', 'a')
