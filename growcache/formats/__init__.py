@@ -1,7 +1,7 @@
 """The table of object formats, and how the format of a source is opened.
 
-`FORMATS` maps the name of a format to the module that has its ``open_…`` function. A module is
-imported when a source needs it, so a sampler imports only the formats that it reads.
+A module is imported when a source needs it, so a sampler imports only what it reads.
+docs/formats.md describes the options.
 """
 
 from __future__ import annotations
@@ -36,16 +36,7 @@ _DECODABLE = ("bytes", "lmdb", "tar", "tfrecord")  # have an option decode that 
 def open_format(
     name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
 ) -> ObjectFormat:
-    """Return the format of a source's objects.
-
-    Args:
-        name: a key of `FORMATS`, or ``package.module:function`` of the user's own.
-        options: those of the format.
-        urls: of the source; their endings may name a compression.
-
-    Raises:
-        ConfigError: no such format or option, or a value that cannot be meant.
-    """
+    """Return the format of a source; the endings of ``urls`` may name a compression."""
     if is_user_format(name):
         from growcache.formats.user import open_user
 
@@ -71,11 +62,6 @@ def _hint(name: str) -> str:
 
 
 def open_source(source: SourceConfig) -> ObjectFormat:
-    """Return the format of a source's objects, of several fields or not.
-
-    Raises:
-        ConfigError: as `open_format` does, or the fields' formats do not go together.
-    """
     if not source.fields:
         return open_format(source.format, source.options, source.url)
     from growcache.formats.joined_fields import JoinedFormat
@@ -100,26 +86,16 @@ def _refuse_alone(source: SourceConfig) -> None:
 
 
 def is_user_format(name: str) -> bool:
-    """Whether a format's name is that of code of the user's."""
     return ":" in name
 
 
 def check_source(source: SourceConfig) -> None:
-    """Refuse what can be seen to be wrong without running any code of the user's.
-
-    Raises:
-        ConfigError: as `open_source` does.
-    """
+    """Refuse what can be seen to be wrong without running any code of the user's."""
     if not any(_runs_user_code(*one) for one in source.formats):
         open_source(source)
 
 
 def check_format(name: str, options: Mapping[str, Any], urls: Sequence[str] = ()) -> None:
-    """Refuse what can be seen to be wrong without running any code of the user's.
-
-    Raises:
-        ConfigError: as `open_format` does.
-    """
     if not _runs_user_code(name, options):
         open_format(name, options, urls)
 

@@ -1,7 +1,6 @@
 """The contract of object formats, and the checks of their options.
 
-Functions of this room raise FormatError for what is wrong with an object, and ConfigError for
-what is wrong with an option. Their docstrings name only other errors.
+Formats raise FormatError because of an object, and ConfigError because of an option.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-SamplesWithOrigins: TypeAlias = list[
-    tuple[Sample, int, int]
-]  # each sample with its origin [start, stop)
+# Each sample with its origin [start, stop).
+SamplesWithOrigins: TypeAlias = list[tuple[Sample, int, int]]
 
 T = TypeVar("T")
 
@@ -38,7 +36,7 @@ RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, where one value is repeate
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Which samples of an object one visit yields."""
+    """The samples of an object that one visit yields."""
 
     part: int  # which of the ``parts`` contiguous shares
     parts: int  # into how many the object is divided
@@ -50,7 +48,6 @@ class Visit:
     ordinals: Sequence[int] | None = None
 
     def chosen_by(self, key: str) -> str:
-        """Return the key that random choices in an object go by."""
         return key if self.key is None else self.key
 
     def given(self, samples: int) -> Sequence[int] | None:
@@ -60,15 +57,11 @@ class Visit:
 
 
 class ObjectReader(Protocol):
-    """An object, as a format reads it."""
+    @property
+    def entry(self) -> Entry: ...
 
     @property
-    def entry(self) -> Entry:
-        """The catalog entry of the object."""
-
-    @property
-    def source(self) -> SourceConfig:
-        """The source that the object belongs to."""
+    def source(self) -> SourceConfig: ...
 
     async def read(self, start: int = 0, stop: int | None = None) -> Buffer: ...
 
@@ -78,7 +71,7 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class JoinedReader(ObjectReader, Protocol):
-    """An object that stands for several joined ones."""
+    """Stands for several joined objects."""
 
     @property
     def partners(self) -> Sequence[ObjectReader]:
@@ -100,12 +93,7 @@ class Measure:
 
 
 class PartlyReadError(FormatError):
-    """Some samples of a visit cannot be read: they are one hole, and the others are kept.
-
-    Args:
-        why: says which, and what is wrong with them.
-        found: the others, with their origins.
-    """
+    """Some samples cannot be read: they are one hole, and ``found`` are the others."""
 
     def __init__(self, why: str, found: SamplesWithOrigins) -> None:
         super().__init__(why)
@@ -125,22 +113,18 @@ class ObjectFormat:
     code_digest: str | None = None  # of the user's code that it runs; part of the fingerprint
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """Return the sizes of one object, by default of one sample.
-
-        Raises:
-            FormatError: the object is not what the format says.
-        """
+        """Return the sizes of one object, by default of one sample."""
         return Measure(float(reader.entry.size), 0, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """Return the samples of a visit, each with its origin [start, stop).
 
-        Origins count rows, or bytes where the object has no rows. Arrays are little-endian and in C
-        order, and may be read-only views of one buffer. Other values are bytes and str.
+        Origins count rows, or unpacked bytes where the object has no rows. Arrays are
+        little-endian and in C order, and may be read-only views of one buffer. Other values are
+        bytes and str.
 
         Raises:
             PartlyReadError: some of them cannot be read.
-            FormatError: the object is not what the format says.
         """
         raise NotImplementedError
 
@@ -156,11 +140,6 @@ class ChunkedFormat(ObjectFormat):
 async def read_partly(
     object_format: ObjectFormat, reader: ObjectReader, visit: Visit
 ) -> tuple[SamplesWithOrigins, FormatError | None]:
-    """Return the readable samples of a visit, and the error of the others.
-
-    Raises:
-        FormatError: no sample can be read.
-    """
     try:
         return await object_format.read(reader, visit), None
     except PartlyReadError as error:
@@ -177,7 +156,6 @@ def refuse_many_samples(key: str, count: int) -> None:
 
 
 async def read_whole(reader: ObjectReader) -> Buffer:
-    """Return all bytes of an object, unless it is larger than a sampler can hold."""
     if reader.entry.size > MOST_VISIT_BYTES:
         raise FormatError(
             f"{reader.entry.key}: an object that is read whole may have {MOST_VISIT_BYTES:,} bytes, "
@@ -187,21 +165,18 @@ async def read_whole(reader: ObjectReader) -> Buffer:
 
 
 def most_decoded_bytes(entry: Entry, ratio: int = DEFLATE_RATIO) -> int:
-    """Return the bytes that a visit may decode from a compressed object.
+    """No compression shrinks by more than ``ratio``.
 
-    No compression shrinks by more than ``ratio``. Values that were never written take no room at
-    all in an object, so a small object gets an allowance.
+    A small object gets an allowance, because values never written take no room in an object.
     """
     return min(MOST_VISIT_BYTES, _FREE_DECODED_BYTES + ratio * entry.size)
 
 
 def ordinals_of_part(samples: int, visit: Visit) -> range:
-    """Return the ordinals of the samples in the visit's part: contiguous, possibly none."""
     return range(visit.part * samples // visit.parts, (visit.part + 1) * samples // visit.parts)
 
 
 def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
-    """Return the random items that the visit takes, in their order, or all."""
     if visit.take is None or visit.take >= len(found):
         return list(found)
     rng = generator_at("take", visit.seed, visit.round, key, visit.part, visit.parts)
@@ -209,7 +184,6 @@ def take_some(found: Sequence[T], visit: Visit, key: str) -> list[T]:
 
 
 def integer_option(options: Mapping[str, Any], name: str, least: int) -> int | None:
-    """Return an integer option of at least ``least``; None where it is not given."""
     value = options.get(name)
     if value is None:
         return None
@@ -232,7 +206,6 @@ def choice_option(
 
 
 def bool_option(options: Mapping[str, Any], name: str) -> bool:
-    """Return an option that is false by default."""
     value = options.get(name, False)
     if not isinstance(value, bool):
         raise ConfigError(f"source.options.{name}: expected true or false, found {value!r}")
@@ -240,7 +213,7 @@ def bool_option(options: Mapping[str, Any], name: str) -> bool:
 
 
 def require_library(what: str, module: str, extra: str, name: str | None = None) -> None:
-    """Refuse what needs a library that is not installed, without importing the library."""
+    """Refuse a missing library without importing it."""
     try:
         found = importlib.util.find_spec(module) is not None
     except ValueError:  # a program keeps it from being imported
@@ -254,7 +227,6 @@ def require_library(what: str, module: str, extra: str, name: str | None = None)
 def refuse_unknown_options(
     form: str, options: Mapping[str, Any], known: tuple[str, ...]
 ) -> None:
-    """Refuse options that the format does not have; the error names the nearest one."""
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
@@ -266,11 +238,7 @@ SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes
 
 
 async def measure_object(object_format: ObjectFormat, reader: ObjectReader) -> Measure:
-    """Return the sizes of one object; all samples of a small one are worth one visit.
-
-    Raises:
-        FormatError: the object is not what the format says.
-    """
+    """Return the sizes of one object; all samples of a small one are worth one visit."""
     measure = await object_format.measure(reader)
     if not object_format.header_first or _joined_size(reader) > SMALL_OBJECT_BYTES:
         return measure
@@ -283,7 +251,6 @@ def _joined_size(reader: ObjectReader) -> int:
 
 
 def is_fetched_whole(entry: Entry, visit: Visit) -> bool:
-    """Whether a visit fetches a small object whole: unless it needs only one sample of it."""
     return entry.size <= SMALL_OBJECT_BYTES and visit.parts == 1 and visit.take != 1
 
 
@@ -291,7 +258,6 @@ Spec = TypeVar("Spec")
 
 
 def names_option(option: str, value: object, of: str = "names") -> tuple[str, ...] | None:
-    """Return a list of different names, which the error calls ``of``; None where all are meant."""
     if value is None:
         return None
     if isinstance(value, list | tuple) and value:
@@ -306,10 +272,7 @@ def names_option(option: str, value: object, of: str = "names") -> tuple[str, ..
 def named_specs_option(
     option: str, value: object, such_as: str, make_spec: Callable[[str, Any], Spec]
 ) -> tuple[Spec, ...] | None:
-    """Return the specs of the names in the option; None where all are meant.
-
-    ``make_spec(name, what)`` gets None for a name without a spec of its own.
-    """
+    """``make_spec(name, what)`` gets None for a name without a spec."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -329,5 +292,4 @@ ENDLESS_PARTS = 1 << 40  # parts of a source that is no list of objects: never a
 
 
 def endless_entry(name: str) -> Entry:
-    """Return the catalog entry of a source that draws its own samples by function ``name``."""
     return Entry(name, ENDLESS_PARTS, None, None)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class FetchedObject:
-    """A reader of an object that is in memory, maybe unpacked."""
-
     def __init__(self, remote: ObjectReader, data: Buffer) -> None:
         self._data = memoryview(data).cast("B")
         self.entry = replace(remote.entry, size=self._data.nbytes)
@@ -36,8 +34,6 @@ class NotFetchedError(OSError):
 
 
 class SeekableFile(io.RawIOBase):
-    """A read-only file of ``size`` bytes, whose subclass has ``readinto``."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
@@ -61,8 +57,6 @@ class SeekableFile(io.RawIOBase):
 
 
 class FetchedRanges(SeekableFile):
-    """The fetched ranges of a file of ``size`` bytes, as a file."""
-
     def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
         super().__init__(size)
         self.missing: tuple[int, int] | None = None  # the last range that was not fetched
@@ -103,7 +97,6 @@ class ReadAhead:
             self.nbytes = min(self._most, likely, self._longest) + self._head
 
     def step(self, least: int, most: int) -> int:
-        """Return by how much to read on where the first read was too short."""
         return min(most, max(least, 2 * self.nbytes)) if self._longest else most
 
 
@@ -152,8 +145,6 @@ class _SharedRequest:
 
 
 class GrowingSlice:
-    """Bytes of an object from ``start`` on, extended on demand."""
-
     def __init__(self, reader: ObjectReader, start: int) -> None:
         self.start = start
         self._reader = reader
@@ -165,7 +156,6 @@ class GrowingSlice:
         return self.start + len(self._data)
 
     async def extend_to(self, stop: int) -> None:
-        """Read on to a position, at most to the end of the object."""
         entry = self._reader.entry
         stop = min(stop, entry.size)
         if stop <= self.stop:

@@ -43,7 +43,6 @@ def zarr2_decoder(
 def _array_decoder(
     steps: Sequence[Step], dtype: np.dtype[Any], chunks: Sequence[int], axes: Sequence[int]
 ) -> ChunkDecoder:
-    """Return what decodes a chunk whose axes are stored in the order of ``axes``."""
     stored = [chunks[at] for at in axes]
     back = np.argsort(axes)
 
@@ -89,10 +88,7 @@ def _axes(order: Any, count: int) -> list[int]:
 
 
 def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memoryview:
-    """Undo the steps that ``nbytes`` of a chunk went through, the last one first.
-
-    No step may yield more than the steps before it can have made of the chunk.
-    """
+    """No step may yield more than the steps before it can have made of the chunk."""
     limits = [nbytes + sum(step.adds for step in steps[:n]) for n in range(len(steps))]
     for step, limit in zip(reversed(steps), reversed(limits), strict=True):
         data = step.undo(data, limit)
@@ -205,7 +201,7 @@ MAX_VALUE_BYTES = 1 << 20
 
 
 def shuffle_step(size: int) -> Step:
-    """Return the step that puts the first bytes of all values of ``size`` bytes first, and so on.
+    """Put the first bytes of all values of ``size`` bytes first, and so on.
 
     Bytes at the end that fill no value stay where they are.
     """
@@ -240,7 +236,6 @@ _STEPS = {
 def _shard_decoder(
     settings: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...], fill: Array
 ) -> tuple[ChunkDecoder, np.dtype[Any]]:
-    """Return what decodes an object that holds several chunks and their index."""
     inner = settings["chunk_shape"]
     fits = isinstance(inner, list) and len(inner) == len(shape)
     if not fits or any(

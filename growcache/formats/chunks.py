@@ -35,7 +35,6 @@ ChunkOf = Callable[[int], range]
 
 
 def choose_ordinals(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
-    """Return the ordinals of a visit's samples, ascending; ``chunk_of`` gives the chunk of one."""
     if (given := visit.given(samples)) is not None:
         return given
     mine = ordinals_of_chunked_part(samples, visit, chunk_of)
@@ -43,11 +42,11 @@ def choose_ordinals(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> 
 
 
 def ordinals_of_chunked_part(samples: int, visit: Visit, chunk_of: ChunkOf) -> range:
-    """Return the ordinals of the samples in the visit's part: contiguous, possibly none.
+    """Return `ordinals_of_part`, with borders moved to chunks.
 
-    As `ordinals_of_part`, but a border within half a part of a chunk's border is moved there:
-    parts about as large as a chunk become chunks, far smaller parts stay as they are. Borders keep
-    their order, so every sample is in exactly one part.
+    A border within half a part of a chunk's border is moved there: parts about as large as a
+    chunk become chunks, far smaller parts stay. Borders keep their order, so every sample is in
+    exactly one part.
 
     >>> tens = lambda ordinal: range(ordinal // 10 * 10, ordinal // 10 * 10 + 10)
     >>> [ordinals_of_chunked_part(32, Visit(part, 3, 0, 0), tens) for part in range(3)]
@@ -69,11 +68,7 @@ def _part_border(samples: int, part: int, parts: int, chunk_of: ChunkOf) -> int:
 
 
 def _take_ordinals(mine: range, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
-    """Return ``count`` random ordinals from as few chunks as hold them.
-
-    The first chunk is that of a random sample, so a chunk is as likely as it has samples, and
-    every sample is equally likely.
-    """
+    """Every sample is equally likely, because the first chunk is that of a random sample."""
     missing = visit.take or 0
     if missing >= len(mine):
         return mine
@@ -141,7 +136,6 @@ class ChunkGrid:
     async def decoding(
         self, runs: Iterable[range], chunks: int, work: Callable[[], list[Array]]
     ) -> list[Array]:
-        """Run ``work`` in a thread, once there is room for the decoded chunks."""
         rows = sum(map(len, runs)) * math.prod(self.shape[1:]) * self.dtype.itemsize
         nbytes = rows + chunks * self.chunk_bytes
         await reserve_decoded(nbytes)
@@ -191,7 +185,6 @@ class FieldArray:
 async def read_windows(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples of a visit, in the order of the object."""
     starts, wanted = _starts_and_ordinals(series, grid, visit, entry.key)
     return await _read_starts(series, grid, entry, starts, wanted)
 
@@ -215,7 +208,6 @@ def _starts_and_ordinals(
 async def read_owned_windows(
     series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry, starts: range
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples of a visit to an object that owns the windows at ``starts``."""
     wanted = choose_ordinals(len(starts), visit, entry.key, lambda _: range(len(starts)))
     return await _read_starts(series, grid, entry, starts, wanted, RUN_LENGTH_RATIO)
 
@@ -249,10 +241,7 @@ async def _read_starts(
 
 
 def measure_windows(series: Sequence[FieldArray], grid: SampleGrid, entry: Entry) -> Measure:
-    """Return the sizes of an object whose rows share its bytes evenly.
-
-    Compressed rows do not, so parts are estimates and samples are divided among them.
-    """
+    """Divide the bytes evenly among the rows, an estimate where they are compressed."""
     rows = common_length(series, entry.key)
     row_bytes = entry.size / max(1, rows)
     return Measure(
@@ -282,7 +271,6 @@ def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) ->
 
 
 def flat_fields(name: str, values: ArrayOrStrings) -> list[tuple[str, ArrayOrStrings]]:
-    """Return a field as it is cached; a record becomes fields ``name.field``."""
     if isinstance(values, list):
         return [(name, values)]
     if values.dtype.names is None:
@@ -304,7 +292,6 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
 
 
 def _chunk_rows(series: Sequence[FieldArray]) -> int:
-    """Return the rows per chunk of the array that has the most bytes."""
     return max(series, key=lambda one: one.row_bytes).unit
 
 

@@ -34,7 +34,6 @@ _ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
 
 
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
-    """Return how the objects of a source are compressed: a word of `CHOICES` but ``auto``."""
     chosen = choice_option(options, "compression", CHOICES, "auto")
     if chosen == "auto":
         kinds = {_compression_by_name(url) or "none" for url in urls} or {"none"}
@@ -54,7 +53,6 @@ def _compression_by_name(name: str) -> str | None:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the compression that the first bytes of an object show; None where they show none."""
     return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -70,7 +68,6 @@ def unpacked_name(name: str) -> str:
 
 
 def unpacked_start(head: bytes, kind: str) -> bytes:
-    """Return what the start of an object unpacks to; empty where it cannot be unpacked."""
     try:
         make, step, wrong = _unpacker(kind)
     except MissingLibraryError:  # opening the format raises it
@@ -184,7 +181,7 @@ def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
 
 
 def _unpacker(kind: str) -> tuple[Callable[[], Any], int, type[Exception]]:
-    """Return a maker of streams, the bytes to give one at a time, and the error it raises."""
+    """Return a maker of streams, the input bytes of one step, and the error it raises."""
     if kind == "zstd":
         zstandard = _zstandard()
         unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

@@ -146,8 +146,6 @@ class _DatasetField(FieldArray):
 
 
 class _DatasetFields:
-    """The datasets of objects, whose headers are read once."""
-
     def __init__(self, named: Mapping[str, str] | None) -> None:
         self._named = named
         self._files = HDF5Files()
@@ -256,20 +254,6 @@ def _whole_fields(one: _DatasetField, values: ArrayOrStrings, key: str) -> Sampl
 
 
 def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5RowsFormat:
-    """Return the format.
-
-    Options:
-        datasets: paths in the file, as a list or as ``{field: path}``. Default: the only one
-            at the root. Fields are named by the last part of the path.
-        axis: 0: each row is a sample. Without axis and window the object is one sample.
-        window: rows of one sample, the same of all datasets.
-        stride: rows from one window to the next; the window by default.
-        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
-        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be meant, or no h5py.
-    """
     refuse_unknown_options("hdf5", options, _OPTIONS)
     named = array_paths_option(options, "datasets")
     grid = grid_option(options)

@@ -1,8 +1,8 @@
 """How an HDF5 dataset is stored, and how its chunks and strings are decoded.
 
 No other file is ever opened: external and user-defined links, external storage and virtual
-datasets are refused. Chunks are decoded in threads in parallel; only filters that HDF5 alone
-knows run in the library.
+datasets are refused. Only filters that HDF5 alone knows run in the library; it runs one call at
+a time, but chunks are decoded in threads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def locate_chunks(
 ) -> list[ChunkLocation | None]:
     """Return where chunks are, by their first elements; None for one that was never written.
 
-    Some chunk of the dataset must have been written, because the library answers wrongly otherwise.
-    A chunk is read twice, in vain: into no room, which looks up its size in the index, and then from
-    an image that claims to have all bytes, which shows the range that would be read. The library's
-    own functions for this question walk through the index from its beginning.
+    Some chunk of the dataset must have been written, because the library answers wrongly
+    otherwise. Each chunk is read in vain twice: into no room, which looks up its size, and
+    from an image that claims to have all bytes, which shows the range. The library's own
+    functions walk through the index from its beginning.
     """
     dataset = dataset_at(file, path).id
     return [_locate_chunk(dataset, image, place) for place in places]
@@ -100,7 +100,7 @@ class DatasetLayout:
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
-    """Return the names of the datasets at the root; links out of the file do not count."""
+    """Links out of the file do not count."""
     import h5py
 
     if len(file) > 1000:
@@ -115,7 +115,7 @@ def names_at_root(file: Any, key: str) -> list[str]:
 
 
 def dataset_paths(file: Any) -> list[str]:
-    """Return the paths of the first datasets found, those next to the root first."""
+    """Return the first datasets found, those next to the root first."""
     import h5py
 
     found: list[str] = []
@@ -136,7 +136,7 @@ def dataset_paths(file: Any) -> list[str]:
 
 
 def dataset_at(file: Any, path: str) -> Any:
-    """Return a dataset of the file itself; links are followed one by one, and none out of it."""
+    """Follow links one by one, and none out of the file."""
     import h5py
 
     at, left = file["/"], _path_parts(path)
@@ -284,7 +284,6 @@ def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def _is_padded_number(type_: Any) -> bool:
-    """Whether values are plain numbers, whose significant bits the library knows."""
     import h5py
 
     # Only these two classes: an enumeration, for instance, is an integer to h5py, too.
@@ -312,10 +311,9 @@ _FILE_NUMBERS = itertools.count()  # of files in memory
 
 
 def check_filters(layout: DatasetLayout, key: str) -> None:
-    """Refuse a dataset whose filters only a plugin knows; plugins are never looked for.
+    """Refuse filters that only a plugin knows; plugins are never looked for.
 
-    Likewise one whose values the library would not give back here: without a fill value the
-    scale-offset filter has one value more to tell.
+    Scale-offset without a fill value is refused, too, because it has one value more to tell.
     """
     by_library = _is_decoded_by_library(layout)
     for code, _, _ in layout.filters:
@@ -363,10 +361,9 @@ def _step(code: int, values: tuple[int, ...]) -> Step:
 def _decode_by_library(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    """Let the library decode the chunk, as the only one of a file in memory.
+    """Decode by the library in a file in memory whose only chunk this is.
 
-    Not in the file that it is from, because the library would believe what that says about its
-    filters. Here the library sets them anew, by the shape and the type.
+    In its own file the library would believe what that says about the filters.
     """
     try:
         with without_garbage_collection():
@@ -398,9 +395,9 @@ def _decode_in_memory_file(
 
 
 def _creation_properties(mask: int, layout: DatasetLayout, chunking: ChunkGrid) -> Any:
-    """Return the properties of a dataset with the filters that the chunk went through.
+    """Return properties with the filters that the chunk went through.
 
-    The library accepts a mask of the other filters, but ignores it until the file is opened again.
+    The library would ignore a mask of the other filters until the file is opened again.
     """
     import h5py
 
@@ -455,7 +452,7 @@ async def _strings_from_heaps(
 async def _read_heaps(
     reader: ObjectReader, places: Sequence[int]
 ) -> list[dict[int, memoryview]]:
-    """Return the items of all heaps; most take one shared request, larger ones a second."""
+    """Most heaps take one shared request; larger ones a second."""
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
         raise FormatError(f"{key}: a heap of strings ends beyond the file")
@@ -482,7 +479,7 @@ def _heap_size(head: memoryview, key: str) -> int:
 
 
 def _heap_items(data: memoryview) -> dict[int, memoryview]:
-    """Return the items of a heap by index; a damaged item ends it."""
+    """A damaged item ends the heap."""
     found: dict[int, memoryview] = {}
     at = _HEAP_HEADER.size
     while at + _HEAP_ITEM.size <= len(data):

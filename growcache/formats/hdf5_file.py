@@ -42,8 +42,6 @@ class _MissingBytesError(OSError):
 
 
 class MetadataImage(SeekableFile):
-    """The fetched bytes of a remote file, as a file."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.missing: list[tuple[int, int]] = []
@@ -91,7 +89,6 @@ class MetadataImage(SeekableFile):
         return [number for number in _block_numbers(start, stop) if number not in self._blocks]
 
     def read_kept(self, start: int, stop: int) -> bytes | None:
-        """Return the bytes [start, stop) if all were fetched; else None."""
         if stop > self.size or self.missing_blocks(start, stop):
             return None
         blocks = b"".join(self._blocks[number] for number in _block_numbers(start, stop))
@@ -115,8 +112,7 @@ _LIBRARY_LOCK = threading.RLock()
 def without_garbage_collection() -> Iterator[None]:
     """Collect no garbage meanwhile, because this thread would then close objects of HDF5.
 
-    h5py's lock lets the same thread pass, and one call within another confuses the library. Other
-    threads wait for the lock in any case.
+    h5py's lock lets the same thread pass, and one call within another confuses the library.
     """
     with _LIBRARY_LOCK:
         collecting = gc.isenabled()
@@ -129,8 +125,6 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class _ImageFirstReader:
-    """A reader that serves the fetched bytes of a file from its image."""
-
     def __init__(self, remote: ObjectReader, image: MetadataImage) -> None:
         self.entry, self.source, self.find = remote.entry, remote.source, remote.find
         self._remote = remote
@@ -143,7 +137,7 @@ class _ImageFirstReader:
 
 
 class HDF5File:
-    """One HDF5 file, and the fetched bytes of its metadata; ``on_growth`` follows each fetch."""
+    """``on_growth`` is called after each fetch of metadata."""
 
     def __init__(
         self, entry: Entry, thread: ThreadPoolExecutor, on_growth: Callable[[HDF5File], None]
@@ -174,7 +168,6 @@ class HDF5File:
         )
 
     def reader(self, reader: ObjectReader) -> ObjectReader:
-        """Return a reader of the file that does not fetch its metadata again."""
         return _ImageFirstReader(reader, self.image)
 
     def close(self) -> None:
@@ -210,7 +203,7 @@ class HDF5File:
     async def _fetch(
         self, reader: ObjectReader, ranges: Sequence[tuple[int, int]], turn: int
     ) -> None:
-        """Fetch the missing blocks, and more behind them with every round."""
+        """Fetch the missing blocks, and more after them with every round."""
         ahead = METADATA_BLOCK_BYTES << min(turn, MOST_DOUBLINGS)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -256,8 +249,6 @@ def _consecutive(numbers: Iterator[int]) -> list[range]:
 
 
 class HDF5Files:
-    """The files that were used last, whose metadata need not be fetched again."""
-
     def __init__(self) -> None:
         # One thread: HDF5 runs one call at a time in any case.
         self._thread = ThreadPoolExecutor(1, "growcache-hdf5")

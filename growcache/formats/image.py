@@ -85,7 +85,6 @@ class ImageFormat(ObjectFormat):
 
 
 async def _decode_in_turn(data: Buffer, key: str) -> Array:
-    """Return the image; a large one waits until it fits into memory with those of other visits."""
     found = await asyncio.to_thread(_decode_or_count_pixels, data, key)
     if not isinstance(found, int):
         return found
@@ -97,7 +96,6 @@ async def _decode_in_turn(data: Buffer, key: str) -> Array:
 
 
 def _decode_or_count_pixels(data: Buffer, key: str) -> Array | int:
-    """Return a small image, or the number of pixels of a large one."""
     with _opened(data, key) as image:
         pixels: int = image.size[0] * image.size[1]
         return pixels if pixels > SMALL_PIXELS else _rgb(image)
@@ -118,7 +116,7 @@ def image_kind(data: Buffer) -> str | None:
 
 
 def decode_image(data: Buffer, key: str) -> Array:
-    """Return the image as uint8 [height, width, 3]; of an animation the first frame.
+    """Return uint8 [height, width, 3], of an animation the first frame.
 
     The orientation that EXIF names is not applied.
     """
@@ -128,7 +126,6 @@ def decode_image(data: Buffer, key: str) -> Array:
 
 @contextmanager
 def _opened(data: Buffer, key: str) -> Iterator[Any]:
-    """Open an image and read its header; every error names the object."""
     from PIL import Image
 
     try:
@@ -148,7 +145,7 @@ def _opened(data: Buffer, key: str) -> Iterator[Any]:
 
 
 def _rgb(image: Any) -> Array:
-    """Return the pixels; a large image is converted in strips, to avoid three copies."""
+    """Convert a large image in strips, to avoid three copies."""
     width, height = image.size
     rows = max(1, _STRIP // max(1, width))
     if height <= rows:
@@ -175,17 +172,6 @@ def _check_header(size: tuple[int, int], mode: str, key: str) -> None:
 
 
 def open_image(options: Mapping[str, Any]) -> ImageFormat:
-    """Return the format.
-
-    Options:
-        label: ``folder``: field ``label`` is the name of the object's folder;
-            ``none``: there is no such field.
-        classes: names of folders; the label is then the folder's number in this list (int64).
-        decode: true: field ``image`` is uint8 [height, width, 3], not the encoded bytes.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be meant, or no Pillow.
-    """
     refuse_unknown_options("image", options, _OPTIONS)
     decode = bool_option(options, "decode")
     if decode:

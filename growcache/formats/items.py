@@ -1,7 +1,7 @@
-"""Formats whose objects are runs of items: lines, records, members or values, each one a sample.
+"""Formats whose objects are runs of items: lines, records, members or values.
 
-The part of an object is a byte range and owns the items that begin in it. The user's functions
-are synchronous and run in threads, next to the sampler's event loop.
+A part is a byte range and owns the items that begin in it. The user's functions are
+synchronous and run in threads, next to the sampler's event loop.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few items of many ar
 
 
 class Item(Protocol):
-    """The bytes [start, stop) of an object, from which one sample is decoded."""
-
     @property
     def start(self) -> int: ...
 
@@ -71,10 +69,7 @@ class UserCall:
         self._given_up = False
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, from the user's thread, and return its result.
-
-        After the call has ended this fails, because the user's code may keep a file.
-        """
+        """Fails once the call has ended, because the user's code may keep a file."""
         running: UserCall = getattr(_this_thread, "call", self)
         try:
             running.check()
@@ -102,7 +97,7 @@ class UserThreads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[UserCall], T]) -> T:
-        """Return the result of ``work``; raise the transient failure of a read, if it had one."""
+        """Raise the transient failure of a read, even if the user's code handled it."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MOST_THREADS, "growcache-user")
         call = UserCall()
@@ -122,10 +117,7 @@ class UserThreads:
 
 
 class ItemsFormat(ObjectFormat):
-    """Decodes items, by a function of the user's where ``code`` is one.
-
-    Objects with a ``compression`` other than ``none`` are read whole.
-    """
+    """Compressed objects are read whole."""
 
     # A visit is worth its requests with `visit_least` samples and `visit_bytes`, unless these exceed
     # `visit_most_bytes`. Each visit reads about two items in vain.
@@ -142,7 +134,7 @@ class ItemsFormat(ObjectFormat):
         self.code_digest = code.digest if code else None
 
     def measure_of(self, entry: Entry, count: int, stride: float | None = None) -> Measure:
-        """Return the sizes of an object with ``count`` items; ``stride`` if visits read ranges."""
+        """Return the sizes of an object; ``stride`` in bytes if visits read ranges."""
         if stride is None:
             return Measure(entry.size / max(1, count), 0, count)
         stride = max(1.0, stride)
@@ -161,10 +153,10 @@ class ItemsFormat(ObjectFormat):
         label: Callable[[ItemT], str],
         errors: Sequence[FormatError] = (),
     ) -> SamplesWithOrigins:
-        """Return the samples of items; those that cannot be decoded do not spoil the others.
+        """Decode items; those that fail do not spoil the others.
 
         Raises:
-            PartlyReadError: with the first error, of an item or of ``errors``, which came before.
+            PartlyReadError: with the first of ``errors``, or else of an item.
         """
         work = partial(_decode_items, key, items, decode, label, errors)
         if self._code is not None:
@@ -174,7 +166,6 @@ class ItemsFormat(ObjectFormat):
         return work()
 
     def by_user(self, object_key: str, data: object, key: str | bytes) -> Sample | None:
-        """Return what the user's function makes of an item; None: no sample."""
         assert self._code is not None
         result = self._code(object_key, {"data": data, "key": key})
         return None if result is None else self._code.sample(object_key, result)
@@ -215,10 +206,9 @@ async def items_of_part(
     most_ranges: int,
     least_bytes: int = 0,
 ) -> list[T]:
-    """Return the items of the visit's part, or the random ones that it takes.
+    """``items_in`` returns the items that begin in [start, stop).
 
     Of parts above ``least_bytes`` only random ranges are read, until they hold enough items.
-    ``items_in`` returns those that begin in [start, stop).
     """
     size, key = reader.entry.size, reader.entry.key
     start, stop = visit.part * size // visit.parts, (visit.part + 1) * size // visit.parts
@@ -240,7 +230,6 @@ async def items_of_part(
 def _random_ranges(
     visit: Visit, key: str, start: int, stop: int, nbytes: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield different random byte ranges of ``nbytes`` in [start, stop), at most ``most``."""
     rng = generator_at("stretch", visit.seed, visit.round, key, visit.part)
     count = max(1, -(-(stop - start) // nbytes))
     seen: set[int] = set()
@@ -255,7 +244,7 @@ def _random_ranges(
 def decode_option(
     options: Mapping[str, Any], choices: tuple[str, ...] = ("none",)
 ) -> tuple[str, UserCode | None]:
-    """Return the option ``decode``: one of ``choices``, first the default, or the user's function."""
+    """The first choice is the default."""
     decode = str(options.get("decode", choices[0]) or "none")  # YAML's null means it, too
     if decode in choices:
         return decode, None

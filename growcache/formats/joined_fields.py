@@ -35,11 +35,7 @@ NOT_JOINABLE = {
 
 
 class JoinedFormat(ObjectFormat):
-    """The samples of several objects, joined one by one; ``formats`` are by field, in order.
-
-    All members are visited alike. Random choices go by the key of the first, and parts begin at the
-    chunks of the largest.
-    """
+    """Random choices go by the first member's key; parts begin at the largest one's chunks."""
 
     def __init__(self, formats: Mapping[str, ObjectFormat]) -> None:
         self._formats = formats
@@ -69,7 +65,6 @@ class JoinedFormat(ObjectFormat):
         self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """The sizes are those of the first field."""
         measures = await self._measures(reader)
         return replace(measures[0], together=measures[self._largest(measures)].together)
 
@@ -108,7 +103,7 @@ class JoinedFormat(ObjectFormat):
         return await object_format.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: ObjectReader) -> list[Measure]:
-        """Return the sizes of the members, if they agree; of whole objects only the first's."""
+        """Of objects that are read whole only the first is measured."""
         object_formats = list(self._formats.values())
         if not self.ranged:
             return [await object_formats[0].measure(reader)]
@@ -134,7 +129,7 @@ class JoinedFormat(ObjectFormat):
 def _common_rows(
     found: Mapping[str, SamplesWithOrigins], visit: Visit, key: str
 ) -> dict[str, SamplesWithOrigins]:
-    """Return the samples that all fields have, because a field may lack some rows."""
+    """Drop samples that a field lacks."""
     rows = {name: {(start, stop) for _, start, stop in one} for name, one in found.items()}
     asked = max(map(len, rows.values())) if visit.ordinals is None else len(visit.ordinals)
     if len(set.union(*rows.values())) > asked:

@@ -27,7 +27,7 @@ _EXACT_FLOATS = 1 << 53  # above it floats skip integers
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text; NaN, Infinity and -Infinity are numbers, as in Python."""
+    """NaN, Infinity and -Infinity are numbers, as in Python."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -58,11 +58,7 @@ def sample_of_record(record: Mapping[str, Any]) -> Sample:
 
 
 def value_of_json(value: Any) -> Value:
-    """Return a value as it is cached without a dtype.
-
-    Integers become int64, other numbers float64, and evenly nested lists of numbers arrays of these.
-    Other lists, and objects, stay JSON text.
-    """
+    """Lists become arrays if they are even and of numbers; others, and objects, JSON text."""
     kind = type(value)
     if kind is str:
         return str(value)
@@ -75,10 +71,9 @@ def value_of_json(value: Any) -> Value:
 
 
 def number_array(value: list[Any], *, nulls: bool = False) -> Array | None:
-    """Return an evenly nested list of numbers, or of bools, as an array; None: it is none.
+    """Return an evenly nested list of numbers, or of bools, as an array; else None.
 
-    ``nulls`` makes null NaN. NumPy does not inspect the list, because a list with texts in it would
-    take any amount of memory.
+    NumPy does not inspect the list, because a list with texts would take any amount of memory.
     """
     flat: list[Any] = value
     shape = [len(flat)]
@@ -115,7 +110,6 @@ def _scalar(value: Any) -> Array:
 
 
 def _number_converter(dtype: str) -> Callable[[Any], Array]:
-    """Return what converts numbers to a dtype that can hold them."""
     wanted = np.dtype(dtype)
 
     def convert(value: Any) -> Array:

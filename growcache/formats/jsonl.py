@@ -1,4 +1,4 @@
-"""JSON lines: each line is a sample. A part is a byte range and owns the lines that start in it."""
+"""JSON lines: each line is a sample, and a part owns the lines that start in its byte range."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line that is not blank, without its end; ``start`` is its first byte in the object."""
+    """A line that is not blank, without its end."""
 
     start: int
     data: bytes
@@ -74,13 +74,10 @@ def split_lines(data: bytes, at: int) -> list[TextLine]:
 
 
 class LineReader:
-    """Reads lines of objects; learns how long they are, to read as little as it can."""
-
     def __init__(self) -> None:
         self._ahead = ReadAhead(4096, 64, _MOST_READ_AHEAD)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[TextLine]:
-        """Return the lines of the visit's part, or the random ones that it takes."""
         return await items_of_part(
             reader,
             visit,
@@ -261,7 +258,6 @@ class JsonlFormat(ItemsFormat):
         return self.measure_of(reader.entry, *await self._lines.measure(reader))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """An origin is a range of the bytes, unpacked ones."""
         if self.ranged:
             lines = await self._lines.read(reader, visit)
             if lines and not lines[0].start:
@@ -298,17 +294,6 @@ class JsonlFormat(ItemsFormat):
 
 
 def open_jsonl(options: Mapping[str, Any]) -> JsonlFormat:
-    """Return the format.
-
-    Options:
-        fields: which values make a sample; a list of keys, or a mapping of names to a dtype, a
-            path such as ``meta.label``, or ``{path: …, dtype: …, default: …}``. Without it all.
-        raw: true: the line itself is the sample, as bytes in field ``data``.
-        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be meant, or no zstandard.
-    """
     refuse_unknown_options("jsonl", options, _OPTIONS)
     raw = bool_option(options, "raw")
     wanted = fields_option(options.get("fields"))

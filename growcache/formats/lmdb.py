@@ -51,9 +51,9 @@ async def read_random_values(
 ) -> list[LmdbValue]:
     """Return the random values of a part that the visit takes, in their order.
 
-    Values come from leaves at random positions. A leaf of many positions is met more often, so
-    its values count less where some of all values met are chosen. Where leaves are alike, few
-    are met; where they differ, more, for chances to be alike.
+    Leaves are met at random positions. A leaf of many positions is met more often, so its
+    values count less in the choice among all values met. Leaves that differ take more meetings
+    than leaves that are alike, so that all values have the same chance.
     """
     take, key = visit.take or 0, reader.entry.key
     near = top.levels <= 1 and len(top.pages) <= RANDOM_LEAVES * visit.parts
@@ -98,7 +98,7 @@ async def read_random_values(
 
 
 def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) -> bool:
-    """Whether so many values can be chosen of these leaves, all about equally likely."""
+    """Whether ``take`` values can be chosen of these leaves, all about equally likely."""
     counts = np.array([len(values) for values, _ in met])
     widths = np.array([width for _, width in met])
     weights = widths.min() / widths
@@ -111,7 +111,7 @@ def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) ->
 async def _leaves_at(
     walk: TreeWalk, top: TreeTop, positions: Sequence[Fraction]
 ) -> dict[Fraction, tuple[Fraction, LmdbPage]]:
-    """Return the leaves at these positions, with their width, by their first position."""
+    """Return the leaves with their width, by their first position."""
     spans = [(Fraction(int(at)), Fraction(1), top.pages[int(at)]) for at in positions]
     pages: dict[int, LmdbPage] = {}
     for level in range(top.levels):
@@ -146,7 +146,6 @@ class LmdbFormat(ItemsFormat):
         return Measure(stride, 0, top.entries, together)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """An origin is the range of the value's bytes."""
         top = await self._trees.top(reader)
         if visit.take is None:
             found = await self._trees.find(reader, top, visit.part, visit.parts)
@@ -190,18 +189,6 @@ def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:
 
 
 def open_lmdb(options: Mapping[str, Any]) -> LmdbFormat:
-    """Return the format.
-
-    Options:
-        database: name of one of the file's databases; the unnamed one by default.
-        key: ``str`` or ``bytes``: the value's key as field ``key``; ``none``.
-        decode: ``package.module:function`` of ``data``, and ``key`` (bytes) if it takes it,
-            that returns the sample; None to leave the value out. It runs in threads of the
-            samplers, several at once.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("lmdb", options, _OPTIONS)
     database = options.get("database")
     if database is not None and (not isinstance(database, str) or not database):

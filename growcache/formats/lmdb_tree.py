@@ -1,4 +1,4 @@
-"""The pages and trees of an LMDB data file (format 1 of 64-bit machines), checked as untrusted bytes.
+"""The pages and trees of an LMDB data file (format 1 of 64-bit machines), checked as untrusted.
 
 A file consists of pages of one size. The first two describe it, and the one with the newer
 transaction counts. Branch pages name the pages below them. Leaf pages hold keys and values, or
@@ -32,11 +32,8 @@ USUAL_PAGE = 4096
 MOST_DEPTH = 32  # LMDB's own
 
 BRANCH, LEAF, OVERFLOW, META, LEAF2 = 0x01, 0x02, 0x04, 0x08, 0x20
-ON_OVERFLOW_PAGES, IS_TREE, HAS_DUPLICATES = (
-    0x01,
-    0x02,
-    0x04,
-)  # a node's value: elsewhere, a tree, one of several
+# Flags of a node's value: it is elsewhere, a tree, one of several.
+ON_OVERFLOW_PAGES, IS_TREE, HAS_DUPLICATES = 0x01, 0x02, 0x04
 
 _MAGIC = 0xBEEFC0DE
 _PAGE = struct.Struct("<QHHHH")
@@ -48,8 +45,6 @@ _NO_ROOT = (1 << 64) - 1  # the root of an empty tree
 
 @dataclass(frozen=True, slots=True)
 class LmdbTree:
-    """A database, or the values of one key."""
-
     depth: int  # levels of pages; 0: empty
     entries: int  # values in all
     root: int  # number of the root page
@@ -63,8 +58,6 @@ class LmdbMeta:
 
 @dataclass(frozen=True, slots=True)
 class LeafNode:
-    """A key and its value in a leaf page, by their positions in the page."""
-
     flags: int  # `ON_OVERFLOW_PAGES`, `IS_TREE`, `HAS_DUPLICATES`
     key: bytes
     start: int  # where the node begins
@@ -73,7 +66,7 @@ class LeafNode:
 
 
 class LmdbPage:
-    """A page, or a small one within another; every position that it names is checked."""
+    """Every position that it names is checked."""
 
     __slots__ = ("at", "count", "data", "flags", "name", "pad")
 
@@ -84,9 +77,8 @@ class LmdbPage:
         found, self.pad, self.flags, lower, _ = _PAGE.unpack_from(data)
         if number is not None and found != number:
             raise self.damaged(f"says that it is page {found}")
-        self.count = (
-            0 if self.flags & OVERFLOW else (lower - PAGE_HEADER_BYTES) >> 1
-        )  # there: pages
+        # An overflow page has the number of pages there instead.
+        self.count = 0 if self.flags & OVERFLOW else (lower - PAGE_HEADER_BYTES) >> 1
         if not self.flags & OVERFLOW and not PAGE_HEADER_BYTES <= lower <= len(data):
             raise self.damaged("has no such number of nodes")
 
@@ -103,7 +95,6 @@ class LmdbPage:
         return int(low | high << 16 | highest << 32)
 
     def branch_key(self, index: int) -> bytes:
-        """Return the least key below a node of a branch."""
         start = self._place(index)
         size = _NODE.unpack_from(self.data, start)[3]
         return self._cut(start + _NODE.size, size)
@@ -141,12 +132,12 @@ class LmdbPage:
 
 
 def meta_bytes(head: bytes, name: str) -> int:
-    """Return the bytes from the start on that hold both meta pages; ``head`` has `META_BYTES`."""
+    """``head`` has `META_BYTES`."""
     return _page_bytes(head, name) + META_BYTES
 
 
 def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
-    """Return the meta page of the newer transaction; ``head`` has `meta_bytes`."""
+    """Of the newer transaction; ``head`` has `meta_bytes`."""
     size = _page_bytes(head, name)
     if _page_bytes(head[size:], name) != size:
         raise FormatError(f"{name}: damaged LMDB file: its first two pages differ in size")
@@ -211,8 +202,6 @@ class LmdbValue:
 
 @dataclass(frozen=True, slots=True)
 class TreeTop:
-    """The upper levels of a database's tree, which every visit needs."""
-
     page_bytes: int
     entries: int  # number of values
     pages: Sequence[int]  # all pages of one level, in order
@@ -221,16 +210,12 @@ class TreeTop:
 
 @dataclass(frozen=True, slots=True)
 class _PositionRange:
-    """The positions below one page."""
-
     page: int
     start: Fraction
     stop: Fraction
 
 
 class TreeReader:
-    """Reads values of a database; its memory of objects is bounded."""
-
     def __init__(self, database: str | None) -> None:
         self._database = database
         self._pages: LruCache[tuple[Entry, int], LmdbPage] = LruCache(_KEPT_PAGE_BYTES)
@@ -256,7 +241,7 @@ class TreeReader:
         return TreeWalk(reader, meta.page_bytes, self._pages, meta.main)
 
     async def databases(self, reader: ObjectReader) -> dict[str, int]:
-        """Return the named databases and their number of values, if the file has nothing else."""
+        """Return the number of values by database, if the file has nothing else."""
         walk = await self._begun(reader)
         if not 0 < walk.main.entries <= MOST_DATABASES:
             return {}
@@ -279,7 +264,7 @@ class TreeReader:
     async def find(
         self, reader: ObjectReader, top: TreeTop, part: int, parts: int
     ) -> list[LmdbValue]:
-        """Return the values of a part; large ones, on pages of their own, without their bytes."""
+        """Values on overflow pages come without their bytes."""
         if not top.levels:
             return []
         walk = self.walk(reader, top)
@@ -343,7 +328,6 @@ class TreeWalk:
         return self._main
 
     async def read(self, numbers: Iterable[int]) -> list[LmdbPage]:
-        """Return pages, from memory where possible."""
         wanted = list(numbers)
         self._left -= len(wanted)
         if self._left < 0:
@@ -365,7 +349,7 @@ class TreeWalk:
         return [found[number] for number in wanted]
 
     async def top(self, tree: LmdbTree) -> TreeTop:
-        """Return as many upper levels of a tree as few requests give."""
+        """Return as many upper levels as few requests give."""
         if tree.entries > self._reader.entry.size:
             raise FormatError(
                 f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
@@ -401,7 +385,6 @@ class TreeWalk:
         raise FormatError(f"{self.name}: expected a database {name.decode()!r}; {near}")
 
     def below(self, page: LmdbPage, stretch: _PositionRange) -> list[_PositionRange]:
-        """Return the children of a branch that have some of its positions."""
         page.must_be(BRANCH)
         first, last = stretch.start * page.count, stretch.stop * page.count
         indices = range(math.floor(first), math.ceil(last))
@@ -442,7 +425,7 @@ class TreeWalk:
 def _position_ranges(
     pages: Sequence[int] | dict[int, int], start: Fraction, stop: Fraction
 ) -> list[_PositionRange]:
-    """Return the pages between two positions; each page is one position wide."""
+    """Each page is one position wide."""
     return [
         _PositionRange(pages[i], max(start - i, Fraction(0)), min(stop - i, Fraction(1)))
         for i in range(math.floor(start), math.ceil(stop))
@@ -450,7 +433,6 @@ def _position_ranges(
 
 
 def refuse_database_names(walk: TreeWalk, leaves: Sequence[LmdbPage]) -> None:
-    """Refuse leaves that list databases, and nothing else."""
     if leaves and all(map(_lists_databases, leaves)):
         raise FormatError(
             f"{walk.name}: expected values, found names of databases only; choose one with "
@@ -464,7 +446,7 @@ def _lists_databases(page: LmdbPage) -> bool:
 
 
 def _duplicate_values(page: LmdbPage, key: bytes) -> list[LmdbValue]:
-    """Return the values of one key, which are keys on a page of their own."""
+    """Values of one key are keys on a page of their own."""
     page.must_be(LEAF)
     if page.flags & LEAF2:
         if not page.pad:

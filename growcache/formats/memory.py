@@ -45,7 +45,7 @@ _current_visit: ContextVar[_DecodingVisit | None] = ContextVar(
 
 
 class DecodeGate:
-    """Lets visits decode while all fit into ``most`` bytes; for one event loop."""
+    """Serves one event loop."""
 
     def __init__(self, most: int = MOST_DECODED_BYTES) -> None:
         self._most = most
@@ -53,11 +53,10 @@ class DecodeGate:
         self._queue: deque[tuple[_DecodingVisit, int, asyncio.Future[None]]] = deque()
 
     def visit(self, largest: int | None) -> _DecodingVisit:
-        """Return a context that counts what a visit decodes; ``largest`` bounds one sample."""
+        """``largest`` bounds one sample."""
         return _DecodingVisit(self, largest)
 
     async def reserve(self, one: _DecodingVisit, nbytes: int) -> None:
-        """Return once a visit may decode ``nbytes`` more."""
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((one, nbytes, came))
         self._let_in()
@@ -69,7 +68,6 @@ class DecodeGate:
                 self._let_in()
 
     def correct(self, one: _DecodingVisit, nbytes: int) -> None:
-        """Note that a visit holds ``nbytes`` now."""
         if one.ended:
             return
         self._held += nbytes - one.held
@@ -93,7 +91,6 @@ class DecodeGate:
             came.set_result(None)
 
     def _next(self) -> tuple[_DecodingVisit, int, asyncio.Future[None]] | None:
-        """Return the next to go on: one that already holds bytes, else the first if it fits."""
         for entry in self._queue:
             if entry[0].held or entry[0].ended:
                 return entry
@@ -102,13 +99,12 @@ class DecodeGate:
 
 
 async def reserve_decoded(nbytes: int) -> None:
-    """Return once this visit may decode ``nbytes``; at once where no visit is counted."""
+    """Return at once where no visit is counted."""
     if (one := _current_visit.get()) is not None:
         await one.gate.reserve(one, nbytes)
 
 
 def correct_decoded(nbytes: int, before: int) -> None:
-    """Note that the decoded bytes are ``nbytes``, and not the ``before`` that were reserved."""
     if (one := _current_visit.get()) is not None:
         one.gate.correct(one, max(0, one.held + nbytes - before))
 
@@ -125,15 +121,13 @@ def refuse_large_sample(nbytes: int, key: str) -> None:
 
 
 class ByteSemaphore:
-    """Admits callers while their counts fit into ``most``."""
-
     def __init__(self, most: int) -> None:
         self._free = most
         self._changed = threading.Condition()
 
     @contextmanager
     def hold(self, count: int) -> Iterator[None]:
-        """Hold ``count`` of the semaphore, at most all of it."""
+        """Hold ``count``, or the whole semaphore if that is less."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= count)
             self._free -= count
@@ -150,7 +144,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The values that were used last, up to ``most`` bytes; ``on_evict`` gets each of the others."""
+    """Holds about ``most`` bytes of values, and gives each that it drops to ``on_evict``."""
 
     def __init__(self, most: int, on_evict: Callable[[V], None] = lambda _: None) -> None:
         self._most = most
@@ -166,7 +160,6 @@ class LruCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, nbytes: int) -> None:
-        """Keep a value of about ``nbytes``, and drop the least recently used ones for it."""
         self._bytes -= self._values.pop(key, (None, 0))[1]
         self._values[key] = (value, nbytes)
         self._bytes += nbytes
@@ -186,10 +179,9 @@ class LruCache(Generic[K, V]):
 
 
 class SingleFlightCache(Generic[K, V]):
-    """A cache of what is fetched once; concurrent callers wait for the first one's result.
+    """Concurrent callers wait for the first, because visits to one object begin together.
 
-    Visits to one object begin together and all need its header. If the first caller fails or is
-    cancelled, the next one fetches itself.
+    If the first caller fails or is cancelled, the next one fetches itself.
     """
 
     def __init__(self, most: int) -> None:
@@ -200,7 +192,7 @@ class SingleFlightCache(Generic[K, V]):
         return self._kept.get(key)
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """Return the value of a key; ``load`` fetches it and says about how many bytes it takes."""
+        """``load`` returns the value and about how many bytes it takes."""
         if (known := self._kept.get(key)) is not None:
             return known
         lock = self._asking.setdefault(key, asyncio.Lock())

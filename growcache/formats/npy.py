@@ -91,7 +91,6 @@ class NpyRowsFormat(RowsFormat):
 
 
 async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:
-    """Return the header of an object, mostly by one read of ``probe`` bytes."""
     head = await reader.read(0, probe)
     if (end := npy_header_end(head, reader.entry)) > memoryview(head).nbytes:
         head = await reader.read(0, end)
@@ -99,7 +98,7 @@ async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeade
 
 
 def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
-    """Return the header at the start of ``data``; nothing is executed or unpickled."""
+    """Nothing is executed or unpickled."""
     view = memoryview(data)
     end = npy_header_end(view, entry)
     try:
@@ -183,7 +182,7 @@ def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
 
 
 def row_layout(header: NpyHeader, entry: Entry) -> RowLayout:
-    """Return where the rows of an array are; refuse one whose rows are not contiguous."""
+    """Refuse an array whose rows are not contiguous."""
     if not header.shape:
         raise FormatError(
             f"{entry.key}: expected an array with an axis 0, found a single value"
@@ -203,18 +202,6 @@ def row_layout(header: NpyHeader, entry: Entry) -> RowLayout:
 
 
 def open_npy(options: Mapping[str, Any]) -> NpyWholeFormat | NpyRowsFormat:
-    """Return the format.
-
-    Options:
-        axis: 0: each row is a sample. Without axis and window the object is one sample.
-        window: rows of one sample, along axis 0.
-        stride: rows from one window to the next; the window by default.
-        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
-        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("npy", options, _OPTIONS)
     grid = grid_option(options)
     return NpyWholeFormat() if grid is None else NpyRowsFormat(grid)

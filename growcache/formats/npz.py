@@ -63,7 +63,6 @@ class ZipMember:
 async def read_members(
     reader: ObjectReader, fields: tuple[str, ...] | None
 ) -> dict[str, ZipMember]:
-    """Return the members by their fields, mostly by one small read of the end."""
     infos, start = await _read_directory(reader)
     members = {
         name.removesuffix(".npy"): member
@@ -74,7 +73,6 @@ async def read_members(
 
 
 async def _read_directory(reader: ObjectReader) -> tuple[list[zipfile.ZipInfo], int]:
-    """Return the rows of the archive's directory, and where it begins."""
     entry, length = reader.entry, _TAIL_BYTES
     while length <= _MOST_TAIL_BYTES:
         start = max(0, entry.size - length)
@@ -107,7 +105,7 @@ async def _no_archive_error(reader: ObjectReader, error: Exception) -> FormatErr
 def _checked_members(
     infos: Sequence[zipfile.ZipInfo], directory: int, key: str
 ) -> dict[str, ZipMember]:
-    """Return the members by name; refuse what zipfile does not look at."""
+    """Refuse what zipfile does not look at."""
     if len(infos) > _MOST_MEMBERS:
         raise FormatError(
             f"{key}: expected at most {_MOST_MEMBERS:,} arrays in an archive, found {len(infos):,}"
@@ -161,7 +159,7 @@ def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
 
 
 def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
-    """Return a member's bytes, checked; ``data`` is [start, stop) of the member."""
+    """Check a member and return its bytes; ``data`` is its [start, stop)."""
     first = member_data_start(bytes(data[: _LOCAL_HEADER.size]), member, key) - member.start
     found = data[first : first + member.packed]
     if member.method == zipfile.ZIP_DEFLATED:
@@ -184,7 +182,6 @@ _WHOLE_BYTES = 1 << 16  # bytes; such an object is fetched whole rather than in 
 
 
 async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> dict[str, Array]:
-    """Return the arrays of an archive: those named, or all."""
     entry = reader.entry
     if fields is None or entry.size <= _WHOLE_BYTES:
         whole = memoryview(await read_whole(reader)).cast("B")
@@ -225,7 +222,6 @@ def _member_array(data: memoryview, member: ZipMember, entry: Entry) -> Array:
 
 
 def member_entry(entry: Entry, member: ZipMember) -> Entry:
-    """Return an entry that stands for a member, for errors and its size."""
     return replace(entry, key=f"{entry.key}: {member.name}", size=member.size)
 
 
@@ -236,8 +232,6 @@ _KEPT_MEMBER_BYTES = 500  # bytes that a member takes of these
 
 
 class NpzWholeFormat(ObjectFormat):
-    """An object is one sample, with the arrays of the archive as fields."""
-
     def __init__(self, fields: tuple[str, ...] | None) -> None:
         self._fields = fields
 
@@ -247,8 +241,6 @@ class NpzWholeFormat(ObjectFormat):
 
 
 class NpzWholeRowsFormat(ObjectFormat):
-    """An object is as many samples as its arrays have rows; it is read whole."""
-
     def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
         self._fields = fields
         self._grid = grid
@@ -271,7 +263,7 @@ class NpzWholeRowsFormat(ObjectFormat):
 
 
 class NpzRowsFormat(RowsFormat):
-    """Rows of arrays that are not compressed, read by byte range."""
+    """Arrays must not be compressed."""
 
     def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
         super().__init__(grid, _KEPT_BYTES)
@@ -323,19 +315,6 @@ async def _member_layout(reader: ObjectReader, member: ZipMember) -> RowLayout:
 
 
 def open_npz(options: Mapping[str, Any]) -> NpzWholeFormat | NpzWholeRowsFormat | NpzRowsFormat:
-    """Return the format.
-
-    Options:
-        fields: names of the arrays to take; all by default.
-        axis: 0: row i of each array together is a sample. Without axis and window the object
-            is one sample.
-        window, stride, edge, phase: as with format npy.
-        read: ``range``: rows are read by byte range; ``whole``: each object is read whole, as
-            compressed ones must be, and all its rows are samples.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("npz", options, _OPTIONS)
     fields = names_option("fields", options.get("fields"), "names of arrays")
     by_range = choice_option(options, "read", ("range", "whole"), "range") == "range"

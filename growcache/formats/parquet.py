@@ -64,10 +64,10 @@ class ParquetFooter:
         return range(self.starts[group], self.starts[group + 1])
 
     def check(self, group: int, entry: Entry) -> None:
-        """Let Arrow check the description of a row group in a way that raises where it is damaged.
+        """Raise where the description of a row group is damaged.
 
-        To ask its metadata for a column would end the process. To begin to read a column checks the
-        same description and raises; the read itself may fail, because nothing was fetched.
+        Arrow would end the process if its metadata were asked for a column. To begin to read a
+        column checks the same and raises; the read itself may fail, as nothing was fetched.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -83,10 +83,7 @@ class ParquetFooter:
         self.checked_groups.add(group)
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
-        """Return the decoded size of the columns of a row group that was checked.
-
-        A dictionary's value counts once, however many rows have it.
-        """
+        """Return the decoded size, in which a dictionary's value counts once."""
         metadata = self.metadata.row_group(group)
         nbytes = sum(
             metadata.column(leaf).total_uncompressed_size for leaf in self.column_numbers
@@ -99,10 +96,10 @@ class ParquetFooter:
         return max(0, int(nbytes))
 
     def dictionary_columns(self, group: int) -> list[str]:
-        """Return the columns of text and bytes to be read as a dictionary and indices.
+        """Return the columns that are read as a dictionary and indices.
 
-        Many rows may share one long value, which would otherwise be copied for each. In columns of many
-        bytes Arrow would have to look for equal values, which takes long.
+        Many rows may share one long value, which would otherwise be copied for each. Columns of
+        many bytes are left out, because Arrow would take long to look for equal values.
         """
         metadata = self.metadata.row_group(group)
         columns = [metadata.column(leaf) for leaf in self.column_numbers]
@@ -116,7 +113,7 @@ class ParquetFooter:
         ]
 
     def batch_rows(self, group: int) -> int:
-        """Return the rows to decode at once: few where each may have one long value."""
+        """Few where each row may have one long value."""
         if not self.variable:
             return _BATCH_ROWS
         metadata = self.metadata.row_group(group)
@@ -128,7 +125,6 @@ class ParquetFooter:
         )
 
     def ranges(self, group: int, entry: Entry) -> list[tuple[int, int]]:
-        """Return the byte ranges of the columns of a row group that was checked."""
         metadata = self.metadata.row_group(group)
         slack = (
             _OLD_WRITER_BYTES if str(self.metadata.created_by).startswith("parquet-mr") else 0
@@ -153,8 +149,6 @@ class ParquetFooter:
 
 
 class FooterCache:
-    """Reads footers, each once for all visits; ``columns`` None means all."""
-
     def __init__(self, columns: tuple[str, ...] | None) -> None:
         self._columns = columns
         self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
@@ -169,7 +163,6 @@ class FooterCache:
         return await self._known.get(reader.entry, ask)
 
     async def footer_bytes(self, reader: ObjectReader) -> bytes:
-        """Return the end of a file, from its footer on; mostly by one read."""
         size, key = reader.entry.size, reader.entry.key
         first = max(0, size - self._tail)
         tail = bytes(memoryview(await reader.read(first, size)))
@@ -227,7 +220,7 @@ def _chosen_columns(
 
 
 def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tuple[int, ...]:
-    """Return the numbers of the stored columns; a struct has several."""
+    """Return the numbers of the stored columns, several for a struct."""
     found: list[int] = []
     at = 0
     for one in schema:
@@ -246,7 +239,6 @@ def _width(type_: Any) -> int:
 
 @contextmanager
 def parquet_errors(entry: Entry) -> Iterator[None]:
-    """Raise FormatError instead of any error that a damaged file makes Arrow raise."""
     try:
         yield
     except FormatError:
@@ -300,17 +292,14 @@ ColumnValues = tuple[Sequence[Any] | Array, Array]
 
 
 def column_bytes(array: Any) -> int:
-    """Return the bytes of a column's rows, without those that all rows of a file may share."""
+    """Leave out the bytes that all rows of a file may share."""
     import pyarrow as pa
 
     return int((array.indices if pa.types.is_dictionary(array.type) else array).nbytes)
 
 
 def column_values(name: str, array: Any) -> ColumnValues:
-    """Return the rows of a column.
-
-    Null is NaN among floating point numbers. Elsewhere such rows are marked as without value.
-    """
+    """Null is NaN among floats; elsewhere such rows are marked as without value."""
     import pyarrow as pa
 
     kind, type_ = column_kind(array.type), array.type
@@ -334,7 +323,6 @@ def column_values(name: str, array: Any) -> ColumnValues:
 
 
 def _dictionary_values(name: str, array: Any) -> ColumnValues:
-    """Return the rows of a column of which many may have one long value."""
     absent = array.is_null().to_numpy(zero_copy_only=False)
     at = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
     if int(_lengths(array.dictionary, at).sum()) <= _COPIED_BYTES:
@@ -403,7 +391,7 @@ def _list_values(name: str, array: Any) -> ColumnValues:
 
 
 def _inner_values(name: str, array: Any) -> tuple[Array, Array]:
-    """Return the values of all lists as one array, and which of its first axis are null."""
+    """Return the values of all lists, and which rows of them are null."""
     values, missing = column_values(name, array)
     assert isinstance(values, np.ndarray)
     return values, missing
@@ -549,16 +537,6 @@ def _decode_batches(image: FetchedRanges, footer: ParquetFooter, group: int) -> 
 
 
 def open_parquet(options: Mapping[str, Any]) -> ParquetFormat:
-    """Return the format.
-
-    Options:
-        columns: names of those that are fields; all by default.
-        nulls: rows with a null that cannot be NaN are left out: ``error`` says so in a hole,
-            ``drop`` says nothing.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be meant, or no pyarrow.
-    """
     refuse_unknown_options("parquet", options, _OPTIONS)
     columns = options.get("columns")
     columns = names_option("columns", [columns] if isinstance(columns, str) else columns)

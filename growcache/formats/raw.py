@@ -29,8 +29,6 @@ _BYTES_OPTIONS = ("decode",)
 
 
 class BytesFormat(ItemsFormat):
-    """The object's bytes as field ``data``, or decoded by a user's function."""
-
     def __init__(self, code: UserCode | None) -> None:
         super().__init__(code)
         self.ranged = False
@@ -47,16 +45,6 @@ class BytesFormat(ItemsFormat):
 
 
 def open_bytes(options: Mapping[str, Any]) -> BytesFormat:
-    """Return the format.
-
-    Options:
-        decode: ``package.module:function`` of ``data``, and ``key`` if it takes it, that
-            returns the sample; None to leave the object out. It runs in threads of the
-            samplers, several at once.
-
-    Raises:
-        ConfigError: an unknown option, or a function that cannot be loaded.
-    """
     refuse_unknown_options("bytes", options, _BYTES_OPTIONS)
     return BytesFormat(decode_option(options)[1])
 
@@ -67,7 +55,7 @@ _RAW_OPTIONS = (
 
 
 class RawFormat(ObjectFormat):
-    """Rows of one dtype and shape behind ``offset`` bytes; an incomplete last row is left out."""
+    """An incomplete last row is left out."""
 
     ranged = True
 
@@ -97,21 +85,6 @@ class RawFormat(ObjectFormat):
 
 
 def open_raw(options: Mapping[str, Any]) -> RawFormat:
-    """Return the format.
-
-    Options:
-        dtype: with byte order, as in ``<i2``; ``=`` and no order mean little-endian.
-        shape: of one row; a number, or a list of them. Default: a single value.
-        offset: bytes before the first row.
-        channels: which elements of the row's first axis to keep.
-        window: rows of one sample; without it each row is a sample.
-        stride: rows from one window to the next; the window by default.
-        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
-        phase: ``random``: the grid of windows starts elsewhere in each pass; ``zero``.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("raw", options, _RAW_OPTIONS)
     shape = _shape_option(options.get("shape", ()))
     grid = replace(

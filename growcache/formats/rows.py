@@ -54,8 +54,6 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """Which runs of rows are samples."""
-
     window: int | None = None  # rows of one sample; None: single rows, without an axis for them
     stride: int = 1  # rows from one start to the next
     pad: bool = False  # whether windows beyond the last row are kept, filled with zeros
@@ -75,7 +73,6 @@ class SampleGrid:
         return replace(self, random_phase=False)
 
     def possible(self, rows: int) -> int:
-        """Return the number of rows at which a sample can start."""
         return rows if self.pad else max(0, rows - self.length + 1)
 
     def starts(self, rows: int, phase: int) -> range:
@@ -84,8 +81,8 @@ class SampleGrid:
     def phase(self, rows: int, visit: Visit, key: str) -> int:
         """Return where the grid starts in this pass.
 
-        Uniform over the stride, so that every possible start is equally likely. Uniform over the
-        possible starts where those are fewer, so that a short object is not passed over.
+        Uniform over the stride, so every possible start is equally likely; or over the possible
+        starts if those are fewer, so a short object is not passed over.
         """
         choices = min(self.stride, self.possible(rows))
         if not self.random_phase or choices < 2:
@@ -102,8 +99,6 @@ class SampleGrid:
 
 
 class RowsFormat(ObjectFormat):
-    """Rows or windows of the arrays of an object, read by byte range; each array is a field."""
-
     ranged = header_first = True
 
     def __init__(self, grid: SampleGrid, kept_bytes: int) -> None:
@@ -139,7 +134,7 @@ class RowsFormat(ObjectFormat):
 
 
 def zip_fields(fields: Mapping[str, SamplesWithOrigins]) -> SamplesWithOrigins:
-    """Return samples of several fields from the samples ``x`` of each."""
+    """Each field's samples have one field ``x``."""
     if list(fields) == ["x"]:
         return fields["x"]
     return [
@@ -149,7 +144,6 @@ def zip_fields(fields: Mapping[str, SamplesWithOrigins]) -> SamplesWithOrigins:
 
 
 def _summed_layout(located: Mapping[str, RowLayout]) -> RowLayout:
-    """Return rows as long as those of all fields together."""
     row = sum(rows.row_bytes for rows in located.values())
     return RowLayout(0, next(iter(located.values())).count, (row,), np.dtype("u1"))
 
@@ -183,7 +177,7 @@ def wanted_starts(
 async def read_rows(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples that begin at these rows, as field ``x``."""
+    """Return the samples that begin at ``wanted``, as field ``x``."""
     runs = runs_of_starts(
         wanted, grid.length, max(1, _READ_ALONG_BYTES // max(1, rows.row_bytes))
     )
@@ -194,7 +188,7 @@ async def read_rows(
 def _refuse_too_much(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
 ) -> None:
-    """Refuse what a sampler cannot hold, because rows may be longer than in the first object."""
+    """Rows may be longer than in the first object."""
     stride = min(grid.stride, grid.length)  # overlapping windows are read once
     length = min(rows.count, stride * max(0, len(wanted) - 1) + grid.length)
     padded = grid.length if grid.pad and wanted else 0
@@ -207,7 +201,7 @@ def _refuse_too_much(
 
 
 def runs_of_starts(starts: Sequence[int], length: int, gap: int) -> list[list[int]]:
-    """Return the starts in groups whose windows are at most ``gap`` rows apart."""
+    """Group starts whose windows are at most ``gap`` rows apart."""
     runs: list[list[int]] = []
     for start in starts:
         if runs and start - (runs[-1][-1] + length) <= gap:
@@ -237,10 +231,7 @@ def cut_samples(
     first: int = 0,
     count: int | None = None,
 ) -> list[tuple[Sample, int, int]]:
-    """Return the samples that begin at rows ``starts``.
-
-    ``values`` are rows of an array of ``count`` rows, from row ``first`` on.
-    """
+    """``values`` are rows of an array of ``count`` rows, from row ``first`` on."""
     end = len(values) if count is None else count
     return [
         ({"x": cut_window(values, start - first, grid)}, start, min(start + grid.length, end))
@@ -261,16 +252,13 @@ def cut_window(values: Array, at: int, grid: SampleGrid) -> Array:
 
 
 def native_order(values: Array) -> Array:
-    """Return the array little-endian and in C order, itself if it is."""
-    if (
-        _IS_LITTLE_ENDIAN and values.dtype.isnative and values.flags.c_contiguous
-    ):  # nearly all are
+    # Nearly all arrays are.
+    if _IS_LITTLE_ENDIAN and values.dtype.isnative and values.flags.c_contiguous:
         return values
     return np.asarray(values, values.dtype.newbyteorder("<"), order="C")
 
 
 def grid_option(options: Mapping[str, Any]) -> SampleGrid | None:
-    """Return the grid of ``axis``, ``window``, ``stride``, ``edge`` and ``phase``; None: no rows."""
     axis = options.get("axis")
     if axis not in (None, 0) or isinstance(axis, bool):
         raise ConfigError(f"source.options.axis: only 0 can be read by range, found {axis!r}")
@@ -286,7 +274,6 @@ def grid_option(options: Mapping[str, Any]) -> SampleGrid | None:
 
 
 def window_option(options: Mapping[str, Any], phase: str) -> SampleGrid:
-    """Return the grid of ``window``, ``stride``, ``edge`` and ``phase``, whose default is given."""
     window = integer_option(options, "window", 1)
     return SampleGrid(
         window,

@@ -47,7 +47,7 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
 
 def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Value:
-    """Return the value of a member by its extension: ``seg.png`` is a PNG; others are bytes."""
+    """Only the last part of ``ext`` counts: ``seg.png`` is a PNG."""
     kind = ext.rpartition(".")[2]
     try:
         if kind in IMAGE_EXTENSIONS and images:
@@ -149,7 +149,6 @@ class TarFormat(ItemsFormat):
         return sum(sample.stop - sample.start for sample in found) / len(found)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """An origin is a range of the bytes, unpacked ones."""
         refuse_empty_object(reader)
         key = reader.entry.key
         errors: list[FormatError] = []
@@ -200,7 +199,6 @@ class TarFormat(ItemsFormat):
 
 
 def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[str, bytes]:
-    """Return the bytes of a sample's wanted members by their extensions."""
     found: dict[str, bytes] = {}
     for member, content in zip(packed.members, packed.contents, strict=True):
         if fields is not None and member.ext not in fields:
@@ -228,21 +226,6 @@ def _samples_or_raise(found: TarSamples) -> list[TarSample]:
 
 
 def open_tar(options: Mapping[str, Any]) -> TarFormat:
-    """Return the format.
-
-    Options:
-        fields: which members of a sample, by their extensions, and ``__key__``; all by default.
-        decode: ``extension``: arrays, texts and numbers by it, images as they are; ``images``:
-            these as uint8 [height, width, 3], too; ``none``: all as bytes; or
-            ``package.module:function`` of ``data``, the bytes by extension with ``__key__``, and
-            ``key`` of the object if it takes it, that returns the sample, None for none.
-        index: true: where samples begin is found out by walking over all headers of an object
-            first. For members that are tar archives, and for archives put together.
-        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("tar", options, _OPTIONS)
     index = bool_option(options, "index")
     decode, code = decode_option(options, ("extension", "images", "none"))

@@ -1,11 +1,10 @@
 """Find the samples of a tar archive in a byte range, or by an index of all headers.
 
 A sample is a run of members with the same key. It belongs to the byte range in which the member
-*before* it begins, and the first sample to the first range, so that no range needs to know a
-key from the range before. The first member of a range is found by the checksum of its header.
-Headers with long names or attributes precede the header of a member and may begin in the range
-before; then the member begins there. An archive inside a member can imitate a header;
-`SampleOffsets` reads such archives by walking over all headers.
+*before* it begins, and the first sample to the first range, so that no range needs a key from
+the range before. The first member of a range is found by the checksum of its header. A member
+with a long name or attributes begins with their headers, which may be in the range before. An
+archive inside a member can imitate a header; `SampleOffsets` walks over all headers instead.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TarHeader:
 
 
 def padded(size: int) -> int:
-    """Return how many bytes content of a size takes.
+    """Return a size in whole blocks.
 
     >>> padded(0), padded(1), padded(512)
     (0, 512, 512)
@@ -61,7 +60,6 @@ def padded(size: int) -> int:
 
 
 def parse_tar_header(block: bytes) -> TarHeader | None:
-    """Return the header in a block; None where its checksum is not that of a header."""
     if len(block) < TAR_BLOCK or not _has_right_checksum(block):
         return None
     size = _header_number(block[124:136])
@@ -79,7 +77,6 @@ def parse_tar_header(block: bytes) -> TarHeader | None:
 
 
 def is_header(view: memoryview, at: int) -> bool:
-    """Whether a block is a header; quick where it is none."""
     if at + TAR_BLOCK > len(view) or view[at + 155] not in b" \0":
         return False
     return parse_tar_header(bytes(view[at : at + TAR_BLOCK])) is not None
@@ -123,10 +120,12 @@ def pax_records(data: Buffer) -> dict[bytes, bytes] | None:
 
 
 def sample_key_and_extension(name: str) -> tuple[str, str] | None:
-    """Return a sample's key and the extension; None: such a file belongs to no sample.
+    """None: a file that belongs to no sample.
 
-    >>> sample_key_and_extension("train/a.b/0001.seg.PNG"), sample_key_and_extension("a/.hidden"), sample_key_and_extension("README")
-    (('train/a.b/0001', 'seg.png'), None, None)
+    >>> sample_key_and_extension("train/a.b/0001.seg.PNG")
+    ('train/a.b/0001', 'seg.png')
+    >>> sample_key_and_extension("a/.hidden"), sample_key_and_extension("README")
+    (None, None)
     """
     found = _SAMPLE_NAME.fullmatch(name)
     if found is None or not found[2] or _META_NAME.match(name.partition("/")[0]):
@@ -159,8 +158,6 @@ class TarMember:
 
 @dataclass(slots=True)
 class _Extensions:
-    """What the headers before that of a member say about it."""
-
     name: bytes | None = None
     size: int | None = None
     sparse: bool = False
@@ -170,13 +167,7 @@ class _Extensions:
 async def member_at(
     fetch: ReadBytes, entry: Entry, at: int, *, certain: bool
 ) -> TarMember | None:
-    """Return the member whose headers begin at ``at``, or after zeros there; None: no member.
-
-    ``certain`` says that this is not the content of another member.
-
-    Raises:
-        NoMemberError: something else is there.
-    """
+    """``certain``: not the content of another member. None: the archive ends."""
     start = await _past_zeros(fetch, entry, at, certain)
     if start is None:
         return None
@@ -203,7 +194,6 @@ async def _read_header(fetch: ReadBytes, entry: Entry, at: int) -> TarHeader:
 
 
 async def _past_zeros(fetch: ReadBytes, entry: Entry, at: int, certain: bool) -> int | None:
-    """Return where the zeros at ``at`` end; None where the object ends with them."""
     first = at
     while at < entry.size:
         block = await fetch(at, at + TAR_BLOCK)
@@ -245,11 +235,10 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
 
 
 async def _past_map(fetch: ReadBytes, header: TarHeader, at: int) -> int:
-    """Return where the content begins: a sparse file's map may take several blocks."""
+    """A sparse file's map may take several blocks."""
     at += TAR_BLOCK
-    for _ in range(
-        _MOST_MAP_BLOCKS if header.map_continues else 0
-    ):  # the chain breaks behind a longer one
+    # The chain breaks after a longer map.
+    for _ in range(_MOST_MAP_BLOCKS if header.map_continues else 0):
         block = await fetch(at, at + TAR_BLOCK)
         at += TAR_BLOCK
         if len(block) < TAR_BLOCK or not block[504]:
@@ -306,17 +295,14 @@ class SliceReader:
 
 
 def block_start_before(start: int, nbytes: int) -> int:
-    """Return the start of the archive's block that is ``nbytes`` before a position; at least 0."""
     return max(0, start // TAR_BLOCK * TAR_BLOCK - nbytes)
 
 
 async def first_member(window: GrowingSlice, entry: Entry, start: int, stop: int) -> int | None:
-    """Return where the first member in [start, stop) begins, with its first header.
+    """Return where the first headers of the first member in [start, stop) begin.
 
-    ``window`` reaches from ``block_start_before(start, LOOK_BEHIND_BYTES)`` to ``stop``, and may grow.
-
-    Raises:
-        NoMemberError: it begins before, and does not end well.
+    ``window`` reaches from ``block_start_before(start, LOOK_BEHIND_BYTES)`` to ``stop`` and may
+    grow.
     """
     for at in range(padded(start), stop, TAR_BLOCK):
         if is_header(window.view, at - window.start):
@@ -340,7 +326,7 @@ async def _first_header(window: GrowingSlice, at: int, least: int) -> int:
 
 
 async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | None:
-    """Return where an extension header of the one here is, not before ``least``."""
+    """Return where the extension header of the header at ``at`` is, not before ``least``."""
     found = _nearest_header(window, at)
     if found is None and least < window.start and _may_have_extension(window, at):
         await window.extend_back_to(least)
@@ -364,8 +350,8 @@ def _nearest_header(window: GrowingSlice, at: int) -> tuple[int, TarHeader] | No
 def _may_have_extension(window: GrowingSlice, at: int) -> bool:
     """Whether the bytes before a position, without a header, can end an extension.
 
-    A long name has zeros only behind it, and attributes are lines. The content of members mostly
-    has zeros and ends otherwise, so that no more must be read.
+    A long name has zeros only at its end, and attributes are lines. The content of members
+    mostly has zeros and ends otherwise, so nothing more need be read.
     """
     if at - window.start >= MOST_EXTENSION_BYTES:
         return False
@@ -397,15 +383,11 @@ class TarSample:
 
 @dataclass(frozen=True, slots=True)
 class TarSamples:
-    """The samples of a block, and the error that ended the search, if any."""
-
     samples: list[TarSample]
-    error: NoMemberError | None = None
+    error: NoMemberError | None = None  # ended the search
 
 
 class SampleScan:
-    """Finds samples by byte range; learns how long they are, to read as little as it can."""
-
     def __init__(self) -> None:
         self._ahead = 1 << 15  # behind a block; no result depends on it
 
@@ -511,8 +493,6 @@ def _look_alike_error(
 
 
 class SampleOffsets:
-    """Walks from header to header of an object, and keeps the offsets of its samples."""
-
     def __init__(self) -> None:
         self._known: SingleFlightCache[Entry, npt.NDArray[np.int64]] = SingleFlightCache(
             _KEPT_BYTES
@@ -539,7 +519,6 @@ class SampleOffsets:
         return found
 
     async def samples_in(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
-        """Return the samples that begin in [start, stop)."""
         known = await self.offsets(reader)
         first, last = np.searchsorted(known[:, 0], [start, stop]).tolist()
         if first == last:
@@ -554,7 +533,6 @@ class SampleOffsets:
 async def _members(
     fetch: ReadBytes, entry: Entry, at: int, stop: int
 ) -> AsyncIterator[TarMember]:
-    """Yield the members with a key that begin in [at, stop), from one's begin on."""
     while at < stop and (member := await member_at(fetch, entry, at, certain=True)) is not None:
         at = member.stop
         if member.key is not None:
@@ -595,6 +573,6 @@ async def all_samples(reader: ObjectReader) -> TarSamples:
 
 
 def refuse_empty_object(reader: ObjectReader) -> None:
-    """Refuse an object without a byte, because an archive ends with zeros."""
+    """An archive ends with zeros."""
     if not reader.entry.size:
         raise FormatError(f"{reader.entry.key}: expected a tar archive, found no bytes")

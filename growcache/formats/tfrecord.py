@@ -97,7 +97,6 @@ def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def _count_fields(data: memoryview, path: Sequence[int]) -> int:
-    """Return the number of fields of a message, and of those below them on the path."""
     count = 0
     for number, content in _message_fields(data):
         count += 1
@@ -110,10 +109,7 @@ def _count_fields(data: memoryview, path: Sequence[int]) -> int:
 
 @functools.cache
 def _example_class() -> Any:
-    """Return the class of tf.train.Example, from a descriptor pool of its own.
-
-    TensorFlow registers the same names in the default pool, where a second registration fails.
-    """
+    """Uses its own descriptor pool, because TensorFlow has these names in the default one."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     file = text_format.Parse(_EXAMPLE_FILE, descriptor_pb2.FileDescriptorProto())
@@ -199,7 +195,6 @@ def _cast(values: Array, wanted: np.dtype[Any]) -> Array:
 
 
 def value_of_feature(feature: Feature) -> Value:
-    """Return a single value as itself, any other number of values as an array."""
     if isinstance(feature, list):
         return _single_bytes(feature)
     return feature[0:1].reshape(()) if len(feature) == 1 else feature
@@ -283,7 +278,6 @@ class TFRecordFormat(ItemsFormat):
         return sum(record.stop - record.start for record in found) / len(found)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """An origin is a range of the bytes, unpacked ones."""
         if not self.ranged:
             records = take_some(await self._all(reader), visit, reader.entry.key)
         else:
@@ -317,21 +311,6 @@ class TFRecordFormat(ItemsFormat):
 
 
 def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:
-    """Return the format.
-
-    Options:
-        decode: ``example``: a record is a tf.train.Example, and its features are the fields;
-            ``none``: the record is field ``data``; or ``package.module:function`` of ``data``,
-            and ``key`` if it takes it, that returns the sample, None for none.
-        features: which; a list of names, or a mapping of names to a dtype or [dtype, size, …],
-            which bytes are read as, too. Without it all.
-        index: true: where records begin is found out by walking over all heads of an object
-            first. For records that are themselves TFRecord files, and for large ones.
-        compression: ``auto`` (by the endings in source.url), ``none``, ``gzip``, ``zlib``, ``zstd``.
-
-    Raises:
-        ConfigError: an unknown option, or a value that cannot be meant.
-    """
     refuse_unknown_options("tfrecord", options, _OPTIONS)
     index = bool_option(options, "index")
     wishes = features_option(options.get("features"))

@@ -1,10 +1,9 @@
 """Find the records of a TFRecord file in a byte range, which owns the records that start in it.
 
 A record is found by the checksum of its length and by the chain of records that follows. Bytes
-inside a record may look like records, for example a TFRecord file stored in a record, but such
-a chain breaks where the record ends. So the result is right if no record is longer than the
-range. A longer record that contains look-alikes is refused; `RecordOffsets` reads such files by
-walking over all heads.
+inside a record may look like records, as in a TFRecord file stored in a record, but such a
+chain breaks where the record ends. So the result is right if no record is longer than the
+range. A longer record with look-alikes is refused; `RecordOffsets` walks over all heads.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _SCAN_BYTES = 1 << 16  # bytes that are looked at together
 
 
 def record_length_at(data: memoryview, at: int) -> int | None:
-    """Return the length in the head of a record; None: it is no head."""
     head = data[at : at + RECORD_HEAD_BYTES]
     if (
         head.nbytes < RECORD_HEAD_BYTES
@@ -48,7 +46,6 @@ def masked_crc(data: memoryview) -> int:
 
 
 def find_heads(data: memoryview, start: int, stop: int, most: int) -> Iterator[int]:
-    """Yield the positions in [start, stop) of heads of records of at most ``most`` bytes."""
     stop = min(stop, data.nbytes - RECORD_HEAD_BYTES + 1)
     for at in range(start, stop, _SCAN_BYTES):
         end = min(at + _SCAN_BYTES, stop)
@@ -62,7 +59,6 @@ def find_heads(data: memoryview, start: int, stop: int, most: int) -> Iterator[i
 
 
 def _with_right_checksum(part: Array, places: Array, most: int) -> Array:
-    """Return the positions of lengths that are followed by their checksum."""
     words = part[places[:, None] + np.arange(RECORD_HEAD_BYTES)]
     lengths = words[:, :8].copy().view("<u8")[:, 0]
     crcs = np.full(len(places), 0xFFFFFFFF, np.uint32)
@@ -76,7 +72,6 @@ def _with_right_checksum(part: Array, places: Array, most: int) -> Array:
 
 
 def _crc_table() -> npt.NDArray[np.uint32]:
-    """Return the CRC32C step of each byte."""
     crcs = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         crcs = np.where(
@@ -110,13 +105,10 @@ class BrokenChainError(Exception):
 
 
 class RecordScan:
-    """Finds and reads records; learns how long they are, to read as little as it can."""
-
     def __init__(self) -> None:
         self._ahead = ReadAhead(1 << 14, RECORD_HEAD_BYTES, _MOST_READ_AHEAD)
 
     async def records_in(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
-        """Return the records whose heads are in [start, stop) of an object."""
         if start >= stop:
             return []
         if reader.entry.size <= READ_WHOLE_BYTES or not start:
@@ -132,7 +124,7 @@ class RecordScan:
     async def _certain(
         self, reader: ObjectReader, window: GrowingSlice, stop: int
     ) -> list[Record]:
-        """Return the records from the first one of the object on."""
+        """Start at the object's first record."""
         try:
             return await self._learnt(reader, window, 0, stop)
         except BrokenChainError as error:
@@ -141,7 +133,7 @@ class RecordScan:
     async def _found(
         self, reader: ObjectReader, window: GrowingSlice, stop: int
     ) -> list[Record]:
-        """Return the records from the first unbroken chain on."""
+        """Start at the first unbroken chain."""
         entry, first = reader.entry, window.start
         broken: int | None = None
         while (at := _next_head(window, entry, first, stop)) is not None:
@@ -196,7 +188,6 @@ async def read_chain(
 
     Raises:
         BrokenChainError: one of them, or what follows the last, is none.
-        FormatError: a record is longer than a sampler can hold.
     """
     entry = reader.entry
     records: list[Record] = []
@@ -258,8 +249,6 @@ def no_record_error(entry: Entry, at: int, window: GrowingSlice) -> FormatError:
 
 
 class RecordOffsets:
-    """Walks from head to head of an object, and keeps the offsets of its records."""
-
     def __init__(self) -> None:
         self._known: SingleFlightCache[Entry, npt.NDArray[np.int64]] = SingleFlightCache(
             _KEPT_BYTES
@@ -291,7 +280,6 @@ class RecordOffsets:
         yield entry.size
 
     async def records_in(self, reader: ObjectReader, start: int, stop: int) -> list[Record]:
-        """Return the records whose heads are in [start, stop) of an object."""
         heads = await self.offsets(reader)
         first, last = np.searchsorted(heads[:-1], [start, stop]).tolist()
         if first == last:

@@ -1,7 +1,4 @@
-"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``.
-
-The user's functions are synchronous and run in threads, next to the sampler's event loop.
-"""
+"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class ObjectFile(SeekableFile):
         self._ahead = _FIRST_READ_AHEAD
 
     def readinto(self, buffer: Buffer) -> int:
-        """Fill the buffer as far as the object goes; return how many bytes were read."""
         into = memoryview(buffer).cast("B")
         wanted = min(len(into), max(0, self.size - self._at))
         done = 0
@@ -64,7 +60,7 @@ class ObjectFile(SeekableFile):
         return done
 
     def _window(self, wanted: int) -> memoryview:
-        """Return bytes from the position on, at least one and at most ``wanted``."""
+        """Return at least one and at most ``wanted`` bytes from the position on."""
         end = self._start + len(self._held)
         if not self._start <= self._at < end:
             follows = self._at == end
@@ -155,8 +151,6 @@ class UserStore:
 
 
 class _KnownObjects:
-    """Objects that were looked up by key; a second read needs no second look-up."""
-
     _MOST = 4096  # some 300 bytes each
 
     def __init__(self) -> None:
@@ -176,7 +170,7 @@ class _KnownObjects:
 
 
 class UserReadFormat(ObjectFormat):
-    """``read(object, rng)``: an object is one part, whatever samples the function yields."""
+    """``read(object, rng)``: an object is one part."""
 
     def __init__(self, code: UserCode) -> None:
         self._code = code
@@ -265,15 +259,8 @@ class UserSampleFormat(ObjectFormat):
 def open_user(name: str, options: Mapping[str, Any]) -> UserReadFormat | UserSampleFormat:
     """Return the format that a function or class of the user's is.
 
-    Args:
-        name: ``package.module:function``. It takes ``object`` (and ``rng``) and returns an
-            iterable of samples, or ``store`` (and ``rng``) and returns one sample, None for
-            no sample. It runs in threads of the samplers, several at once.
-        options: arguments of a class, which is made once per sampler; keyword arguments of
-            a function.
-
-    Raises:
-        ConfigError: it cannot be loaded, or takes neither or both.
+    It takes ``object`` and maybe ``rng`` and returns an iterable of samples, or ``store`` and
+    maybe ``rng`` and returns one sample or None. A class is made once per sampler.
     """
     code = load_code(name, options, PARAMETERS, ("source.format", "source.options"))
     takes = set(code.parameters) & {"object", "store"}

@@ -1,7 +1,6 @@
 """Zarr versions 2 and 3: rows or windows of an array whose chunks are the listed objects.
 
-A visit draws a chunk, and the chunk owns the windows that start in it. Listed objects that are
-no chunks own nothing.
+A chunk owns the windows that start in it. Listed objects that are no chunks own nothing.
 """
 
 from __future__ import annotations
@@ -177,8 +176,6 @@ _SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
 
 
 class _ZarrField(FieldArray):
-    """The rows of an array, for one visit."""
-
     def __init__(
         self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
     ) -> None:
@@ -222,8 +219,6 @@ class _ZarrField(FieldArray):
 
 
 class ZarrFormat(ObjectFormat):
-    """An object is a chunk of an array; the windows that start in it are its samples."""
-
     def __init__(self, grid: SampleGrid, beside: Mapping[str, str]) -> None:
         self._grid = grid
         self._beside = beside
@@ -237,7 +232,6 @@ class ZarrFormat(ObjectFormat):
         return Measure(max(1.0, reader.entry.size / max(1, samples)), 0, samples)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """An origin is rows of the array."""
         found = await self._owned(reader, visit, self._grid)
         if found is None:
             return []
@@ -251,14 +245,12 @@ class ZarrFormat(ObjectFormat):
         return await read_owned_windows(series, self._grid, visit, reader.entry, starts)
 
     async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
-        """Return the folder and the metadata of a chunk's array; None where the key is no chunk."""
         located = await self._located(reader)
         return None if located is None else located[:2]
 
     async def _owned(
         self, reader: ObjectReader, visit: Visit, grid: SampleGrid
     ) -> tuple[str, ZarrMetadata, range] | None:
-        """Return the array of a chunk, and the starts of the windows that it owns."""
         located = await self._located(reader)
         if located is None:
             return None
@@ -299,7 +291,7 @@ class ZarrFormat(ObjectFormat):
 async def _metadata_or_error(
     reader: ObjectReader, root: str
 ) -> tuple[ZarrMetadata | FormatError, int]:
-    """Return the metadata of an array or its error, and 1 as its size."""
+    """Return an error as a value, which is kept like one; each array has size 1."""
     try:
         return await _fetch_metadata(reader, root), 1
     except FormatError as error:
@@ -355,26 +347,12 @@ def _folder(key: str, end: int) -> str:
 
 
 def _sibling_folder(root: str, path: str) -> str:
-    """Return the folder of an array next to another; never outside the folder of both."""
+    """Return a folder inside ``root``, wherever ``path`` points."""
     inside = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
     return f"{root}/{inside}/" if root else f"{inside}/"
 
 
 def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
-    """Return the format.
-
-    Options:
-        axis: 0: each row is a sample. This or window must be given.
-        window: rows of one sample, along axis 0.
-        stride: rows from one window to the next; the window by default.
-        edge: ``drop`` or ``pad`` (with zeros) windows that reach past the end.
-        phase: ``zero``: windows start at row 0; ``random``: elsewhere in each pass.
-        beside: other arrays of equal length in the same group, as a list of names or as
-            ``{field: name}``; their rows are fields of the same samples.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be meant, or no numcodecs.
-    """
     refuse_unknown_options("zarr", options, _OPTIONS)
     grid = grid_option(options)
     if grid is None:

@@ -24,7 +24,7 @@ _MOST_COUNT = 1 << 31  # of units that one step of a date spans
 
 
 def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[Any]:
-    """Return the dtype ``name`` of NumPy with the rest in ``state``; ``spend`` counts fields."""
+    """``spend`` counts fields."""
     version, order, inner, names, fields, size, _alignment, flags, *more = state
     if version not in (3, 4) or order not in ("<", ">", "|", "="):
         raise ValueError

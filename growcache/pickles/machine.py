@@ -23,8 +23,8 @@ _DICTS = (dict, OrderedDict, defaultdict)
 class Machine:
     """The position in a pickle, the stack, and the remaining budget.
 
-    Everything on the stack was made here or in `makers`. Only the functions of `makers.CALLS` are
-    called, and no object's attributes are read or set.
+    Everything on the stack was made here or in `makers`. Only the functions of `makers.CALLS`
+    are called, and no object's attributes are read or set.
     """
 
     __slots__ = (
@@ -92,7 +92,6 @@ class Machine:
         self.stack.append(made)
 
     def build(self) -> None:
-        """Give an array or dtype its state, which completes it."""
         state = self.stack.pop()
         unfinished = self.stack.pop()
         if type(unfinished) is not Unfinished:

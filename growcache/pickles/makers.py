@@ -1,8 +1,7 @@
 """Everything that a pickle may name, what is made for it, and which keys it may hash.
 
 Python hashes text with a secret, but numbers and tuples by public rules. So keys are checked: a
-pickle could otherwise contain a million keys that collide, or nested tuples that take for ever
-to hash.
+pickle could contain a million keys that collide, or nested tuples that take forever to hash.
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ _HARMLESS_KINDS = (bool, float, type(None))
 
 
 class KeyChecker:
-    """Counts what one pickle hashes."""
-
     __slots__ = ("_tuples",)
 
     def __init__(self) -> None:
         self._tuples = 0
 
     def check(self, key: object) -> None:
-        """Refuse a key that may take long to hash or to compare."""
         kind = type(key)
         if (kind is str or kind is bytes) and len(key) <= MOST_TEXT:  # type: ignore[arg-type]
             return
@@ -79,10 +75,9 @@ _SHOWN = 100  # characters of a name
 
 
 class CopyBudget:
-    """The bytes and items that calls may copy: twice each byte of a sound pickle at most.
+    """The bytes and items that calls may copy, twice each byte of a sound pickle at most.
 
-    Two bytes can use a memoized value again, so without a bound every few bytes of a pickle could
-    ask for a copy of its largest value.
+    Two bytes can use a memoized value again, so a pickle could ask for endless copies of it.
     """
 
     __slots__ = ("_left",)
@@ -91,7 +86,6 @@ class CopyBudget:
         self._left = 2 * size + _SLACK
 
     def spend(self, count: int) -> None:
-        """Count what is about to be copied."""
         self._left -= count
         if self._left < 0:
             raise FormatError("a pickle uses the same values over and over; refused")
@@ -99,7 +93,7 @@ class CopyBudget:
 
 @dataclass(slots=True)
 class Unfinished:
-    """An array or dtype that its state, which comes next, completes."""
+    """Its state, which comes next, completes it."""
 
     finish: Callable[[Any, CopyBudget], object]  # makes the value of its state
     places: list[int] = field(default_factory=list)  # its memo numbers
@@ -250,7 +244,6 @@ def _frombuffer(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker
 
 
 def _array(shape: Any, dtype: Any, raw: Any, order: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array over the bytes, if size and shape fit."""
     if type(raw) is str:  # Python 2's bytes
         raw = raw.encode("latin-1")
     if not isinstance(dtype, np.dtype) or type(raw) not in (bytes, bytearray):

@@ -148,7 +148,7 @@ def _byte(m: Machine) -> None:
 
 
 def _fixed(form: str) -> Callable[[Machine], None]:
-    """Return the step that reads one number (by far the most frequent, so without detours)."""
+    """By far the most frequent step, so without detours."""
     packed = struct.Struct(form)
     unpack, size = packed.unpack_from, packed.size
 
@@ -284,7 +284,7 @@ _OTHER_KINDS = (
 
 
 def interpret(data: bytes) -> object:
-    """Return the value of the pickle, without recursion."""
+    """Does not recurse, because a pickle may nest to any depth."""
     machine, steps = Machine(data), OPCODES
     try:
         while (code := data[machine.at]) != _STOP:
