@@ -1,14 +1,4 @@
-"""The supervisor's side of a cache directory: open, commit, evict.
-
-One `Cache` exists per directory (`supervisor.lock`), in one thread of the supervisor. Each part
-owns its state:
-
-    ShardTable     the shards on disk, with their sums
-    SpaceAccount          the bound: bytes used, reserved and free
-    IndexWriter    the index, kept within its budget, written on a full disk too
-    CacheMeta      identity, editions, the highest group issued, completeness
-    Committer      incoming files become live shards
-    ShardRemover   reads the leases, retires live shards, deletes those that no lease holds
+"""The supervisor's side of a cache directory: one `Cache` per directory, in one thread.
 
 A crash between any two steps leaves litter, never a row without its files:
 
@@ -77,18 +67,7 @@ class Cache:
         *,
         takeover_seconds: float = 10.0,
     ) -> Cache:
-        """Open or create the cache at ``root`` and recover from a crash.
-
-        Args:
-            root: the directory.
-            config: its bound and rules.
-            takeover_seconds: how long to wait for the samplers of a supervisor that died.
-
-        Raises:
-            CacheBusyError: another supervisor, or samplers of a dead one, use it.
-            CachePathError: a network file system, or a path that cannot be written.
-            CacheFullError: the disk has no room for an index.
-        """
+        """Open or create the cache at ``root`` and recover from a crash. May raise CacheError."""
         layout = CacheLayout(root)
         if not config.allow_network_filesystem:
             refuse_network(layout.root)
@@ -133,10 +112,7 @@ class Cache:
             self._lock.close()
 
     def require_in_place(self, error: Exception | None = None) -> None:
-        """Raise CacheGoneError if the directory, its lock or its index was moved or replaced.
-
-        Or if ``error`` says that another file of the cache is missing.
-        """
+        """Raise CacheGoneError if the directory, or a file of it, was moved or replaced."""
         self._directory.require(error)
 
     def __enter__(self) -> Cache:
@@ -148,10 +124,7 @@ class Cache:
     # What the cache is of
 
     def record_bytes(self, schema: Schema, sample_bytes: float | None = None) -> int:
-        """Return the bytes of one sample in a shard. May raise FormatError.
-
-        ``sample_bytes`` is the mean size of the values where samples differ in size.
-        """
+        """Return the bytes of one sample in a shard; ``sample_bytes`` is the mean of ragged ones."""
         values = schema.nbytes if sample_bytes is None else sample_bytes
         return int(CACHE_FORMATS[self._config.format].record_bytes(schema, values))
 
@@ -189,7 +162,6 @@ class Cache:
         return known_holes(self.layout, rows, self.index_writer.index.holes())
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
-        """Return the groups below ``groups`` with a shard that was never committed."""
         stop = groups * group_shards
         missing = set(range(stop)) - self.index_writer.index.known(0, stop)
         return sorted({number // group_shards for number in missing})
@@ -209,11 +181,9 @@ class Cache:
 
     @property
     def shrinking(self) -> bool:
-        """Whether more is used or reserved than `max_bytes` allows."""
         return self.space.in_force > self.space.max_bytes or self.space.left() < 0
 
     def adopt_settings(self, config: CacheConfig) -> None:
-        """Apply changed ``max_bytes``, ``min_free`` and ``max_reuse``."""
         self._config = config
         if int(config.max_bytes) != self.max_bytes:  # first: it may be the cure of a full disk
             self.max_bytes = int(config.max_bytes)
@@ -229,11 +199,10 @@ class Cache:
         return self.space.left()
 
     def bytes_left_for_shards(self) -> int:
-        """Return the bytes that may still be reserved: `bytes_left` without `listing_ahead`."""
+        """Return `bytes_left` without `listing_ahead`."""
         return self.space.left_for_shards()
 
     def free_disk_ok(self) -> bool:
-        """Whether the disk has its ``min_free``, regardless of the bound."""
         free, total = free_disk_bytes(self.layout)
         return free >= min_free_bytes(self._config.min_free, total)
 
@@ -257,16 +226,11 @@ class Cache:
         self.space.release(permit)
 
     def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardTableRow]:
-        """Make written shards live, all or none, and release the permit's reservation.
+        """Make written shards live, all or none; return the rows of the new ones.
 
-        Returns the rows of the new shards. Shards that were committed before stay as they are,
-        because a group is filled again when one of its shards is missing. A shard that was evicted
-        comes back if a lease names its digest; with another digest its refetch is refused.
-
-        Raises:
-            CorruptShardError: the files do not match their sidecars.
-            FingerprintError: they are of another configuration.
-            CacheFullError: no room on the disk for the rows; the files are removed.
+        Shards that were committed before stay as they are, because a group is filled again when one
+        of its shards is missing. A shard that was evicted comes back if a lease names its digest;
+        with another digest its refetch is refused. CacheFullError: the files are removed.
         """
         identity = self.meta.identity
         rows, merits = self._committer.commit(
@@ -300,14 +264,13 @@ class Cache:
         )
 
     def poll_leases(self, now: float) -> None:
-        """Read the leases: count uses of finished ones, delete retired shards that none holds."""
+        """Count uses of finished leases; delete retired shards that none holds."""
         try:
             self.remover.poll(now)
         finally:  # a full disk keeps no lowered bound from taking effect
             self.space.settle()
 
     def candidates(self) -> list[Candidate]:
-        """Return the live shards as the eviction policies see them, oldest first."""
         return self.remover.candidates()
 
     def retire(self, numbers: Iterable[int]) -> None:
@@ -321,7 +284,6 @@ class Cache:
     # Shards that are wished for
 
     def never_committed(self, numbers: Sequence[int]) -> list[int]:
-        """Return those of a group's ascending shard numbers that were never committed."""
         known = self._committer.known(numbers)
         return [number for number in numbers if number not in known]
 
@@ -344,7 +306,6 @@ class Cache:
         )
 
     def maintain(self) -> None:
-        """Bring index and log back within their budget, and restore the ballast."""
         self.index_writer.maintain()
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:

@@ -4,9 +4,8 @@ A check takes no lease and no lock, so a running supervisor is not held up. A pr
 believed only when the index, asked again, still calls the shard live.
 
 Each step of a repair may be cut short and be done again. Small files come first, because they are
-enough to make an index; then the index, in one transaction; last, damaged shards leave their place.
-They are set aside where the next start sweeps them, because a shard that is drawn again is the same
-byte for byte. Readers that have them mapped keep their maps.
+enough to make an index; then the index; last, damaged shards are set aside where the next start sweeps
+them. A shard that is drawn again is the same byte for byte. Readers keep their maps of the old file.
 """
 
 from __future__ import annotations
@@ -73,19 +72,10 @@ Severity: TypeAlias = Literal["error", "info", "mended"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of a cache.
-
-    Attributes:
-        severity: ``info``: the next start clears it up by itself. ``mended``: a repaired error.
-        shard: its number, where the problem is of one shard.
-        message: what was expected and what was found.
-        mendable: whether ``--repair`` puts it right.
-    """
-
-    severity: Severity
-    shard: int | None
-    message: str
-    mendable: bool = False
+    severity: Severity  # "info": the next start clears it up; "mended": a repaired error
+    shard: int | None  # if the problem is of one shard
+    message: str  # what was expected and what was found
+    mendable: bool = False  # by --repair
 
 
 def survey_identity(
@@ -184,13 +174,7 @@ class CacheSurvey:
 
 
 def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -> list[Finding]:
-    """Return every problem, after reading every byte of every live shard.
-
-    ``on_shard`` is called with (done, all) after each shard.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-    """
+    """Return every problem, after reading every byte of every live shard. CacheMissingError: no cache."""
     layout = CacheLayout(root)
     require_cache(layout)
     stopped = not is_locked(layout.supervisor_lock)
@@ -201,10 +185,7 @@ def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -
 def survey_cache(
     layout: CacheLayout, on_shard: ShardProgress | None, *, stopped: bool
 ) -> CacheSurvey:
-    """Read the whole cache.
-
-    ``stopped``: no supervisor changes it meanwhile, so all shards on disk are read, not only live ones.
-    """
+    """Read the whole cache. ``stopped``: no supervisor, so all shards on disk are read, not only live ones."""
     contents, findings = _index_contents(layout)
     identity, more = survey_identity(layout, contents)
     findings += more
@@ -264,7 +245,6 @@ def _still_live(
     rows: Mapping[int, ShardTableRow],
     problems: Mapping[int, Sequence[str]],
 ) -> dict[int, Sequence[str]]:
-    """Return the problems of shards that were not evicted while they were read."""
     if not problems:
         return {}
     now = {row.number: row.seq for row in read_index(layout.root).shards}
@@ -283,15 +263,7 @@ SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
 def repair(
     root: str | os.PathLike[str], on_shard: ShardProgress | None = None
 ) -> list[Finding]:
-    """Repair a cache that no supervisor uses; return the problems and what became of them.
-
-    ``on_shard`` is called with (done, all) after each shard.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-        CacheBusyError: a supervisor uses it.
-        CacheFullError: the disk has no room for an index.
-    """
+    """Repair a cache that no supervisor uses; return the problems and what became of them."""
     layout = CacheLayout(root)
     require_cache(layout)
     adopt(layout)

@@ -1,12 +1,8 @@
 """The directory itself: whether it is a cache, whether it is still in place, and how it is emptied.
 
-A folder becomes a cache when it is empty, when it has our marker, or when something in it shows by a
-checksum that growcache wrote it. Any other folder stays as it is. The marker is durable before the
-folder gets its second entry, so a crash at any moment leaves an empty folder or a marked one.
-
-A supervisor goes on with the files that it has open when its folder is removed, moved or replaced.
-It checks regularly, because no reader would see what it writes then, and what it writes by path
-would go into another folder.
+A folder becomes a cache when it is empty, has our marker, or something in it shows by a checksum
+that growcache wrote it. Any other folder stays as it is. The marker is durable before the folder
+gets its second entry, so a crash leaves an empty folder or a marked one.
 """
 
 from __future__ import annotations
@@ -72,11 +68,7 @@ _LOCK_KEYS = {"host", "pid", "command"}
 
 
 def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
-    """Make the folder a cache, durably.
-
-    ``any_owner``: its directories may belong to others, as on network file systems.
-    CachePathError: it belongs to somebody else or cannot be used; nothing was written into it.
-    """
+    """Make the folder a cache, durably. CachePathError: it is another's; nothing was written into it."""
     try:
         _refuse_long_path(layout)
         _make_root(layout.root)
@@ -93,7 +85,7 @@ def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
 
 
 def is_cache(layout: CacheLayout) -> bool:
-    """Whether growcache made the folder, by marker or contents. CachePathError: a later version made it."""
+    """Whether growcache made the folder. CachePathError: a later version made it."""
     version = read_marker(layout)
     if version is not None and version > LAYOUT_VERSION:
         raise newer_layout_error(layout, version)
@@ -239,9 +231,10 @@ def _make_directory(directory: Path) -> None:
 
 
 class OpenDirectory:
-    """The cache directory, its lock and its index, as the supervisor has them open.
+    """The directory, its lock and its index, as the supervisor has them open.
 
-    The open descriptor keeps the directory's inode number from being given to another one.
+    The supervisor goes on with its open files when the directory is moved or replaced, where no
+    reader sees them. The descriptor keeps the directory's inode number from another one.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -252,7 +245,7 @@ class OpenDirectory:
     def require(self, error: Exception | None = None) -> None:
         """Raise CacheGoneError if one of them, or the file that ``error`` misses, is not in its place.
 
-        Whoever removes the directory may be at a file that is neither the first nor the last.
+        A removal may be at a file that is neither the first nor the last.
         """
         if not self.in_place:
             raise CacheGoneError(
@@ -297,17 +290,16 @@ def _is_same_file(path: Path, known: os.stat_result) -> bool:
 
 
 def clear_cache(layout: CacheLayout) -> None:
-    """Delete everything but marker and locks; a crash leaves all or nothing.
+    """Delete everything but marker, locks and foreign files; a crash leaves all or nothing.
 
     Shards on disk are taken over, because they describe themselves. So a note that they are not
-    wanted is written first and removed last; who finds it continues the deletion. Foreign files stay.
+    wanted is written first and removed last, and the next start continues the deletion.
     """
     write_atomic(layout.clearing, b"")
     finish_clear(layout)
 
 
 def finish_clear(layout: CacheLayout) -> None:
-    """Finish a deletion that a crash cut short."""
     if not layout.clearing.exists():
         return
     with open_root(layout) as root:
@@ -342,11 +334,7 @@ SAMPLERS_GRACE_SECONDS = (
 
 
 def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
-    """Return the supervisor's lock, once no sampler of an earlier supervisor lives.
-
-    ``samplers_seconds``: how long to wait for samplers that cannot be ended from here.
-    CacheBusyError: another process has the cache.
-    """
+    """Return the supervisor's lock, once no sampler of an earlier supervisor lives, or raise CacheBusyError."""
     before = lock_holder(layout.supervisor_lock)
     try:
         lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)
@@ -364,7 +352,7 @@ def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str,
     """Wait for the samplers of a dead supervisor to end, and kill those that hang.
 
     They end by themselves within milliseconds. One that does not is stopped or in a call that never
-    returns; its files are worth nothing, and no supervisor can start while it lives.
+    returns; its files are worth nothing.
     """
     path = layout.samplers_lock
     began = time.monotonic()
@@ -400,7 +388,6 @@ def _hung_samplers_message(
 
 
 def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
-    """Return the error of a cache with a supervisor, which may be stopped by a signal."""
     who = lock_holder(layout.supervisor_lock)
     pid, host = who.get("pid", "?"), who.get("host", "?")
     told = f"the cache at {layout.root} is in use by pid {pid} on {host} ({who.get('command', '?')})"

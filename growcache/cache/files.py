@@ -24,7 +24,6 @@ def is_full_disk(error: OSError) -> bool:
 
 @contextmanager
 def naming_full_disk(what: str) -> Iterator[None]:
-    """Turn the operating system's errors of a full disk into CacheFullError."""
     try:
         yield
     except OSError as error:
@@ -39,7 +38,6 @@ CHECKSUM = "crc32c"
 
 
 def checksummed_json(values: dict[str, Any]) -> bytes:
-    """Return the bytes of a JSON file with its checksum."""
     sealed = {CHECKSUM: _checksum(values), **values}
     return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
@@ -89,7 +87,7 @@ LAYOUT_VERSION = 1
 
 
 class _LayoutPath:
-    """The path of one name in a cache directory, made on first use: making all took a tenth of a snapshot."""
+    """The path of one name, made on first use: making all took a tenth of a snapshot."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -104,20 +102,10 @@ class _LayoutPath:
 
 
 class CacheLayout:
-    """The paths of one cache.
-
-    Attributes:
-        root: the cache directory.
-        shards: live and retired shards, each with its sidecar.
-        incoming: shards being written or removed; swept at every start.
-        leases: one file per snapshot that a reader holds.
-        marker: marks the folder as a cache; the first file that is written into it.
-    """
-
     marker = _LayoutPath(MARKER)
-    shards = _LayoutPath("shards")
-    incoming = _LayoutPath("incoming")
-    leases = _LayoutPath("leases")
+    shards = _LayoutPath("shards")  # live and retired, each with its sidecar
+    incoming = _LayoutPath("incoming")  # shards being written or removed; swept at every start
+    leases = _LayoutPath("leases")  # one file per snapshot that a reader holds
     index = _LayoutPath("index.sqlite")
     catalog = _LayoutPath("catalog.bin")
     supervisor_lock = _LayoutPath("supervisor.lock")
@@ -156,7 +144,6 @@ class CacheLayout:
         return self.shards / f"{number:08d}{SIDECAR}"
 
     def incoming_path(self, permit: str, number: int, suffix: str) -> Path:
-        """Return where a sampler writes a shard under this permit (suffix with its dot)."""
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
     def require(self) -> None:
@@ -239,7 +226,6 @@ def make_directory(directory: Path) -> None:
 
 
 def shard_number(path: Path) -> int | None:
-    """Return the shard number in a file's name; None for other names."""
     return shard_number_in(path.name)
 
 
@@ -297,7 +283,6 @@ def whole_blocks(size: int) -> int:
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames and unlinks in the directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -333,7 +318,6 @@ def _temporary_file(path: Path) -> Iterator[Path]:
 
 
 def file_system_of(path: Path) -> str:
-    """Return the type of the path's file system, as mountinfo names it."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:

@@ -61,63 +61,35 @@ STAGE_OPEN, STAGE_CLOSED, STAGE_SETTLED = b"\0", b"\1", b"\2"
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What the lease of one rank says to the other ranks of its job.
+    """What the lease of one rank says to the other ranks of its job."""
 
-    Attributes:
-        run: names one start of the job; a restarted job has another.
-        walk: ordinal of the walk within the run.
-        pass_number: the pass that the lease is for.
-        rank: of its reader, among those that share the cache; 0 leads.
-        ranks: how many share the cache.
-        follows: name of the lease of rank 0 that this one copies; empty for rank 0.
-        settings: arguments that must be equal on all ranks, by name.
-    """
-
-    run: str
-    walk: int
+    run: str  # names one start of the job
+    walk: int  # ordinal within the run
     pass_number: int
-    rank: int
-    ranks: int
-    follows: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    rank: int  # among those that share the cache; 0 leads
+    ranks: int  # that share the cache
+    follows: str = ""  # the lease of rank 0 that this one copies
+    settings: Mapping[str, Any] = field(default_factory=dict)  # must be equal on all ranks
 
 
 @dataclass(frozen=True)  # without slots, because of its cached property
 class LeaseView:
-    """A lease as others see it at one moment.
+    """A lease as others see it at one moment."""
 
-    Attributes:
-        name: of the file, without suffix.
-        job: whose uses it counts for.
-        host: where its reader runs or ran.
-        pid: of the reader; for messages only.
-        command: of the reader.
-        created: wall time.
-        open: whether its reader lives and holds it.
-        closed: whether the reader ended it in good order.
-        numbers: its shards, ascending.
-        states: one of HELD, MAPPED, READ, DROPPED, BEGUN per shard.
-        wishes: digests of the shards to refetch, by number.
-        settled: whether all that it holds is present, as `growcache.loading.resume` proves; for
-            rank 0, also whether the other ranks may copy its list.
-        ranks: what it says to other ranks of its job; None without ranks.
-        counters: what its reader received; None from a reader of an earlier version.
-    """
-
-    name: str
+    name: str  # of the file, without suffix
     job: str
     host: str
-    pid: int
+    pid: int  # for messages only
     command: str
-    created: float
-    open: bool
-    closed: bool
-    numbers: tuple[int, ...]
-    states: bytes
-    wishes: Mapping[int, str] = field(default_factory=dict)
-    settled: bool = False
+    created: float  # wall time
+    open: bool  # its reader lives and holds it
+    closed: bool  # its reader ended it in good order
+    numbers: tuple[int, ...]  # of its shards, ascending
+    states: bytes  # HELD, MAPPED, READ, DROPPED or BEGUN per shard
+    wishes: Mapping[int, str] = field(default_factory=dict)  # digests to refetch, by number
+    settled: bool = False  # all are present; of rank 0: others may copy
     ranks: RankNote | None = None
-    counters: LeaseCounters | None = None
+    counters: LeaseCounters | None = None  # None from a reader of an earlier version
 
     @property
     def resumable(self) -> bool:
@@ -126,7 +98,6 @@ class LeaseView:
 
     @property
     def delivered(self) -> int | None:
-        """Samples that its loop received; None if its reader does not count them."""
         return self.counters.delivered if self.counters and self.counters.counts else None
 
     def holding(self) -> tuple[int, ...]:
@@ -147,8 +118,7 @@ class LeaseView:
     def used(self) -> tuple[int, ...]:
         """Return the shards that were read, still mapped or not.
 
-        All ranks of a job together make one use, which the lease of rank 0 counts; the leases of
-        other ranks protect, and count nothing.
+        All ranks of a job together make one use, which the lease of rank 0 counts.
         """
         if self.ranks is not None and self.ranks.rank:
             return ()
@@ -159,7 +129,6 @@ class LeaseView:
 
     @functools.cached_property
     def wishing(self) -> Mapping[int, str]:
-        """The refetches that its reader still waits for or has not read yet."""
         if not self.open or not self.wishes:
             return {}
         return {
@@ -173,7 +142,7 @@ class LeaseView:
 
 
 def protected_shards(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
-    """Return the shards that the lease protects. ``resumable``: its dead reader may come back, without its maps."""
+    """Return the shards that it protects. ``resumable``: its dead reader may come back, without its maps."""
     if lease.open:
         return lease.holding()
     return lease.unfinished() if resumable and not lease.closed else ()
@@ -188,7 +157,7 @@ def survey_leases(
 ) -> tuple[list[LeaseView], list[ForeignLease]]:
     """Return all leases that are visible now, by name, and those that cannot be read.
 
-    Leases made during the look are included. A reader that makes a new lease before it ends the
+    Leases made during the look are included: a reader that makes a new lease before it ends the
     old one could otherwise be seen with neither.
     """
     layout, found = CacheLayout(root), dict[str, LeaseView | ForeignLease | None]()
@@ -202,7 +171,7 @@ def survey_leases(
 
 
 def remove_torn_leases(layout: CacheLayout) -> None:
-    """Remove unreadable leases that no process holds: a power cut leaves such."""
+    """Remove unreadable leases that no process holds; a power cut leaves such."""
     for lease in survey_leases(layout.root)[1]:
         if not is_lease_name(lease.path.name) or lease.protects or not lease.path.is_file():
             continue
@@ -267,7 +236,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
 
 
 def split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
-    """Return the start and length of the header, and the counters. ValueError: no lease of a known version."""
+    """Return start and length of the header, and the counters. ValueError: no lease of a known version."""
     magic = data[: len(MAGIC)]
     if magic == FIRST_MAGIC:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
@@ -288,7 +257,6 @@ def _parse_counters(data: bytes) -> LeaseCounters:
 
 @functools.lru_cache(maxsize=HEADERS_KEPT)
 def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
-    """Return the attributes of the view that a header gives."""
     header: dict[str, Any] = orjson.loads(data)
     return {
         "job": _checked_text(header["job"]),
@@ -305,10 +273,7 @@ def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
 
 
 def _parse_ranges(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
-    """Return the numbers of ranges [first, count], or raise ValueError.
-
-    They are counted before they are expanded, because a damaged header may claim 10^15 shards.
-    """
+    """Return the numbers of ranges [first, count]; a damaged header may claim 10^15 shards."""
     pairs = [(_checked_number(first), _checked_number(count)) for first, count in ranges]
     if sum(count for _, count in pairs) != expected:
         raise ValueError("as many numbers as states were expected")
@@ -322,7 +287,6 @@ def _checked_number(value: object) -> int:
 
 
 def _parse_rank_note(**said: Any) -> RankNote:
-    """Return what the header says to other ranks, if its types are right."""
     note = RankNote(**said)
     for text in (note.run, note.follows):
         _checked_text(text)
@@ -356,31 +320,18 @@ _GAVE_STATE, _COUNTS = 1, 2
 
 @dataclass(slots=True)
 class LeaseCounters:
-    """What one reader received under one lease.
+    """What one reader received under one lease."""
 
-    Attributes:
-        gave_state: whether its loader gave a `state_dict()` or resumed from one, so that it may
-            come back for the rest.
-        counts: whether its reader counts at all; if not, its uses tell what was delivered.
-        progress_at: wall time of the last sample that the loop received.
-        epoch: of the loop.
-        pass_number: of the lease.
-        delivered: samples that the loop received.
-        batches: that it received.
-        waits: batches that it waited for longer than the first of `WAIT_BOUNDS`.
-        wait_seconds: without a batch, in all.
-        histogram: those waits by bucket. The first bucket is empty here, see `wait_histogram`.
-    """
-
-    gave_state: bool = False
-    counts: bool = False
-    progress_at: float = 0.0
+    gave_state: bool = False  # by state_dict(), or resumed: it may come back for the rest
+    counts: bool = False  # if not, its uses tell what was delivered
+    progress_at: float = 0.0  # wall time of the last sample that the loop received
     epoch: int = 0
     pass_number: int = 0
-    delivered: int = 0
+    delivered: int = 0  # samples that the loop received
     batches: int = 0
-    waits: int = 0
-    wait_seconds: float = 0.0
+    waits: int = 0  # batches later than the first of WAIT_BOUNDS
+    wait_seconds: float = 0.0  # without a batch, in all
+    # Of these waits; the first bucket is empty here, see wait_histogram.
     histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def receive(self, samples: int, now: float) -> None:
@@ -416,7 +367,7 @@ class LeaseCounters:
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseCounters:
-        """Return what `pack` wrote, or raise ValueError; missing fields are zero."""
+        """Return what `pack` wrote; missing fields are zero. May raise ValueError."""
         padded = data[: _FIELDS.size].ljust(_FIELDS.size, b"\0")
         fields = _FIELDS.unpack(padded)
         flags, at, epoch, pass_number, delivered, batches, waits, seconds = fields[:8]
@@ -457,23 +408,12 @@ def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
 
 @dataclass(frozen=True, slots=True)
 class ForeignLease:
-    """A lease that this process cannot read.
-
-    Attributes:
-        path: its path.
-        reason: why it cannot be read, in words.
-        uid: of its owner.
-        pid: of its holder, if the kernel tells.
-        held: whether a process holds it; None if that cannot be known here.
-        opened: whether its content could be read, and was no lease.
-    """
-
     path: Path
     reason: str
-    uid: int
-    pid: int | None
-    held: bool | None
-    opened: bool = False
+    uid: int  # of its owner
+    pid: int | None  # of its holder, if the kernel tells
+    held: bool | None  # by a process; None if unknown
+    opened: bool = False  # its content could be read, and was no lease
 
     @property
     def protects(self) -> bool:
@@ -482,7 +422,6 @@ class ForeignLease:
 
     @property
     def advice(self) -> str:
-        """What to do about it, in words."""
         if not self.protects:
             return "it protects nothing and may be removed"
         ending = "it protects all that was cached when it came, until its reader ends"
@@ -519,7 +458,6 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
 def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> ForeignLease:
-    """Return what is known of a file that was read and is no lease."""
     pid = flock_holder(status.st_ino, _proc_locks()) if held else None
     reason = (
         "its content is of another version, or damaged" if status.st_size else "it is empty"
@@ -528,7 +466,6 @@ def unreadable_lease(path: Path, status: os.stat_result, *, held: bool) -> Forei
 
 
 def lease_that_is_no_file(path: Path, status: os.stat_result) -> ForeignLease:
-    """Return what is known of an entry that is no file: no reader makes such."""
     return ForeignLease(path, _kind_of_file(status.st_mode), status.st_uid, None, False)
 
 
@@ -542,7 +479,6 @@ def _kind_of_file(mode: int) -> str:
 
 
 def foreign_leases_message(foreign: Sequence[ForeignLease]) -> str:
-    """Return in words which of them hold shards back; empty if none does."""
     holding = [lease for lease in foreign if lease.protects]
     if not holding:
         return ""

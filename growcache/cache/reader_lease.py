@@ -1,9 +1,8 @@
 """Leases, the reader's side: how a reader keeps the shards of its snapshot from being evicted.
 
 A lease is a file that its reader holds with flock, so the kernel frees it when the reader dies. It has
-one byte per shard, which the reader advances as its epoch does. It may name shards that are not in the
-cache, with their digests (`growcache.cache.shard_refetches`). The bound sets room aside for leases, so a
-reader takes the lock of their directory, and makes no lease that finds no room.
+one byte per shard, which the reader advances as its epoch does. The bound sets room aside for leases,
+so a reader takes the lock of their directory, and makes no lease that finds no room.
 
 The reader owns the file's content, the supervisor its removal. What makes the pair safe without a lock
 between them: the reader makes its lease visible, *then* reads the index again and drops what was
@@ -65,13 +64,7 @@ PAUSE_SECONDS = 0.02
 
 
 class Lease:
-    """A reader's hold on shards; it ends with `close`, garbage collection or the process.
-
-    Attributes:
-        numbers: its shards, ascending, including those to refetch.
-        wishes: the required digest of each shard to refetch.
-        path: of its file.
-    """
+    """A reader's hold on shards; it ends with `close`, garbage collection or the process."""
 
     def __init__(
         self, file: _LeaseFile, numbers: tuple[int, ...], wishes: Mapping[int, str]
@@ -98,24 +91,8 @@ class Lease:
         """Return a lease that the supervisor sees from now on.
 
         Afterwards the caller reads the index again and drops the shards that are not live any more;
-        only then may it open the others. It keeps the shards to refetch: they come, or are refused
-        (`growcache.cache.shard_refetches.refetch_outcomes`).
-
-        Args:
-            root: of the cache.
-            job: whose uses are counted.
-            numbers: the shards to protect; those of ``wishes`` are added.
-            wishes: digest by shard number, of shards to refetch. Live shards may be named too: they
-                stay live, and come back if they were just retired.
-            ranks: for the other ranks of the job.
-            max_bytes: limit of all leases together; None: no limit.
-            counters: of the reader, if it counts what it delivers.
-
-        Raises:
-            CacheError: the leases directory cannot be written, or the supervisor is too old to
-                read leases of this version.
-            LeasesFullError: other leases take all the space for leases.
-            CacheFullError: the disk has no block left.
+        only then may it open the others. It keeps those of ``wishes``, digests by number: they come or
+        are refused, and stay if they are live. LeasesFullError: more than ``max_bytes`` in all leases.
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
@@ -150,7 +127,7 @@ class Lease:
         return self.path.name.removesuffix(SUFFIX)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Release shards that were not read (retired ones, or those left out)."""
+        """Release shards that were not read."""
         self._set(numbers, DROPPED)
 
     def mark_begun(self, *numbers: int) -> None:
@@ -166,14 +143,10 @@ class Lease:
         self._file.settle()
 
     def count(self, samples: int) -> None:
-        """Count delivered samples; written a few times a second, and at the end."""
         self._file.count(samples)
 
     def keep_for_service(self) -> None:
-        """Leave the file for the next supervisor, even if none runs when it is closed.
-
-        Until then the file itself says what was used, so that limits on reuse hold without a supervisor.
-        """
+        """Leave the file for the next supervisor, so that limits on reuse hold without one."""
         self._file.kept = True
 
     def _set(self, numbers: Iterable[int], state: int) -> None:
@@ -235,7 +208,7 @@ def _give_to_owner(layout: CacheLayout, descriptor: int) -> None:
 
 
 def _leases_allocated(layout: CacheLayout) -> int:
-    """Return the bytes of all leases, including blocks that the disk has promised only."""
+    """Return the bytes of all leases, with blocks that the disk has only promised."""
     with os.scandir(layout.leases) as entries:
         paths = [entry.path for entry in entries]
     return sum(map(allocated, map(Path, paths)))
@@ -256,7 +229,6 @@ def _and_ended(number: int) -> str:
 
 
 def _refuse_old_service(layout: CacheLayout) -> None:
-    """Raise CacheError if the supervisor is too old to honour this lease."""
     told = lock_holder(layout.supervisor_lock)
     if told.get("leases", LEASES_VERSION if not told else 1) >= LEASES_VERSION:
         return
@@ -269,7 +241,6 @@ def _refuse_old_service(layout: CacheLayout) -> None:
 
 
 def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
-    """Return the error for a lease that cannot be made, with advice."""
     if is_full_disk(error):
         return CacheFullError(f"no room for a lease in {layout.leases}: {error}")
     text = f"cannot write a lease in {layout.leases}: {error.strerror}; "
@@ -361,10 +332,7 @@ class _LeaseFile:
             self._uncounted, self._counted_at = False, time.monotonic()
 
     def end_at_sigterm(self) -> None:
-        """Record that the reader ended in good order; the process dies at once.
-
-        Waits briefly for another thread that uses the file.
-        """
+        """Record a good end; waits briefly for another thread that uses the file."""
         if self._pid == os.getpid() and self._turn.acquire(timeout=PAUSE_SECONDS):
             if self._open:
                 self._note_counters()

@@ -75,8 +75,7 @@ def recover(
 ) -> tuple[list[ShardTableRow], int]:
     """Make rows and files agree; return the remaining rows and the bytes of foreign files.
 
-    Afterwards every live or retired row has its whole files, and no other file of ours is in the
-    way. CacheError: index or identity are damaged.
+    Afterwards every live or retired row has its whole files, and no other file of ours is in the way.
     """
     remove_temporary(layout)
     rows, waiting = _recovered_rows(layout, index, write)
@@ -106,7 +105,6 @@ def _recovered_rows(
 def reconcile_rows(
     layout: CacheLayout, index: IndexDatabase, write: WriteIndex
 ) -> list[ShardTableRow]:
-    """Compare rows and files; return the rows of shards that are there."""
     files = files_in_shards(layout)
     match = compare_rows(index.shards(), files)
     if match.lost or match.gone:
@@ -119,7 +117,6 @@ def reconcile_rows(
 def rebuild_index(
     layout: CacheLayout, index: IndexDatabase, write: WriteIndex, identity: Identity | None
 ) -> None:
-    """Fill a new index from the shards on disk, in one transaction."""
     if identity is None:
         write(lambda: mark_initialised(index))
         return
@@ -136,7 +133,6 @@ def rebuild_index(
 
 
 def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
-    """Write the identity from the index's copy if its file is lost or damaged."""
     copy = index.meta("identity")
     if copy is None:
         return
@@ -222,14 +218,12 @@ def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) 
 
 
 def remove_unknown_shards(layout: CacheLayout, files: Iterable[str], known: set[int]) -> None:
-    """Remove shards without a row."""
     unknown = {shard_number_in(name) for name in files if is_shard_name(name)} - known
     for number in sorted(number for number in unknown if number is not None):
         remove_shard(layout, number)
 
 
 def remove_temporary(layout: CacheLayout) -> None:
-    """Remove unfinished files of samplers, an earlier supervisor and dead readers."""
     with open_folder(layout.incoming) as incoming:
         for name in own_and_foreign_names(incoming, is_incoming_name)[0]:
             remove_entry(incoming, name)
@@ -244,7 +238,7 @@ def remove_temporary(layout: CacheLayout) -> None:
 
 
 def warn_of_foreign_files(layout: CacheLayout) -> int:
-    """Log foreign files; return the bytes of those that `Space.measure` does not count."""
+    """Log foreign files; return the bytes of those that `SpaceAccount.measure` does not count."""
     found = foreign_paths(layout)
     if found:
         names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN_FOREIGN]]
@@ -275,10 +269,7 @@ def remade_contents(
     deferrals: Deferrals,
     issued: int,
 ) -> IndexContents:
-    """Return the contents of a rebuilt index: every number counts as drawn, or is on disk.
-
-    Damaged shards are the exception: they are drawn again.
-    """
+    """Return the contents of a rebuilt index: every number counts as drawn, except of damaged shards."""
     numbers = sorted(seen.whole)
     rows = [seen.whole[number]._replace(seq=seq) for seq, number in enumerate(numbers)]
     known = sorted({*numbers, *seen.damaged})
@@ -345,7 +336,6 @@ def mark_initialised(index: IndexDatabase) -> None:
 
 
 def is_initialised(index: IndexDatabase) -> bool:
-    """Whether `mark_initialised` was called since the index was made or emptied."""
     return bool(index.meta("initialised"))
 
 

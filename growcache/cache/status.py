@@ -1,8 +1,4 @@
-"""The status of a cache, for ``growcache status``, the live view and tests.
-
-The supervisor writes ``status.json`` about twice a second. A later reader learns from the lock whether
-that supervisor still lives.
-"""
+"""What ``growcache status``, the live view and tests see; the supervisor writes ``status.json`` twice a second."""
 
 from __future__ import annotations
 
@@ -37,51 +33,29 @@ from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_in
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """A reader's hold on a snapshot.
-
-    Attributes:
-        name: of the lease.
-        job: whose uses it counts.
-        host: of the reader.
-        pid: of the reader.
-        command: of the reader.
-        age_seconds: since the snapshot was taken.
-        shards: that it still protects.
-        open: whether the reader lives.
-        seconds_left: for which the shards of a dead reader are still held; None if it lives, or
-            without a service.
-    """
+    """A reader's hold on a snapshot."""
 
     name: str
     job: str
     host: str
     pid: int
     command: str
-    age_seconds: float
-    shards: int
-    open: bool
-    seconds_left: float | None = None
+    age_seconds: float  # since the snapshot was taken
+    shards: int  # that it still protects
+    open: bool  # whether the reader lives
+    seconds_left: float | None = None  # of the hold, once the reader is dead
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignLeaseStatus:
-    """A file among the leases that cannot be read here.
-
-    Attributes:
-        name: of the file.
-        reason: why it cannot be read.
-        uid: of its owner.
-        pid: of its holder, if known.
-        held: whether a process holds it; None if unknown.
-        advice: what it keeps, and what to do about it.
-    """
+    """A file among the leases that cannot be read here."""
 
     name: str
     reason: str
-    uid: int
-    pid: int | None
-    held: bool | None
-    advice: str
+    uid: int  # of its owner
+    pid: int | None  # of its holder, if known
+    held: bool | None  # None if unknown
+    advice: str  # what it keeps, and what to do about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +68,18 @@ class WaitsStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A training job.
-
-    Attributes:
-        name: of the job.
-        delivered: samples that its loops received.
-        reuse: these, over the samples that were drawn.
-        epoch: the latest that was started.
-        pid: of its latest reader.
-        waits: for batches.
-        open: whether a reader of it lives.
-    """
-
     name: str
-    delivered: int
-    reuse: float
-    epoch: int
-    pid: int
+    delivered: int  # samples that its loops received
+    reuse: float  # these, over the samples that were drawn
+    epoch: int  # the latest that was started
+    pid: int  # of its latest reader
     waits: WaitsStatus
-    open: bool = False
+    open: bool = False  # whether a reader of it lives
 
 
 def delivered_fields(
     sums: Mapping[str, JobSums], leases: Sequence[LeaseView], totals: CacheTotals
 ) -> dict[str, Any]:
-    """Return the fields of `Status` about delivery: ``sums`` of counted leases and uncounted ``leases``."""
     delivered = totals.delivered + sum(lease.delivered or 0 for lease in leases if lease.job)
     drawn = max(1, totals.drawn)
     living = {lease.job for lease in leases if lease.open}
@@ -140,7 +101,7 @@ def delivered_fields(
 def lease_statuses(
     leases: Iterable[LeaseView], seconds_left: Mapping[str, float | None] | None = None
 ) -> list[LeaseStatus]:
-    """Return `Status.leases`: those that protect something; ``seconds_left`` is by lease, for dead readers."""
+    """Return the leases that protect something; ``seconds_left`` is by lease, for dead readers."""
     now = time.time()
     return [
         LeaseStatus(
@@ -162,7 +123,7 @@ def lease_statuses(
 def service_lease_statuses(
     leases: Iterable[LeaseView], kept: Iterable[DeadReader]
 ) -> list[LeaseStatus]:
-    """Return `Status.leases` while a service runs, which says what is held for the dead."""
+    """Return the leases, while a service runs and says what is held for dead readers."""
     dead = [
         replace(shown, shards=len(one.shards))
         for one in kept
@@ -174,7 +135,7 @@ def service_lease_statuses(
 def current_lease_statuses(
     leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
 ) -> list[LeaseStatus]:
-    """Return `Status.leases` of now; ``told`` are the service's a moment ago, which knows the dead."""
+    """Return the leases of now; only the service knows the dead readers, ``told`` is its last word."""
     shown = lease_statuses(leases)
     if not running:
         return shown
@@ -211,80 +172,45 @@ State = Literal["running", "complete", "full", "waiting", "shrinking", "stopped"
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One sampler process.
-
-    Attributes:
-        id: its place, from 0; a restarted worker keeps it.
-        pid: None while it is (re)started.
-        state: starting, idle, reading, writing, waiting, stopping, restarting.
-        permit: what it works on; None when idle.
-        parts_done: visits made for the current permit, of ``parts``.
-        parts: visits the current permit asks for.
-    """
-
-    id: int
-    pid: int | None = None
-    state: str = "starting"
-    permit: str | None = None
-    parts_done: int = 0
-    parts: int = 0
+    id: int  # its place, from 0; a restarted worker keeps it
+    pid: int | None = None  # None while it is (re)started
+    state: str = "starting"  # or idle, reading, writing, waiting, stopping, restarting
+    permit: str | None = None  # None when idle
+    parts_done: int = 0  # visits made for the current permit
+    parts: int = 0  # visits that it asks for
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """One of several sources that are mixed, as far as it is listed.
-
-    Attributes:
-        url: of it, or its URLs.
-        share: of the samples that are drawn.
-        objects: that are drawn from.
-        samples: in them, estimated.
-        rounds: how often each of its samples was drawn, on average.
-    """
+    """One of several sources that are mixed, as far as it is listed."""
 
     url: str
-    share: float
+    share: float  # of the samples that are drawn
     objects: int
-    samples: float
-    rounds: float
+    samples: float  # estimated
+    rounds: float  # how often each of its samples was drawn, on average
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetStatus:
-    """One subset of ``split``, as far as it is listed.
-
-    Attributes:
-        name: in the configuration.
-        used: whether this cache is drawn from it.
-        objects: of it.
-        groups: that its objects are of.
-        samples: estimated.
-    """
+    """One subset of ``split``, as far as it is listed."""
 
     name: str
-    used: bool
+    used: bool  # whether this cache is drawn from it
     objects: int
-    groups: int
-    samples: float
+    groups: int  # that its objects are of
+    samples: float  # estimated
 
 
 @dataclass(frozen=True, slots=True)
 class SetAsideStatus:
-    """What keeps failing while the rest of the store answers.
+    """Objects that keep failing while the rest of the store answers."""
 
-    Attributes:
-        parts: that were drawn and are in no shard yet; they come when their objects answer.
-        objects: that keep failing.
-        key: of one of them, the last that was noted.
-        reason: why it fails.
-        seconds: until the first of them is tried again.
-    """
-
-    parts: int = 0
+    parts: int = 0  # drawn, in no shard yet; they come when their objects answer
     objects: int = 0
-    key: str = ""
+    key: str = ""  # of the object that was noted last
     reason: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # until the first of them is tried again
 
     @property
     def words(self) -> str:
@@ -298,71 +224,26 @@ class SetAsideStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything that ``growcache status --json`` prints.
+    """Everything that ``growcache status --json`` prints."""
 
-    Attributes:
-        state: what the service does; ``stopped`` where no supervisor lives.
-        waiting_for: the event that lets the next permit out; None when none is awaited.
-        shards: live shards.
-        samples: samples of live shards.
-        bytes: allocated bytes of the cache directory that count against ``max_bytes``.
-        max_bytes: the bound in force; while the cache shrinks an earlier, larger one.
-        drawn: samples ever drawn into this cache.
-        population: parts of the source; None while it is being listed, or endless.
-        population_samples: estimated samples of the source.
-        coverage: distinct samples drawn over the population, 0..1.
-        evicted_samples: samples that were drawn and have been evicted.
-        holes: visits that permanently yielded nothing.
-        empty_visits: visits to objects without a sample: shorter than a window, or left out
-            by code of the user's.
-        failures: transient failures, per attempt.
-        reuse: samples delivered over samples drawn.
-        workers: living sampler processes.
-        samples_per_second: drawn lately.
-        bytes_per_second: read from the store lately.
-        leases: who holds snapshots, and for which dead readers shards are kept.
-        foreign_leases: files among the leases that cannot be read here.
-        jobs: what each training job received.
-        listing_complete: whether the source is listed to its end.
-        fingerprint: of the configuration that filled the cache.
-        target_bytes: the bound that the configuration asks for.
-        budget_bytes: the part of ``max_bytes`` kept for index, leases and ballast.
-        catalog_bytes: the part taken by the local copy of the listing.
-        retired_bytes: shards on their way out that readers still hold.
-        reserved_bytes: promised to samplers that are writing now.
-        egress_bytes: read from the store in this run.
-        full: whether eviction, or its absence, keeps the cache at its bound.
-        complete: whether the whole population is cached.
-        ramping: whether shards are still smaller than later ones will be.
-        endless: whether the user's function draws the samples, so that their number is
-            unknown.
-        wishes: shards that readers wait for and that are drawn again for them.
-        refetched_samples: samples that were drawn again because a reader wished for them.
-        subsets: of the split; none without one, or while the source is being listed.
-        sources: that are mixed; none where there is one, or while they are being listed.
-        unmatched: objects that are left out for want of labels or partners (`source.on_missing`).
-        set_aside: objects that keep failing while others answer, and the parts of theirs that wait.
-        restart_for: settings that differ in the config file, and need a restart to take effect.
-    """
-
-    state: State = "stopped"
-    waiting_for: str | None = None
-    shards: int = 0
-    samples: int = 0
-    bytes: int = 0
-    max_bytes: int = 0
-    drawn: int = 0
-    population: int | None = None
-    population_samples: float | None = None
-    coverage: float | None = None
+    state: State = "stopped"  # stopped: no supervisor lives
+    waiting_for: str | None = None  # the event that lets the next permit out
+    shards: int = 0  # live ones
+    samples: int = 0  # of live shards
+    bytes: int = 0  # allocated bytes that count against max_bytes
+    max_bytes: int = 0  # in force; while the cache shrinks an earlier, larger one
+    drawn: int = 0  # samples ever
+    population: int | None = None  # parts; None while it is being listed, or endless
+    population_samples: float | None = None  # estimated
+    coverage: float | None = None  # 0..1
     evicted_samples: int = 0
-    holes: int = 0
-    empty_visits: int = 0
-    failures: int = 0
-    reuse: float = 0.0
-    workers: int = 0
-    samples_per_second: float = 0.0
-    bytes_per_second: float = 0.0
+    holes: int = 0  # visits that permanently yielded nothing
+    empty_visits: int = 0  # objects too short for a window, or left out by a user's code
+    failures: int = 0  # transient, per attempt
+    reuse: float = 0.0  # samples delivered over samples drawn
+    workers: int = 0  # living samplers
+    samples_per_second: float = 0.0  # drawn lately
+    bytes_per_second: float = 0.0  # read from the store lately
     leases: list[LeaseStatus] = field(default_factory=list)
     listing_complete: bool = False
     fingerprint: str | None = None
@@ -375,13 +256,13 @@ class Status:
     updated_at: float | None = None
     uptime_seconds: float = 0.0
 
-    target_bytes: int = 0
-    budget_bytes: int = 0
+    target_bytes: int = 0  # the bound that the configuration asks for
+    budget_bytes: int = 0  # the part of max_bytes for index, leases and ballast
     catalog_bytes: int = 0
-    retired_bytes: int = 0
+    retired_bytes: int = 0  # on their way out, still held by readers
     retired_shards: int = 0
-    reserved_bytes: int = 0
-    egress_bytes: int = 0
+    reserved_bytes: int = 0  # promised to samplers that are writing now
+    egress_bytes: int = 0  # read from the store in this run
     delivered: int = 0
     objects: int = 0
     retries: int = 0
@@ -389,30 +270,26 @@ class Status:
     last_errors: list[str] = field(default_factory=list)
     worker_states: list[WorkerStatus] = field(default_factory=list)
     sample_bytes: int | None = None
-    full: bool = False
-    complete: bool = False
-    ramping: bool = False
-    endless: bool = False
-    wishes: int = 0
+    full: bool = False  # eviction, or its absence, keeps the cache at its bound
+    complete: bool = False  # the whole population is cached
+    ramping: bool = False  # shards are still smaller than later ones will be
+    endless: bool = False  # the user's function draws: the number of samples is unknown
+    wishes: int = 0  # shards that are refetched for readers
     refetched_samples: int = 0
-    subsets: list[SubsetStatus] = field(default_factory=list)
-    sources: list[SourceStatus] = field(default_factory=list)
-    unmatched: int = 0
+    subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, once listed
+    sources: list[SourceStatus] = field(default_factory=list)  # of several, once listed
+    unmatched: int = 0  # objects without labels or partners (source.on_missing)
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)
     jobs: list[JobStatus] = field(default_factory=list)
-    restart_for: list[str] = field(default_factory=list)
+    restart_for: list[str] = field(default_factory=list)  # changed settings
 
     def to_json(self) -> builtins.bytes:
         return orjson.dumps(self)
 
     @classmethod
     def from_json(cls, data: builtins.bytes) -> Status:
-        """Return what `to_json` wrote; fields of another version are left out.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Return what `to_json` wrote, without fields of another version. ValueError: it is damaged."""
         return _status_from_json(orjson.loads(data))
 
 
@@ -433,7 +310,6 @@ def _status_from_json(values: object) -> Status:
 
 
 def _dataclass_from_json(kind: type, values: object) -> Any:
-    """Return a dataclass of JSON values, checked against the types of its fields."""
     if type(values) is not dict:
         raise ValueError(f"expected a mapping of {kind.__name__}")
     declared = {f.name: str(f.type) for f in fields(kind)}
@@ -469,7 +345,7 @@ def write_status(root: str | os.PathLike[str], status: Status) -> None:
 
 
 def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
-    """Yield the status with ever fewer of its long lists; the rest is current."""
+    """Yield the status with ever fewer of its long lists."""
     yield status.to_json()
     status = replace(status, last_errors=status.last_errors[-1:])
     yield status.to_json()
@@ -499,7 +375,6 @@ def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
 
 
 def _read_status_file(layout: CacheLayout) -> Status:
-    """Return the file's content; nothing if it is missing or of another version."""
     for _ in range(READ_TRIES):
         try:
             return Status.from_json(layout.status.read_bytes())
@@ -541,10 +416,7 @@ def read_status(root: str | os.PathLike[str]) -> Status:
 
 
 def _silence(told: Status, now: float, *, stopped: bool) -> str:
-    """Return in words what a silent service has to do first; empty if it reports.
-
-    ``told`` is its last status, ``now`` wall time, ``stopped`` whether a signal stopped it.
-    """
+    """Return in words what a silent service has to do first; ``told`` is its last status."""
     if stopped:
         return (
             f"the service to go on: its process is stopped by a signal; let it go on with: "
@@ -580,7 +452,6 @@ def _stopped(layout: CacheLayout, told: Status, leases: Sequence[LeaseView]) -> 
 
 
 def index_fields(view: IndexView) -> dict[str, Any]:
-    """Return the fields of `Status` that the index alone gives."""
     totals = view.totals
     return {
         "shards": totals.shards,

@@ -34,8 +34,6 @@ PROC_FOLDER, CGROUP_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 class CgroupFiles(NamedTuple):
-    """File names and `memory.stat` figures of one version of control groups."""
-
     limit: str
     used: str
     file_pages: tuple[str, ...]
@@ -50,14 +48,13 @@ CGROUP_V2 = CgroupFiles("memory.max", "memory.current", ("active_file", "inactiv
 
 
 def memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
-    """Return all memory that this process could have."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (_number_in_file(where / names.limit) for where, names in _cgroups(proc, groups))
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
 def available_memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
-    """Return the memory that could be had: free memory, and page cache, which can go."""
+    """Return free memory, and page cache, which can go."""
     machine = _numbers_by_name(proc / "meminfo").get("MemAvailable:")
     # In KiB; kernels that do not say have all of it.
     found = [memory_bytes(proc, groups) if machine is None else 1024 * machine]
@@ -119,12 +116,10 @@ _PROC = Path("/proc")
 
 
 def is_process_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal; False if unknown."""
     return _process_state(pid) in STOPPED_STATES
 
 
 def is_process_running(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
     state = _process_state(pid)
     return bool(state) and state not in ENDED_STATES
 
@@ -141,7 +136,6 @@ def _process_state(pid: int) -> str:
 
 
 def process_has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file open; False if unknown."""
     with suppress(OSError):
         wanted = path.stat()
         return any(os.path.samestat(found, wanted) for found in _files_of_process(pid))
@@ -177,7 +171,6 @@ def _end_sampler(pid: int, lock: Path) -> bool:
 
 
 def _is_sampler(pid: int, lock: Path) -> bool:
-    """Whether it is a sampler of this user, of the cache with that samplers lock."""
     try:
         if (_PROC / str(pid)).stat().st_uid != os.geteuid():
             return False
@@ -208,10 +201,7 @@ _wakeup_descriptor = -1  # descriptor by which a thread is told of signals
 
 
 def at_sigterm(call: Callable[[], None]) -> None:
-    """Run an action when SIGTERM ends the process: quickly, in any state of other threads.
-
-    Last in, first out.
-    """
+    """Run an action when SIGTERM ends the process: quickly, in any state of other threads; last in, first out."""
     _sigterm_calls.insert(0, call)
 
 
@@ -226,7 +216,6 @@ def release_at_sigterm() -> None:
 
 
 def _is_caught_outside_python() -> bool:
-    """Whether the process has a handler that Python does not know of."""
     try:
         lines = PROC_STATUS.read_text().splitlines()
     except OSError:
@@ -261,7 +250,6 @@ def _end_process() -> None:
 
 
 def _start_second_thread() -> None:
-    """Let a thread hear of signals, unless another wakeup descriptor is set."""
     global _wakeup_descriptor
     told, telling = os.pipe()
     os.set_blocking(telling, False)
@@ -278,7 +266,6 @@ def _start_second_thread() -> None:
 
 
 def _end_for_main_thread(told: int) -> None:
-    """End the process if the main thread does not, while the handler is ours."""
     while numbers := os.read(told, 64):
         if signal.SIGTERM not in numbers or not _is_handler_ours():
             continue
@@ -303,10 +290,8 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class ServiceListener(Protocol):
-    """Forwards to another process why a service ended."""
-
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Called with the reason why the service on a cache, by resolved path, ended; None: it started."""
+        """Called with the reason why the service on a resolved path ended; None: it started."""
 
 
 service_listeners: WeakSet[ServiceListener] = WeakSet()
@@ -323,7 +308,6 @@ def service_failed(root: str | os.PathLike[str], reason: str) -> None:
 
 
 def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
-    """Note why the service on the cache has ended; None: one was started."""
     resolved = Path(root).resolve()
     if reason is None:
         _service_end_reasons.pop(resolved, None)
@@ -334,7 +318,6 @@ def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
 
 
 def service_end_reason(root: str | os.PathLike[str]) -> str | None:
-    """Return why the last service that this process started on the cache ended, if it did."""
     return _service_end_reasons.get(Path(root).resolve())
 
 
@@ -359,7 +342,7 @@ class DirectoryWatch:
 
 
 def watch_directory(directory: Path, told: Callable[[], None]) -> DirectoryWatch:
-    """Watch a directory, not its subdirectories; ``told`` is called in another thread at every change.
+    """Call ``told`` in another thread at every change in a directory, not its subdirectories.
 
     At the system's limit of watches nothing is reported, so the caller must poll occasionally too.
     """
