@@ -22,8 +22,6 @@ from growcache.errors import CorruptShardError, FingerprintError, IndexInDoubtEr
 
 
 class Committer:
-    """Makes written shards live, and counts them."""
-
     def __init__(
         self, layout: CacheLayout, index_writer: IndexWriter, space: SpaceAccount
     ) -> None:
@@ -43,10 +41,7 @@ class Committer:
         fingerprint: str | None,
         wishes: Mapping[int, str],
     ) -> tuple[list[ShardTableRow], WrittenShards]:
-        """Make written shards live, all or none; return the rows of the new shards and their fate.
-
-        ``fingerprint`` is the cache's; ``wishes`` are the digests of evicted shards to refetch.
-        """
+        """Make written shards live, all or none; ``wishes`` are digests of evicted shards to refetch."""
         numbers = sorted(sidecar.number for sidecar in shards)
         known = self.known(numbers)
         merits = judge_written({s.number: s.digest for s in shards}, known, wishes)
@@ -110,7 +105,6 @@ def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | N
 
 
 def _require_written(layout: CacheLayout, permit: str, sidecar: Sidecar) -> None:
-    """Raise CorruptShardError unless the permit's files have the sizes of the sidecar."""
     number, suffixes = sidecar.number, [file.suffix for file in sidecar.files]
     paths = [layout.incoming_path(permit, number, suffix) for suffix in (SIDECAR, *suffixes)]
     try:

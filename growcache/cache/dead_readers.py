@@ -40,8 +40,6 @@ class DeadReader:
 
 
 class DeadReaders:
-    """Since when each reader is dead, and the shards that are held for it."""
-
     def __init__(
         self,
         layout: CacheLayout,
@@ -65,7 +63,7 @@ class DeadReaders:
         self._dead_since = {name: before.get(name, self._now) for name in dead}
 
     def has_ended(self, lease: LeaseView) -> bool:
-        """Whether nothing is held for the lease any more: it was closed, or its reader has not come back."""
+        """Whether the lease was closed, or its reader has not come back in time."""
         if lease.open:
             return False
         if not lease.resumable or self._held.get(lease.name) == ():

@@ -5,9 +5,8 @@ yields nothing to its group. Its part is drawn later, by a *makeup group*: a gro
 own that takes nothing from the order of the draws. So a part comes once, whenever it is deferred, and
 no committed shard changes.
 
-Groups that are not makeup groups are counted through: that is their *draw number*, by which alone the
-order of the draws knows them. Holes that are *retried* are deferred afterwards: the group is filled
-without them from then on, as it was, and a makeup group looks for the object as it is by then.
+Holes that are *retried* are deferred afterwards: the group is filled without them from then on, as it
+was, and a makeup group looks for the object as it is by then.
 
 The record is written into the index and into a file, before a group without some of its visits is
 committed, and before a makeup group is issued.
@@ -31,22 +30,12 @@ _MOST = 1 << 62
 
 @dataclass(frozen=True)
 class Deferrals:
-    """The deferrals of one cache, immutable.
-
-    Attributes:
-        deferred: places that were set aside, by group.
-        retried: places that were holes and are tried again, by group.
-        makeups: by makeup group, the places whose parts it holds, each as first drawn; empty
-            where that was lost.
-        given_up: makeup groups lost with their record may hold what groups below this deferred.
-        serial: number of changes that led to it.
-    """
-
-    deferred: Places = field(default_factory=dict)
-    retried: Places = field(default_factory=dict)
+    deferred: Places = field(default_factory=dict)  # set aside, by group
+    retried: Places = field(default_factory=dict)  # holes that are tried again, by group
+    # The places of each makeup group, as first drawn; empty where that was lost.
     makeups: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
-    given_up: int = 0
-    serial: int = 0
+    given_up: int = 0  # lost makeup groups may hold what groups below this deferred
+    serial: int = 0  # number of changes that led to it
 
     # Numbers
 
@@ -55,11 +44,10 @@ class Deferrals:
         return tuple(sorted(self.makeups))
 
     def before(self, group: int) -> tuple[int, ...]:
-        """Return the makeup groups before a group."""
         return self.numbers[: bisect_left(self.numbers, group)]
 
     def draw_number(self, group: int) -> int:
-        """Return the number of groups before this one that are no makeup groups.
+        """Return the number of earlier groups that are no makeup groups; it orders the draws.
 
         >>> [Deferrals(makeups={2: (), 3: ()}).draw_number(group) for group in range(6)]
         [0, 1, 2, 2, 2, 3]
@@ -87,11 +75,10 @@ class Deferrals:
         return found
 
     def renews(self, first: Place, number: int) -> bool:
-        """Whether a place, as first drawn, was a hole before makeup group ``number``: its object may have another version by now."""
+        """Whether a place was a hole before makeup group ``number``: its object may have another version by now."""
         return self._renewed.get(first, number) < number
 
     def first_drawn(self, place: Place) -> Place:
-        """Return where the part of a place was first drawn."""
         held = self.makeups.get(place[0])
         return place if held is None else held[place[1]]
 
@@ -128,7 +115,7 @@ class Deferrals:
         return self._changed(retried=_with(self.retried, group, places))
 
     def making_up(self, number: int, places: Iterable[Place]) -> Self:
-        """Return the record with a new makeup group, above all others, for pending places. May raise ValueError."""
+        """Return the record with a makeup group, above all others, for pending places. May raise ValueError."""
         held = tuple(sorted(places))
         if number <= max(self.numbers, default=-1) or not set(held) <= set(self.pending):
             raise ValueError(f"group {number} cannot make up for {held[:5]}")
@@ -184,19 +171,12 @@ class Deferrals:
 
 @dataclass(frozen=True, slots=True)
 class ShardDeferrals:
-    """What the sidecar of one group says about deferrals.
-
-    Attributes:
-        group: its group.
-        left_out: visits counted to its shard that were deferred.
-        makeups: the makeup groups before it.
-        made_up: of a makeup group, where each visit was first drawn, and whether as a hole.
-    """
+    """What the sidecar of one group says about deferrals."""
 
     group: int
-    left_out: tuple[int, ...] = ()
-    makeups: tuple[int, ...] = ()
-    made_up: tuple[tuple[int, int, int], ...] = ()
+    left_out: tuple[int, ...] = ()  # visits counted to its shard that were deferred
+    makeups: tuple[int, ...] = ()  # makeup groups before it
+    made_up: tuple[tuple[int, int, int], ...] = ()  # first drawn: group, place; 1: a hole
 
     def __bool__(self) -> bool:
         return bool(self.left_out or self.makeups or self.made_up)
@@ -233,13 +213,11 @@ def from_shards(deferral_notes: Iterable[ShardDeferrals], last: int, issued: int
 
 
 def newest(records: Iterable[Deferrals | None]) -> Deferrals | None:
-    """Return the newest of several copies of the record; None if there is none."""
     kept = [record for record in records if record is not None and record.serial]
     return max(kept, key=lambda record: record.serial, default=None)
 
 
 def number(value: Any) -> int:
-    """Return the value if it is a natural number, else raise ValueError."""
     if type(value) is not int or not 0 <= value < _MOST:
         raise ValueError("a number that is none")
     return value

@@ -12,32 +12,20 @@ RETIRED_SHARE = 0.2
 
 
 class Candidate(NamedTuple):
-    """A live shard, as the policies see it. A tuple, because thousands are made.
-
-    Attributes:
-        number: of the shard.
-        seq: order of commit, which is the order of age.
-        allocated: bytes that its deletion would free.
-        uses: how often it was read, all jobs together.
-        min_job_uses: uses by the live job that used it least; without a live job, by the job
-            that used it most.
-        leased: whether a reader holds it.
-    """
+    """A live shard, as the policies see it. A tuple, because thousands are made."""
 
     number: int
-    seq: int
-    allocated: int
-    uses: int
-    min_job_uses: int
-    leased: bool
+    seq: int  # order of commit, which is the order of age
+    allocated: int  # bytes that its deletion would free
+    uses: int  # by all jobs together
+    min_job_uses: int  # by the live job that used it least; if none lives, that used it most
+    leased: bool  # whether a reader holds it
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionChoice:
-    """The shards to evict, and how many bytes are still missing after that."""
-
     evict: tuple[int, ...]
-    short_bytes: int
+    short_bytes: int  # still missing after that
 
 
 Order = Callable[[Sequence[Candidate], int], list[Candidate]]
@@ -76,13 +64,8 @@ def choose_evictions(
 ) -> EvictionChoice:
     """Return the first shards in the policy's order that may go and free ``need_bytes``.
 
-    Args:
-        policy: a key of `ORDERS`.
-        candidates: the live shards.
-        need_bytes: 0 or less needs nothing.
-        min_uses: a shard that some live job used less stays.
-        seed: must differ between decisions; with one order for ever, ``random`` would always evict
-            the newest shard.
+    A shard that some live job used less than ``min_uses`` stays. ``seed`` must differ between
+    decisions, because ``random`` with one order would always evict the newest shard.
     """
     ripe = [c for c in candidates if c.min_job_uses >= min_uses and not c.leased]
     return _take(ORDERS[policy](ripe, seed), need_bytes)
@@ -96,7 +79,7 @@ def choose_early_retirements(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[int, ...]:
-    """Return the shards to retire although readers hold them; arguments as for `choose_evictions`.
+    """Return the shards to retire although readers hold them.
 
     New snapshots leave retired shards out, so they become free as epochs end. Without this a
     cache whose readers always hold everything would never be refreshed. At most a fifth of
@@ -121,11 +104,11 @@ def choose_for_lower_bound(
     min_uses: int,
     seed: int = 0,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shards to evict and to retire after the bound was lowered; arguments as for `choose_evictions`.
+    """Return the shards to evict and to retire after the bound was lowered.
 
     The user asked for less, so ``min_uses`` only decides the order, and everything needed is
-    retired at once. ``retired_bytes``: retired already and not held for a dead reader. With
-    policy ``none`` nothing goes.
+    retired at once. With policy ``none`` nothing goes. ``retired_bytes`` leaves out shards that are
+    held for a dead reader.
     """
     ripe = choose_evictions(policy, candidates, need_bytes, min_uses, seed)
     left = [c for c in candidates if c.number not in set(ripe.evict)]

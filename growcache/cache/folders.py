@@ -2,7 +2,7 @@
 
 A path is looked up anew by every call, and a folder on the way may have become a symbolic link since
 the last one. So entries are removed, renamed and made by the descriptors of their folders, and the last
-name is never followed. Nothing outside a cache is ever touched.
+name is never followed.
 """
 
 from __future__ import annotations
@@ -71,12 +71,10 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_temporary_lease_name(name: str) -> bool:
-    """Whether an entry of ``leases`` is a lease that its reader had not finished writing."""
     return _LEASE_TEMPORARY.fullmatch(name) is not None
 
 
 def is_lease_name(name: str) -> bool:
-    """Whether an entry of ``leases`` is a lease, finished or not."""
     return _LEASE.fullmatch(name) is not None or is_temporary_lease_name(name)
 
 
@@ -117,7 +115,6 @@ def open_root(layout: CacheLayout) -> Iterator[int]:
 
 @contextmanager
 def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
-    """Make a folder in a folder if it is missing, and yield its descriptor."""
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=directory)
     descriptor = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=directory)
@@ -130,7 +127,6 @@ def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
 def own_and_foreign_names(
     directory: int, ours: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
-    """Return the names in an open folder that may be removed, and those that may not."""
     own: list[str] = []
     foreign: list[str] = []
     with os.scandir(directory) as entries:
@@ -152,7 +148,6 @@ def cache_folders(layout: CacheLayout) -> list[tuple[Path, Callable[[str], bool]
 
 
 def foreign_paths(layout: CacheLayout) -> list[Path]:
-    """Return the paths in a cache that are not growcache's."""
     inner = cache_folders(layout)
     own = {path.name for path in (*layout.own_files, *(path for path, _ in inner))}
     found = [
@@ -167,7 +162,7 @@ def foreign_paths(layout: CacheLayout) -> list[Path]:
 
 
 def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
-    """Return their allocated bytes, without the places that `Space.measure` counts."""
+    """Return their allocated bytes, without the places that `SpaceAccount.measure` counts."""
     return sum(
         allocated_tree(path)
         for path in found
@@ -177,7 +172,7 @@ def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
 
 
 def remove_entry(directory: int, name: str) -> None:
-    """Remove a file or a folder of arrays, if it exists. Foreign files in such a folder stay, and so does it."""
+    """Remove a file or a folder of arrays. A folder with foreign files stays."""
     with suppress(FileNotFoundError):
         if is_array_folder_name(name):
             _remove_arrays(directory, name)
@@ -227,7 +222,6 @@ def remove_shard(layout: CacheLayout, number: int) -> None:
 
 
 def _move_away_and_remove(layout: CacheLayout, shards: int, name: str) -> None:
-    """Move a folder of arrays to `incoming`, which is swept, and remove it there."""
     if not _is_folder(shards, name):
         return
     aside = f"{REMOVED_PREFIX}{uuid.uuid4().hex[:8]}{name}"
@@ -252,7 +246,6 @@ def _is_folder(directory: int, name: str) -> bool:
 
 
 def remove_incoming_shard(layout: CacheLayout, prefix: str) -> None:
-    """Remove all files of a shard under one prefix in ``incoming``, as far as they exist."""
     with suppress(FileNotFoundError), open_folder(layout.incoming) as incoming:
         for part in SHARD_PARTS:
             remove_entry(incoming, prefix + part)

@@ -1,7 +1,5 @@
 """How a sampler writes a shard: encoded, checksummed, and past the page cache where that pays.
 
-The files are in `incoming/` under the permit's name until the supervisor commits them.
-
 Through the page cache every byte is copied once more into memory that the kernel must first find and
 clear, and pushes out bytes that readers still use. On a virtual machine that costs more than fetching
 them. Where memory can hold the whole cache, the copy is well spent, because readers never wait for
@@ -57,10 +55,7 @@ def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
 def open_direct(
     path: str | os.PathLike[str], mode: int, directory: int | None = None
 ) -> int | None:
-    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT.
-
-    ``directory``: descriptor of the folder of a relative path. OSError: the file cannot be made.
-    """
+    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT. May raise OSError."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path, flags | os.O_DIRECT, mode, dir_fd=directory)
@@ -71,10 +66,7 @@ def open_direct(
 
 
 def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
-    """Write the pieces in aligned chunks, and cut the file to ``size`` bytes. May raise OSError.
-
-    The blocks are allocated. Each piece is copied before the next is requested.
-    """
+    """Write the pieces in aligned chunks, and cut the file to ``size`` bytes. May raise OSError."""
     for chunk in _aligned_chunks(pieces):
         _write_chunk(descriptor, chunk)
     os.ftruncate(descriptor, size)
@@ -135,7 +127,6 @@ PLACEHOLDER_CRC = 2**32 - 1
 
 
 def file_without_checksum(file: EncodedFile) -> ShardFile:
-    """Return the entry of a file that is not written yet."""
     return ShardFile(file.suffix, file.nbytes, None if file.guarded else PLACEHOLDER_CRC)
 
 
@@ -147,7 +138,6 @@ class ShardChecksum:
         self._files: list[ShardFile] = []
 
     def passing(self, file: EncodedFile) -> Iterator[Buffer]:
-        """Yield the pieces of the next file, and checksum each."""
         crc = 0
         for buffer in file.pieces:
             for piece in split_buffer(buffer):
@@ -160,7 +150,6 @@ class ShardChecksum:
         )
 
     def on(self, sidecar: Sidecar) -> Sidecar:
-        """Return the sidecar with the checksums of the written files."""
         if not self._files:
             return sidecar
         return replace(sidecar, digest=self._digest.hexdigest(), files=tuple(self._files))
@@ -168,13 +157,8 @@ class ShardChecksum:
 
 @dataclass(frozen=True, slots=True)
 class EncodedShard:
-    """The samples of a shard, encoded.
-
-    ``facts`` are the arguments of `Sidecar` about the files, which a `ShardChecksum` completes.
-    """
-
     files: list[EncodedFile]
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # arguments of Sidecar about the files
 
 
 def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> EncodedShard:
@@ -222,10 +206,9 @@ def write_incoming(
     *,
     direct: bool = False,
 ) -> Sidecar:
-    """Write the shard (if it has samples) and its sidecar durably, for `Cache.commit`.
+    """Write the shard and its sidecar durably, for `Cache.commit`; return the complete sidecar.
 
-    Returns the complete sidecar. ``direct``: bypass the page cache. OSError: ENOSPC, EDQUOT and
-    others; nothing is left behind then.
+    ``direct``: bypass the page cache. OSError: ENOSPC, EDQUOT, …; nothing is left behind then.
     """
     number = sidecar.number
     prefix = layout.incoming_path(permit, number, "").name
@@ -261,7 +244,6 @@ def _write_files(
 
 
 def discard_incoming(layout: CacheLayout, permit: str, numbers: Iterable[int]) -> None:
-    """Remove what was written under the permit for these shards, as far as it exists."""
     for number in numbers:
         remove_incoming_shard(layout, layout.incoming_path(permit, number, "").name)
 

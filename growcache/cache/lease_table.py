@@ -1,4 +1,4 @@
-"""The leases of a cache as the supervisor knows them: which shards they protect, and their counts."""
+"""The leases of a cache as the supervisor knows them."""
 
 from __future__ import annotations
 
@@ -23,30 +23,16 @@ from growcache.cache.uses import (
 
 
 class _LeaseSummary(NamedTuple):
-    """What all leases together say of the shards.
+    """What all leases together say of the shards."""
 
-    Attributes:
-        held: shards that must not be deleted.
-        kept: of these, those held for dead readers, which may come back.
-        reads: how often unfinished leases read each shard.
-        min_job_uses: by shard, see `Candidate.min_job_uses`.
-    """
-
-    held: frozenset[int]
-    kept: frozenset[int]
-    reads: Counter[int]
+    held: frozenset[int]  # must not be deleted
+    kept: frozenset[int]  # of these, for dead readers, which may come back
+    reads: Counter[int]  # how often unfinished leases read each shard
     min_job_uses: UsesOfShard
 
 
 class LeaseTable:
-    """The leases as last read, and the uses of finished ones.
-
-    Attributes:
-        leases: the unfinished ones.
-        foreign: unreadable files among them.
-        uses: of finished leases, per job.
-        version: changes whenever `candidates` may change.
-    """
+    """The leases as last read, and the uses of finished ones; ``version`` changes when `candidates` may."""
 
     def __init__(
         self,
@@ -68,7 +54,7 @@ class LeaseTable:
         self._max_dead_bytes = 0
 
     def refresh(self, now: float | None = None) -> list[LeaseView]:
-        """Read the leases; return the finished ones that still have a file. ``now`` is monotonic seconds."""
+        """Return the finished leases that still have a file; ``now`` is monotonic seconds."""
         views, foreign = survey_leases(self._layout.root)
         self._dead_readers.update_from_leases(views, now)
         finished = [view for view in views if self._dead_readers.has_ended(view)]

@@ -6,9 +6,6 @@ unlock there would free the parent's lock.
 
 A fork copies every lock as it is, those of C libraries too, but only the thread that forks. A lock that
 another thread held stays locked in the child for good. So forks wait for the blocks of `fork_lock`.
-
-Lock files, leases and the status outlive their process and are copied along with a cache, so command
-lines are noted in them without secrets.
 """
 
 from __future__ import annotations
@@ -44,9 +41,8 @@ _FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", r
 def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
     """Return (whether a process holds a flock on a file, its pid), without opening the file.
 
-    The kernel lists locks of visible processes. A missing entry counts only if all processes are
-    visible and the list names files of this file system by the numbers that `stat` gives, which the
-    ``known`` lock file shows. The first value is None if that is not so.
+    A missing entry in the kernel's list counts only if all processes are visible, and if the list
+    has the device numbers that `stat` gives, which the ``known`` lock file shows. Else None.
     """
     text = _proc_locks()
     if (pid := flock_holder(status.st_ino, text)) is not None:
@@ -96,9 +92,7 @@ _SIGNED = re.compile(
 
 
 def readable_command(arguments: Sequence[str]) -> str:
-    """Return a command line as a shell would take it, with what may be secret hidden.
-
-    Values of ``storage_options``, the user and password of URLs, and their signatures.
+    """Return a command line without secrets, because lock files are copied with a cache.
 
     >>> readable_command(["run", "--set", "source.storage_options.secret=x", "s3://k:s@b/**"])
     "run --set source.storage_options.secret=HIDDEN 's3://HIDDEN@b/**'"
@@ -126,10 +120,7 @@ _postponed_errors: list[BaseException] = []
 
 
 def fork_lock() -> RLock:
-    """Return the context of a block during which no other thread forks.
-
-    Blocks exclude only forks, not one another, and may nest. A child has no other thread in one.
-    """
+    """Return the context of a block during which no other thread forks; blocks may nest and overlap."""
     me = get_ident()
     own = _lock_of_thread.get(me)
     if own is None:
@@ -141,8 +132,8 @@ def fork_lock() -> RLock:
 def _before_fork() -> None:
     """Take the locks of all other threads; give up after a time.
 
-    Exceptions of signal handlers must not end this, because Python prints what a hook raises and
-    forks; they are raised after the fork.
+    Exceptions of signal handlers are raised after the fork, because Python prints what a hook raises
+    and forks.
     """
     deadline, seconds = time.monotonic() + FORK_WAIT_SECONDS, FORK_PAUSE_SECONDS
     while time.monotonic() < deadline:
@@ -211,10 +202,7 @@ _owned_descriptors: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor that children do not inherit, even by fork.
-
-    A symbolic link in the file's place is never followed.
-    """
+    """Return a descriptor that children do not inherit, even by fork; no symbolic link is followed."""
     with fork_lock():
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         _owned_descriptors.add(descriptor)
@@ -222,7 +210,6 @@ def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def close_owned(descriptor: int) -> None:
-    """Close a descriptor of `open_owned`, which releases its lock."""
     with fork_lock(), suppress(KeyError):  # in a forked child it is closed already
         _owned_descriptors.remove(descriptor)
         os.close(descriptor)
@@ -285,11 +272,7 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
-        """Return the held lock, waiting for at most ``seconds``.
-
-        A shared lock requires that the file exists. LockedError: another process kept it.
-        CachePathError: the file cannot be opened, or its file system has no locks.
-        """
+        """Return the held lock, or raise LockedError after ``seconds``. A shared lock needs an existing file."""
         try:
             descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
         except OSError as error:
@@ -312,7 +295,7 @@ class FileLock:
 
     @classmethod
     def of_directory(cls, path: Path, seconds: float) -> FileLock:
-        """Return the held lock of a directory, which needs no file of its own. May raise CacheError."""
+        """Return the held lock of a directory, which needs no file of its own."""
         descriptor = open_owned(path, os.O_RDONLY | os.O_DIRECTORY)
         deadline = time.monotonic() + seconds
         while not try_lock(descriptor):
@@ -335,7 +318,6 @@ class FileLock:
 
 
 def this_process() -> dict[str, Any]:
-    """Return host, pid and command (without secrets) of this process, for messages."""
     command = readable_command([sys.argv[0] or sys.executable, *sys.argv[1:]])
     return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
 

@@ -1,4 +1,4 @@
-"""What is true of a cache as a whole: which fingerprint it is of, what was issued, whether it is complete."""
+"""What is true of a cache as a whole."""
 
 from __future__ import annotations
 
@@ -84,15 +84,7 @@ def _other_configuration_message(layout: CacheLayout, differing: list[str]) -> s
 
 
 class CacheMeta:
-    """Facts of the whole cache in memory, each as it is on disk.
-
-    Attributes:
-        identity: None before the first sample was measured.
-        issued: the highest group that a permit was ever granted for; -1 if none.
-        complete: whether the whole population is cached.
-        editions: the recorded editions, in order.
-        deferrals: the deferrals and their makeup groups.
-    """
+    """Facts of the whole cache in memory, each as it is on disk. ``issued``: the highest group; -1 if none."""
 
     def __init__(self, layout: CacheLayout, index_writer: IndexWriter) -> None:
         self._layout = layout
@@ -112,10 +104,7 @@ class CacheMeta:
         self._population = (index.meta("population"), index.meta("population_samples"))
 
     def claim(self, parts: dict[str, Any], drawn: int) -> bool:
-        """Claim the cache for parts of a configuration; True if it was emptied for that.
-
-        FingerprintError: it holds samples, and they differ in one of these parts.
-        """
+        """Claim the cache for a configuration; True if it was emptied. FingerprintError: other samples are cached."""
         layout, index = self._layout, self._index_writer.index
         noted = index.meta("claim")
         if self.identity is not None:
@@ -147,8 +136,8 @@ class CacheMeta:
     def set_identity(self, identity: Identity, drawn: int) -> bool:
         """Set the identity; True if the cache holds something else since.
 
-        That is so if a cache without samples was emptied for it, or if one that had lost its
-        index and identity was rebuilt. FingerprintError: samples of another one are cached.
+        It may have been emptied, or rebuilt after it had lost its index and identity.
+        FingerprintError: samples of another identity are cached.
         """
         index, index_writer = self._index_writer.index, self._index_writer
         with naming_full_disk(str(self._layout.identity)):
@@ -180,7 +169,6 @@ class CacheMeta:
         return wanted
 
     def _reset(self) -> None:
-        """Start over after the cache was emptied on disk."""
         for path in (self._layout.editions, self._layout.deferrals):
             path.unlink(missing_ok=True)
         self._index_writer.write(lambda: mark_initialised(self._index_writer.index))
@@ -189,7 +177,6 @@ class CacheMeta:
         self.deferrals = Deferrals()
 
     def add_edition(self, edition: Edition) -> None:
-        """Record the next edition durably."""
         with naming_full_disk(str(self._layout.editions)):
             write_editions(self._layout, [*self.editions, edition])
         self._index_writer.write(lambda: self._index_writer.index.insert_edition(edition))

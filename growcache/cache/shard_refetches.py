@@ -1,10 +1,9 @@
 """Refetches: shards that a lease names although they are not in the cache (protocol 24).
 
 A checkpoint names the shards of its epoch with their digests. A reader that resumes it takes a
-lease on them. Shards that were evicted meanwhile, or were never drawn on this machine, are drawn
-again before anything new, under their old numbers, and one is committed only if its digest is the
-one that the lease names. Otherwise the refetch is refused. The reason stands in the index for as
-long as a lease asks.
+lease on them. Those that the cache does not have are drawn again before anything new, under their old
+numbers, and one is committed only if its digest is the one that the lease names. Otherwise the refetch
+is refused. The reason stands in the index for as long as a lease asks.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ RefusedRefetches = Mapping[tuple[int, str], str]
 
 @dataclass(frozen=True, slots=True)
 class RefetchOutcome:
-    """The fate of one refetch.
-
-    ``live``: the shard is there and may be opened under the lease that named it. ``pending``: it
-    may still come. ``refused``: it will not, for ``reason``.
-    """
+    """The fate of one refetch."""
 
     state: Literal["live", "pending", "refused"]
     reason: str = ""
@@ -45,10 +40,7 @@ LIVE, PENDING = RefetchOutcome("live"), RefetchOutcome("pending")
 
 
 def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, RefetchOutcome]:
-    """Return the fate of each refetch, as of one look at the index.
-
-    The caller must hold the lease, and must have read ``view`` after making it.
-    """
+    """Return the fate of each refetch. The caller holds the lease, and read ``view`` after making it."""
     there = {row.number: row.digest for row in view.shards if row.number in wishes}
     noted = refused_in_index(view.meta.get(REFUSED_META))
     return {
@@ -60,10 +52,7 @@ def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, Re
 def refetch_outcome(
     number: int, digest: str, found: str | None, refused: RefusedRefetches
 ) -> RefetchOutcome:
-    """Return the fate of one refetch.
-
-    ``digest`` is required, ``found`` the live shard's (None without one).
-    """
+    """Return the fate of a refetch that requires ``digest``; ``found`` is the live shard's, if there is one."""
     if found == digest:
         return LIVE
     if found is not None:
@@ -73,7 +62,6 @@ def refetch_outcome(
 
 
 def other_bytes_reason(number: int) -> str:
-    """Return the reason for a refusal because the cache holds the shard with another digest."""
     return (
         f"shard {number} of this cache has other bytes: objects were rewritten since, or this "
         "machine's listing grew in other steps"
@@ -81,7 +69,6 @@ def other_bytes_reason(number: int) -> str:
 
 
 def redrawn_differently_reason(number: int, holes: Sequence[str]) -> str:
-    """Return the reason for a refusal because the shard was drawn again with another digest."""
     why = f"objects of shard {number} were rewritten or removed since it was drawn"
     return short_reason(f"{why}: {'; '.join(holes[:2])}" if holes else why)
 
@@ -125,11 +112,7 @@ def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
 def pending_refetches(
     leases: Iterable[LeaseView], there: Collection[int], refused: RefusedRefetches
 ) -> dict[int, str]:
-    """Return the digests of the shards to refetch, in order.
-
-    If two leases name one shard with different digests, the older one wins. ``there`` are the
-    shards on disk.
-    """
+    """Return digests of shards to refetch, in order; of two leases the older wins. ``there`` are on disk."""
     found: dict[int, str] = {}
     for lease in refetching_leases(leases):
         for number, digest in lease.wishing.items():
@@ -155,15 +138,9 @@ def still_refused(
 
 @dataclass(frozen=True, slots=True)
 class WrittenShards:
-    """What becomes of written shards.
-
-    ``fresh``: never committed before. ``returned``: evicted before, with the digest that a lease
-    names. ``denied``: evicted before, with another digest.
-    """
-
-    fresh: frozenset[int]
-    returned: frozenset[int]
-    denied: frozenset[int]
+    fresh: frozenset[int]  # never committed before
+    returned: frozenset[int]  # evicted before, with the digest that a lease names
+    denied: frozenset[int]  # evicted before, with another digest
 
 
 def judge_written(
@@ -198,12 +175,7 @@ def number_list(numbers: Iterable[int], most: int = 5) -> str:
 
 
 class RefetchQueue:
-    """The shards to refetch.
-
-    Attributes:
-        pending: digests of the shards to refetch, by number, in order.
-        wanted: every shard that an open lease names and has not read, present or not.
-    """
+    """The shards to refetch: ``pending`` digests, and all ``wanted`` by open leases, present or not."""
 
     def __init__(self, index_writer: IndexWriter, shard_table: ShardTable) -> None:
         self._index_writer = index_writer
@@ -227,7 +199,6 @@ class RefetchQueue:
         self._settle()
 
     def start_afresh(self) -> None:
-        """Start over after the index was emptied."""
         self._refused, self._noted, self.pending = {}, {}, {}
 
     def refuse(self, reasons: Mapping[int, str]) -> None:

@@ -25,13 +25,7 @@ LEASES_PER_TRANSACTION = 16
 
 
 class ShardRemover:
-    """Counts what readers used, and retires and deletes shards.
-
-    Attributes:
-        lease_table: the leases, as of the last poll or eviction.
-        jobs: what each job received under finished leases.
-        refetch_queue: the shards to refetch.
-    """
+    """Counts what readers used, and retires and deletes shards."""
 
     def __init__(
         self,
@@ -112,7 +106,6 @@ class ShardRemover:
         return list(self._candidates.values())
 
     def admit(self, rows: Iterable[ShardTableRow]) -> None:
-        """Add shards that are live now."""
         if self._as_of == self.lease_table.version:
             self._candidates.update((c.number, c) for c in self.lease_table.candidates(rows))
 

@@ -1,4 +1,4 @@
-"""Examine the shards on disk: which are as their sidecars describe them, and what is wrong with others."""
+"""Examine the shards on disk: which match their sidecars, and what is wrong with others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ ShardProgress = Callable[[int, int], None]
 def row_from_sidecar(
     layout: CacheLayout, sidecar: Sidecar, *, seq: int, drawn_at: float
 ) -> ShardTableRow:
-    """Return the row of an installed shard."""
     number = sidecar.number
     return ShardTableRow(
         number=number,
@@ -49,18 +48,11 @@ def row_from_sidecar(
 
 @dataclass(frozen=True, slots=True)
 class ShardsOnDisk:
-    """The shards on disk.
-
-    Attributes:
-        whole: rows of those that match their sidecars, by number.
-        damaged: numbers of the others.
-        editions: the longest table of editions in a sidecar.
-        deferral_notes: what sidecars say about deferrals.
-    """
+    """The shards on disk: ``whole`` are those that match their sidecars, by number."""
 
     whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
     damaged: frozenset[int] = frozenset()
-    editions: tuple[Edition, ...] = ()
+    editions: tuple[Edition, ...] = ()  # the longest table in a sidecar
     deferral_notes: tuple[ShardDeferrals, ...] = ()
 
     def deferrals(self, issued: int) -> Deferrals:
@@ -69,7 +61,6 @@ class ShardsOnDisk:
 
 
 def numbers_on_disk(layout: CacheLayout) -> list[int]:
-    """Return the numbers that have a file in the shards directory."""
     if not layout.shards.is_dir():
         return []
     names = {path.name for path in layout.shards.iterdir()}
@@ -79,7 +70,6 @@ def numbers_on_disk(layout: CacheLayout) -> list[int]:
 
 
 def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
-    """Read every shard on disk."""
     examined = examine_shards(layout, identity, numbers_on_disk(layout))
     return shards_to_keep(layout, identity, examined)
 

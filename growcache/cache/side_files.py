@@ -1,7 +1,5 @@
 """The small checksummed files of a cache, from which a lost index is made again.
 
-identity.json: the fingerprint, and what was measured once. editions.json: the editions of the
-listing. issued: the highest group that a permit was issued for. deferrals.json: the deferrals.
 The supervisor writes each before what it counts.
 """
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def identity_notes(identity: Identity) -> dict[str, object]:
-    """Return the index's copy of the identity, in case the file is lost."""
     return {"fingerprint": identity.fingerprint, "identity": identity.to_values()}
 
 
@@ -32,20 +29,12 @@ _UNSET = object()
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a cache.
+    """The identity of a cache."""
 
-    Attributes:
-        fingerprint: hash of all settings that can change a byte of a shard.
-        parts: what was hashed, by dotted key of the configuration; JSON values.
-        schema_json: of every sample, as `Schema.to_json` gives it.
-        sizes: measurements of the first readable object (bytes of a part, of a sample, samples
-            of a shard, …), by name.
-    """
-
-    fingerprint: str
-    parts: dict[str, Any]
-    schema_json: list[list[Any]]
-    sizes: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str  # hash of all settings that can change a byte of a shard
+    parts: dict[str, Any]  # what was hashed, by dotted key of the configuration
+    schema_json: list[list[Any]]  # of every sample, as Schema.to_json gives it
+    sizes: dict[str, Any] = field(default_factory=dict)  # measured in the first readable object
 
     @cached_property
     def schema(self) -> Schema:
@@ -63,7 +52,6 @@ class Identity:
 
     @classmethod
     def from_json(cls, data: bytes) -> Identity:
-        """Return what `to_json` wrote, or raise ValueError."""
         return cls.from_values(verified_json(data))
 
     def to_values(self) -> dict[str, Any]:
@@ -116,7 +104,6 @@ def read_identity(root: str | os.PathLike[str]) -> Identity | None:
 
 
 def write_identity(root: str | os.PathLike[str], identity: Identity) -> None:
-    """Replace the identity durably."""
     write_atomic(CacheLayout(root).identity, identity.to_json())
 
 
@@ -172,7 +159,6 @@ def deferrals_in_index(meta: Mapping[str, Any]) -> Deferrals:
 
 
 def editions_in_sidecar(table: Sequence[Sequence[Any]]) -> list[Edition]:
-    """Return the editions that a sidecar names, from the first one on."""
     return [
         Edition(number, int(objects), str(digest), int(first), *map(str, lanes))
         for number, (objects, digest, first, *lanes) in enumerate(table)
@@ -198,17 +184,13 @@ EditionValues: TypeAlias = tuple[int, str, int] | tuple[int, str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them.
-
-    ``first_group`` does not count makeup groups (`Deferrals.draw_number`). ``lanes`` are those that this node owned, as
-    64 hexadecimal digits, a bit for each; None: all of them.
-    """
+    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them."""
 
     edition: int
     objects: int
     digest: str
-    first_group: int
-    lanes: str | None = None
+    first_group: int  # makeup groups not counted, see Deferrals.draw_number
+    lanes: str | None = None  # owned by this node: 64 hexadecimal digits, a bit each; None: all
 
     @property
     def values(self) -> EditionValues:

@@ -45,40 +45,23 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True, slots=True)
 class SampleOrigin:
-    """Where one sample came from, as far as the sampler knows.
+    """Where one sample came from, as far as the sampler knows."""
 
-    Attributes:
-        key: the object, without bucket or scheme.
-        etag: its version; None where the store has none.
-        size: bytes of the object, as listed.
-        mtime: seconds since the epoch, as listed, or None.
-        part: the visit's part of ``parts``.
-        parts: how many parts the object has.
-        start: first row or byte.
-        stop: one past the last.
-        round: pass of the permutation it was drawn in; None: that of its shard.
-        store: which of the configured URLs the object was listed by.
-    """
-
-    key: str
-    etag: str | None
-    size: int
-    mtime: float | None
-    part: int
+    key: str  # without bucket or scheme
+    etag: str | None  # None where the store has none
+    size: int  # bytes of the object, as listed
+    mtime: float | None  # seconds since the epoch, as listed
+    part: int  # the visit's part of parts
     parts: int
-    start: int
-    stop: int
-    round: int | None = None
-    store: int = 0
+    start: int  # first row or byte
+    stop: int  # one past the last
+    round: int | None = None  # pass of the permutation; None: that of its shard
+    store: int = 0  # which of the configured URLs the object was listed by
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The origins of a shard's samples: a table of objects, and columns per sample.
-
-    ``round`` is empty if all samples are of the shard's round, ``stores`` if all objects were
-    listed by the first URL.
-    """
+    """The origins of a shard's samples: a table of objects, and columns per sample."""
 
     keys: tuple[str, ...] = ()
     etags: tuple[str | None, ...] = ()
@@ -89,8 +72,8 @@ class Origins:
     parts: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     stop: tuple[int, ...] = ()
-    round: tuple[int, ...] = ()
-    stores: tuple[int, ...] = ()
+    round: tuple[int, ...] = ()  # empty if all are of the shard's round
+    stores: tuple[int, ...] = ()  # empty if all objects were listed by the first URL
 
     @classmethod
     def pack(cls, rows: Iterable[SampleOrigin]) -> Origins:
@@ -129,24 +112,19 @@ class Origins:
 
 
 class ShardFile(NamedTuple):
-    """One file of a shard; ``crc32c`` is None if its records have their own."""
-
     suffix: str
     nbytes: int
-    crc32c: int | None
+    crc32c: int | None  # None if its records have their own
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A visit that permanently yields nothing, and why.
-
-    ``version`` is the object's, if it is not the listed one; else empty.
-    """
+    """A visit that permanently yields nothing, and why."""
 
     key: str
     part: int
     reason: str
-    version: str = ""
+    version: str = ""  # of the object, if it is not the listed one
 
 
 def version_of(etag: str | None, size: int, mtime: float | None) -> str:
@@ -160,55 +138,27 @@ def version_of(etag: str | None, size: int, mtime: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The description of a shard.
-
-    Attributes:
-        fingerprint: of the configuration that drew it.
-        edition: the edition of its group.
-        round: pass of the permutation.
-        number: of the shard.
-        group: the group that it was filled with.
-        schema: of its samples.
-        samples: number of samples; 0 means that there are no files.
-        parts: visits whose samples are counted to this shard.
-        record_bytes: bytes of every record; 0 if they differ.
-        shard_bytes: bytes of all files.
-        digest: xxh3_128 of the concatenated files, hexadecimal; empty without files.
-        origins: of every sample.
-        holes: visits that yielded nothing.
-        counts: further numbers of the draw, by name; they must be a function of it.
-        format_version: of this file.
-        cache_format: of the records.
-        files: of the samples, in the order of the digest.
-        editions: `Edition.values` of every edition up to its own, so that shards
-            alone tell what was drawn.
-        left_out: visits counted to it that were deferred.
-        makeups: the makeup groups before its own.
-        made_up: of a makeup group: where each of its visits was first drawn, as group and place,
-            and 1 if it was a hole there.
-    """
-
     fingerprint: str
-    edition: int
-    round: int
+    edition: int  # of its group
+    round: int  # pass of the permutation
     number: int
     group: int
     schema: Schema
-    samples: int
-    parts: int
-    record_bytes: int
-    shard_bytes: int
-    digest: str
+    samples: int  # 0: there are no files
+    parts: int  # visits whose samples are counted to this shard
+    record_bytes: int  # of every record; 0 if they differ
+    shard_bytes: int  # of all files
+    digest: str  # xxh3_128 of the concatenated files, hexadecimal; empty without files
     origins: Origins
-    holes: tuple[Hole, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-    cache_format: str = "tfrecord"
-    files: tuple[ShardFile, ...] = ()
-    editions: tuple[EditionValues, ...] = ()
-    left_out: tuple[int, ...] = ()
-    makeups: tuple[int, ...] = ()
-    made_up: tuple[tuple[int, int, int], ...] = ()
+    holes: tuple[Hole, ...] = ()  # visits that yielded nothing
+    counts: dict[str, int] = field(default_factory=dict)  # of the draw; a function of it alone
+    format_version: int = FORMAT_VERSION  # of this file
+    cache_format: str = "tfrecord"  # of the records
+    files: tuple[ShardFile, ...] = ()  # in the order of the digest
+    editions: tuple[EditionValues, ...] = ()  # up to its own: shards alone tell what was drawn
+    left_out: tuple[int, ...] = ()  # visits counted to it that were deferred
+    makeups: tuple[int, ...] = ()  # makeup groups before its own
+    made_up: tuple[tuple[int, int, int], ...] = ()  # first drawn: group, place; 1: a hole
 
     def __post_init__(self) -> None:
         if self.samples and not self.files:  # the one file of records that are alike

@@ -1,7 +1,6 @@
 """The space account: the shards with their sums, and the bound: bytes used, reserved and free.
 
-Everything under the cache directory counts, in allocated blocks. A fixed part of the bound is set aside
-for the index, its log, leases and the ballast. Shards, the catalog and what samplers write share the rest.
+Everything under the cache directory counts, in allocated blocks.
 
 The ballast is a file that is deleted when the disk is full, because an eviction commits before it unlinks.
 Without that space the commit would fail, so nothing could ever be freed.
@@ -74,7 +73,6 @@ class ShardTable:
         self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Forget retired shards whose files are gone."""
         for number in numbers:
             self.retired_bytes -= self.retired.pop(number).allocated
 
@@ -86,21 +84,18 @@ class ShardTable:
 
 
 class KnownHole(NamedTuple):
-    """A visit that yielded nothing. ``version`` is the object's, if it is not the listed one."""
+    """A visit that yielded nothing."""
 
     shard: int
     key: str
     part: int
-    version: str = ""
+    version: str = ""  # of the object, if it is not the listed one
 
 
 def known_holes(
     layout: CacheLayout, rows: Iterable[ShardTableRow], others: Iterable[tuple[int, str, int]]
 ) -> list[KnownHole]:
-    """Return the known holes, without those of visits that yielded samples too.
-
-    ``rows`` are the shards on disk; ``others`` are (shard, key, part) of holes in the index.
-    """
+    """Return the holes without visits that yielded samples too; ``others`` are (shard, key, part) in the index."""
     rows = list(rows)
     here = {row.number for row in rows}
     with_holes = {row.group for row in rows if row.holes}
@@ -127,29 +122,16 @@ BUDGET_SHARE = 8  # the budget is this part of max_bytes
 
 @dataclass(frozen=True, slots=True)
 class SpaceBudget:
-    """The fixed part of the bound, by purpose, in allocated bytes.
+    """The fixed part of the bound, by purpose, in allocated bytes."""
 
-    The rest of ``total`` holds the history's growth, locks and directories.
-
-    Attributes:
-        total: set aside inside ``max_bytes``, whether used or not.
-        ballast: unlinked to commit an eviction on a full disk.
-        wal: limit of the log, which may exceed it by one transaction.
-        leases: limit of all leases together; see `growcache.cache.reader_lease`.
-        pages: limit of the index itself, beyond which no permit is granted.
-        kept_deleted: rows of deleted shards that are kept one by one.
-        kept_history: records of the history.
-        deferred: limit of the visits in the record of deferrals.
-    """
-
-    total: int
+    total: int  # set aside, whether used or not; the rest holds locks and directories
     ballast: int
-    wal: int
-    leases: int
-    pages: int
-    kept_deleted: int
-    kept_history: int
-    deferred: int
+    wal: int  # limit of the log, which may exceed it by one transaction
+    leases: int  # limit of all leases together
+    pages: int  # limit of the index itself, beyond which no permit is granted
+    kept_deleted: int  # rows of deleted shards that are kept one by one
+    kept_history: int  # records
+    deferred: int  # limit of the visits in the record of deferrals
 
 
 def fixed_budget(max_bytes: int) -> SpaceBudget:
@@ -169,8 +151,6 @@ def fixed_budget(max_bytes: int) -> SpaceBudget:
 def minimum_bytes(workers: int, group_bytes: int, catalog_bytes: int = 0) -> int:
     """Return the least ``max_bytes`` that keeps this many samplers at work.
 
-    ``group_bytes`` are allocated by one full group with its sidecars.
-
     >>> fixed_budget(minimum_bytes(2, 100_000)).total + 4 * 100_000 == minimum_bytes(2, 100_000)
     True
     """
@@ -185,13 +165,12 @@ class Ballast:
         self.size = size
 
     def drop(self) -> bool:
-        """Delete the file; False if it was gone already."""
         there = allocated(self.path) > 0
         self.path.unlink(missing_ok=True)
         return there
 
     def restore(self) -> bool:
-        """Make the file if it is missing and the disk has room to spare; return whether it exists."""
+        """Make the file if the disk has room to spare; return whether it exists."""
         if self.path.exists() and self.path.stat().st_size == self.size:
             return True
         self.path.unlink(missing_ok=True)
@@ -224,12 +203,6 @@ class SpaceAccount:
 
     Shards are counted as they come and go. Everything else is measured before each decision that
     lets bytes be written, and at each poll of the leases, because readers and others write too.
-    In between the last measurement holds.
-
-    Attributes:
-        catalog_bytes: allocated by the catalog; its owner keeps it current.
-        foreign_bytes: allocated by foreign files, as far as `measure` does not count them.
-        listing_ahead: bytes that shards leave free for the rest of the listing.
     """
 
     def __init__(self, layout: CacheLayout, max_bytes: int, shard_table: ShardTable) -> None:
@@ -244,7 +217,6 @@ class SpaceAccount:
 
     @property
     def max_bytes(self) -> int:
-        """The configured bound; reservations stay below it."""
         return self._max_bytes
 
     @max_bytes.setter
@@ -311,11 +283,9 @@ class SpaceAccount:
         return self.max_bytes - self.used() - self.reserved
 
     def left_for_shards(self) -> int:
-        """Return the bytes that could still be reserved."""
         return self.left() - self.listing_ahead
 
     def reserve(self, permit: str, nbytes: int) -> bool:
-        """Reserve bytes for a permit, replacing its earlier reservation."""
         self.measure()
         before = self._reserved.pop(permit, 0)
         if nbytes <= self.left_for_shards():

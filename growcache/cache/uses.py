@@ -1,7 +1,6 @@
-"""What jobs used and received: the uses of each shard, and the samples, batches and waits of each job. Pure.
+"""What jobs used and received. Pure.
 
-Leases come and go with the snapshots. The index notes what finished leases counted; the unfinished
-ones add their current counts.
+The index notes what finished leases counted; the unfinished ones add their current counts.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ def forget_shards(uses: UsesByJob, numbers: Iterable[int]) -> None:
 
 
 def unfinished_uses(leases: Iterable[LeaseView]) -> dict[str, Counter[int]]:
-    """Return the uses by leases that are not counted yet, per job."""
     counts: dict[str, Counter[int]] = {}
     for lease in leases:
         counts.setdefault(lease.job, Counter()).update(lease.used())
@@ -101,7 +99,6 @@ class JobSums:
 
 
 def jobs_in_index(meta: Any) -> dict[str, JobSums]:
-    """Return the sums in the index; missing ones are zero."""
     names = JobSums.__slots__
     return {
         job: JobSums(**{name: noted[name] for name in names if name in noted})
@@ -112,7 +109,6 @@ def jobs_in_index(meta: Any) -> dict[str, JobSums]:
 def add_open_leases(
     jobs: Mapping[str, JobSums], leases: Iterable[LeaseView]
 ) -> dict[str, JobSums]:
-    """Return the sums with unfinished leases added."""
     of_job: dict[str, list[LeaseView]] = {}
     for lease in leases:
         if lease.job:
@@ -132,10 +128,7 @@ def add_open_leases(
 def add_finished_leases(
     jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], shard_table: ShardTable
 ) -> dict[str, JobSums]:
-    """Return the sums per job, with finished leases added; the job that ended last comes last.
-
-    A reader without counters is taken to have received the samples of the shards it used.
-    """
+    """Return the sums with finished leases; one without counters received the samples of the shards it used."""
     found = dict(jobs)
     for lease in sorted(finished, key=lambda lease: lease.created):
         if lease.job:

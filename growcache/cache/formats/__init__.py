@@ -1,9 +1,4 @@
-"""Cache formats: samples to shard files and back, one module per format.
-
-A format is a module with ``EXTENSION``, ``LAYOUT_VERSION``, ``suffixes``, ``record_bytes``,
-``largest_sample``, ``encode``, ``open_shard`` and ``bad_records``. Another format is a file and a
-line here.
-"""
+"""Cache formats: samples to shard files and back. Another format is a module and a line here."""
 
 from __future__ import annotations
 
@@ -19,12 +14,10 @@ CACHE_FORMATS: dict[str, ModuleType] = {"tfrecord": tfrecord, "npy": npy}
 
 
 def shard_path(layout: CacheLayout, number: int, cache_format: str) -> Path:
-    """Return the path of the shard's samples: a file, or a directory of files."""
     return layout.shard(number, CACHE_FORMATS[cache_format].EXTENSION)
 
 
 def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Path]:
-    """Return the paths of the existing files that hold the shard's samples."""
     path = shard_path(layout, number, cache_format)
     if path.is_dir():
         return sorted(path.iterdir())
@@ -35,7 +28,7 @@ def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Pat
 def open_shard(
     layout: CacheLayout, number: int, samples: int, schema: Schema, cache_format: str
 ) -> MappedShard:
-    """Return the mapped shard; checksums are not verified. CorruptShardError: a file is missing or of another size."""
+    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
     path = shard_path(layout, number, cache_format)
     shard: MappedShard = CACHE_FORMATS[cache_format].open_shard(path, schema, samples)
     return shard

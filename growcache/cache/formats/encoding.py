@@ -1,8 +1,8 @@
 """Bytes of shard files: values, TFRecord frames and protobuf features, and `.npy` headers.
 
 A byte on its way to the disk is read by checksums and copied. Each of these passes over a whole shard
-would fetch it from memory again. So files are pieces that are made one after the other, and everything
-is done with a piece while it is in the core's cache.
+would fetch it from memory again. So files are pieces, made one after the other, and everything is done
+with a piece while it is in the core's cache.
 
 NumPy's own header differs between versions of NumPy, and to read one means to believe it. Ours is a
 function of dtype and shape, so a file is right if it begins with the expected bytes.
@@ -33,19 +33,10 @@ PIECE_BYTES = (
 
 
 class EncodedFile(NamedTuple):
-    """A file of a shard, ready to be written.
-
-    Attributes:
-        suffix: its name after the shard's number.
-        nbytes: its size.
-        pieces: its bytes in order; they may be iterated again.
-        guarded: whether its records have checksums of their own.
-    """
-
-    suffix: str
+    suffix: str  # its name after the shard's number
     nbytes: int
-    pieces: Iterable[Buffer]
-    guarded: bool = False
+    pieces: Iterable[Buffer]  # its bytes in order; they may be iterated again
+    guarded: bool = False  # its records have checksums of their own
 
 
 def file_of_buffers(suffix: str, buffers: list[Buffer]) -> EncodedFile:
@@ -128,13 +119,12 @@ def varint(value: int) -> bytes:
 
 
 def length_delimited_head(tag: int, size: int) -> bytes:
-    """Return the key and length that precede a length-delimited protobuf field."""
     return bytes([tag << 3 | 2]) + varint(size)
 
 
 @functools.lru_cache(maxsize=4096)
 def feature_head(name: str, nbytes: int, kind: int = BYTES_LIST) -> bytes:
-    """Return the bytes of a feature before its ``nbytes`` of content. UnicodeEncodeError: the name is no text."""
+    """Return the bytes before ``nbytes`` of content. UnicodeEncodeError: the name is no text."""
     inner = length_delimited_head(1, nbytes)  # BytesList.value, or Int64List.value, packed
     for tag in (kind, 2):  # Feature.bytes_list or .int64_list, FeatureEntry.value
         inner = length_delimited_head(tag, len(inner) + nbytes) + inner
@@ -169,7 +159,7 @@ INTEGER_DTYPE = "<i8"
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """Return what an ``.npy`` file begins with.
+    """Return the start of an ``.npy`` file.
 
     >>> npy_header("<i8", (3,)).index(b"(3,)"), len(npy_header("<i8", (3, 2))) % 64
     (60, 0)
@@ -223,7 +213,7 @@ def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | No
 
 
 def _products(dims: Integers, unit_bytes: int) -> Integers:
-    """Return the lengths, as a view if possible: a reader keeps all shards open, so bytes per sample are gigabytes."""
+    """Return the lengths, as a view if possible: a reader keeps all shards open, so each byte counts."""
     if not dims.shape[1]:
         return np.broadcast_to(np.int64(unit_bytes), (len(dims),))
     lengths: Integers

@@ -8,8 +8,7 @@ The kernel sends SIGBUS to a thread that touches a page which its file does not 
 which the disk cannot read, and SIGBUS ends the process. No check before a copy prevents that, because a
 file can be cut short during the copy. System calls that report EFAULT instead copy a tenth slower than
 ``memcpy``, and short rows many times slower. So a handler maps zeros in place of the missing pages and
-marks the map as damaged. Code that copied out of a map asks `is_map_damaged` afterwards, and delivers
-nothing of it. This costs nothing where no file is damaged.
+marks the map as damaged. Code that copied out of a map asks `is_map_damaged` afterwards.
 
 SIGBUS is sent to the thread that touched the page, in the middle of a copy: no lock is held there, so
 the handler may be a Python function. Another bus error is passed to the handler that was set before.
@@ -70,7 +69,6 @@ def watch_map(address: int, size: int) -> None:
 
 
 def unwatch_map(address: int) -> None:
-    """Stop watching a map that is about to be unmapped."""
     _watched_maps.pop(address, None)
     _damaged_maps.discard(address)
 
@@ -222,10 +220,7 @@ class _FileMap:
 
 
 def map_file(path: Path) -> Bytes:
-    """Return the bytes of a file; the last array that views them unmaps it.
-
-    CorruptShardError: there is no such file. CacheError: no memory, or too many maps.
-    """
+    """Return the bytes of a file, or raise CorruptShardError; the last array that views them unmaps it."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -243,12 +238,11 @@ def map_shared(descriptor: int, size: int) -> Bytes:
 
 
 def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
-    """Yield a mapped file in pieces, each once it is in memory.
+    """Yield a mapped file in pieces, each once it is in memory. May raise CorruptShardError.
 
     Touching a cold map waits per page or few, which takes ten times the disk's time. So pieces are
     read in order, by one call each that releases the GIL. ``asking`` requests the whole file first;
     do not set it where the kernel reads `FAR_READ_AHEAD_BYTES` ahead by itself.
-    CorruptShardError: the file is shorter now, or the disk cannot read it.
     """
     if asking:
         _request_all(memory)
@@ -292,10 +286,7 @@ def _populate(piece: Bytes) -> None:
 
 
 def is_in_page_cache(memory: Bytes) -> bool:
-    """Whether all of a mapped file is in the page cache, as far as this user may know.
-
-    Of another user's read-only file the kernel always says yes.
-    """
+    """Whether a file is in the page cache; of another user's read-only file the kernel always says yes."""
     if not len(memory):
         return True
     pages: Bytes = np.empty(-(-len(memory) // _PAGE_BYTES), np.uint8)
@@ -334,7 +325,6 @@ def read_ahead_bytes(path: Path) -> int:
 
 
 def _advise(memory: Bytes, advice: int) -> None:
-    """Call ``madvise``; raise OSError as it does."""
     if len(memory) and _libc.madvise(memory.ctypes.data, len(memory), advice):
         raise OSError(ctypes.get_errno(), _errno_text())
 
@@ -350,19 +340,12 @@ Buffer: TypeAlias = bytes | Bytes
 
 @dataclass(frozen=True, slots=True)
 class RaggedColumn:
-    """The values of one field, each of its own size.
+    """The values of one field, each of its own size."""
 
-    Attributes:
-        memory: uint8 [k], the map that holds them, or a part of it.
-        starts: int64 [samples], the first byte of each value in ``memory``.
-        lengths: int64 [samples], in bytes.
-        dims: int64 [samples, k], the sizes of the field's ragged dimensions.
-    """
-
-    memory: Bytes
-    starts: Integers
-    lengths: Integers
-    dims: Integers
+    memory: Bytes  # uint8 [k], the map that holds them, or a part of it
+    starts: Integers  # int64 [samples], the first byte of each value in memory
+    lengths: Integers  # int64 [samples], in bytes
+    dims: Integers  # int64 [samples, k], the sizes of the ragged dimensions
 
 
 class FileEnd(NamedTuple):
@@ -377,7 +360,6 @@ class FileEnd(NamedTuple):
 
     @classmethod
     def of(cls, memory: Bytes) -> FileEnd:
-        """Return that of a whole file, which is not empty."""
         first = (len(memory) - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         filled = np.flatnonzero(memory[first:])
         place = first + int(filled[-1]) if len(filled) else len(memory) - 1
@@ -391,13 +373,7 @@ class FileEnd(NamedTuple):
 class MappedShard:
     """The files of a shard in memory.
 
-    Attributes:
-        schema: of its samples.
-        nbytes: bytes of all its files.
-        fields: by name uint8 [samples, nbytes], strided views of a map.
-        ragged: by name the values of every other field.
-        memories: the files, in order.
-        sentinels: ends of the files, once `remember_ends` was called.
+    ``fields`` are uint8 [samples, nbytes], strided views of a map; ``ragged`` are all others.
     """
 
     def __init__(
@@ -420,10 +396,7 @@ class MappedShard:
         return self._samples
 
     def __getitem__(self, i: int) -> Sample:
-        """Return sample ``i`` as arrays, bytes and strings of its own.
-
-        IndexError: no such sample, or the shard is closed. CorruptShardError: a file was cut short.
-        """
+        """Return a sample as values of its own. May raise IndexError (or closed), CorruptShardError."""
         i = range(len(self))[i]
         sample = {field.name: self._value(field, i) for field in self.schema.fields}
         self.refuse_damaged()
@@ -458,7 +431,7 @@ class MappedShard:
         return digest.hexdigest()
 
     def bring(self, *, asking: bool = True) -> None:
-        """Read the files into memory in order; ``asking`` as for `read_pieces`. May raise CorruptShardError."""
+        """Read the files into memory in order, or raise CorruptShardError; ``asking`` as for `read_pieces`."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 for _ in read_pieces(memory, asking=asking):
@@ -466,7 +439,6 @@ class MappedShard:
 
     @property
     def in_memory(self) -> bool:
-        """Whether touching the files needs no disk, as far as this user may know."""
         return all(isinstance(m, bytes) or is_in_page_cache(m) for m in self.memories)
 
     def remember_ends(self) -> None:
@@ -477,7 +449,7 @@ class MappedShard:
     def damaged(self) -> bool:
         """Whether a file was cut short or unreadable since it was mapped.
 
-        What was copied out of the maps before may then be zeros.
+        Bytes that were copied out of the maps before may then be zeros.
         """
         ends = [sentinel.holds() for sentinel in self.sentinels]  # to touch them may tell, too
         return not all(ends) or any(map(is_map_damaged, self._maps()))
@@ -486,7 +458,6 @@ class MappedShard:
         return [memory for memory in self.memories if isinstance(memory, np.ndarray)]
 
     def refuse_damaged(self) -> None:
-        """Raise CorruptShardError if the shard is `damaged`."""
         if self.damaged:
             raise CorruptShardError(
                 "a shard cannot be read where it is mapped: its file was cut short, or the disk "
@@ -507,7 +478,6 @@ class MappedShard:
 
 
 def empty_shard(schema: Schema) -> MappedShard:
-    """Return a shard without samples, which has no files."""
     nothing = np.empty(0, np.uint8)
     none = np.empty(0, np.int64)
     fields, ragged = {}, {}

@@ -97,7 +97,7 @@ def _row_shape(field: Field) -> tuple[int, ...]:
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the approximate bytes of a sample on disk, without the files' headers. May raise FormatError."""
+    """Return the approximate bytes of a sample on disk, without headers. May raise FormatError."""
     tables = len(suffixes(schema)) - len(schema.fields)
     return int(sample_bytes) + 8 * tables
 
@@ -107,7 +107,7 @@ def largest_sample(schema: Schema) -> int:
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard; they share memory with large values. FormatError: a sample breaks the schema."""
+    """Return the files of a shard, which share memory with large values. May raise FormatError."""
     if not samples:
         return []
     found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)

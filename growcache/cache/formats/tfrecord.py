@@ -66,22 +66,14 @@ FILLER_TAG = 15  # the last whose key is one byte
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """The layout of equal records.
-
-    Attributes:
-        record_bytes: length of every record, framing included.
-        fields: each field with the offset of its bytes in the record.
-        template: a record of zeros; the crc of the payload is zero, too.
-    """
-
-    record_bytes: int
-    fields: tuple[tuple[Field, int], ...]
-    template: bytes
+    record_bytes: int  # length of every record, framing included
+    fields: tuple[tuple[Field, int], ...]  # with the offset of its bytes in the record
+    template: bytes  # a record of zeros; the crc of the payload is zero, too
 
 
 @functools.lru_cache(maxsize=64)
 def record_layout(schema: Schema) -> RecordLayout:
-    """Return the layout of a sample's record. FormatError: larger than TensorFlow can parse, or a name is no text."""
+    """Return the layout of a sample's record. FormatError: too large for TensorFlow, or a name is no text."""
     if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
         raise FormatError(sample_too_large_message(schema.nbytes))
     try:
@@ -141,7 +133,7 @@ def largest_sample(schema: Schema) -> int:
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard; they share memory with large arrays. FormatError: a sample breaks the schema."""
+    """Return the files of a shard, which share memory with large arrays. May raise FormatError."""
     if schema.is_ragged:
         return encode_ragged(schema, samples)
     if not samples:
@@ -168,8 +160,6 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _EqualRecords:
-    """The records of a shard, made on demand."""
-
     where: RecordLayout
     columns: list[list[Bytes]]
     count: int
@@ -180,8 +170,6 @@ class _EqualRecords:
 
 
 class _CopiedRecords(_EqualRecords):
-    """Records that are assembled in blocks."""
-
     def __iter__(self) -> Iterator[Buffer]:
         rows = max(1, PIECE_BYTES // self.where.record_bytes)
         for start in range(0, self.count, rows):
@@ -243,7 +231,6 @@ def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> Ma
 
 
 def shard_in_memory(schema: Schema, samples: int, memory: Buffer) -> MappedShard:
-    """Return a shard of records that are in memory."""
     rows = _record_rows(schema, samples, memory)
     columns = {
         field.name: rows[:, offset : offset + field.nbytes]
@@ -319,7 +306,6 @@ def offset_columns(schema: Schema) -> int:
 
 
 def encode_ragged(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard. FormatError: a sample breaks the schema, or is too large for protobuf."""
     records: list[list[Buffer]] = []
     rows: list[list[int]] = []
     position, parts = 0, features(schema)
@@ -335,8 +321,6 @@ def encode_ragged(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile
 
 
 class _RaggedRecords:
-    """The records; checksums are made on demand."""
-
     def __init__(self, records: list[list[Buffer]]) -> None:
         self._records = records
 
@@ -394,7 +378,6 @@ def sample_too_large_message(nbytes: int) -> str:
 
 
 def open_ragged_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
     memory = map_file(path)
     offsets_path = path.with_suffix(OFFSETS)
     offsets_memory, offsets = open_integer_table(
@@ -433,7 +416,6 @@ def _ragged_columns(
 
 
 def bad_ragged_records(shard: MappedShard) -> list[int]:
-    """Return the samples whose framing or CRC32C is wrong."""
     data = np.frombuffer(shard.memories[0], np.uint8)
     ends = _record_ends(shard)
     return [

@@ -65,10 +65,9 @@ def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def tables_state(connection: sqlite3.Connection) -> TablesState:
-    """Return the state of the tables.
+    """Return the state of the tables: "unmade" if a supervisor died at its first start.
 
-    "unmade": they are empty, because a supervisor died at its first start. "newer": a later
-    growcache made them. The last migrations may be missing: the next supervisor makes them.
+    The last migrations may be missing: the next supervisor makes them.
     """
     names, columns = _applied_migrations(connection), table_columns(connection)
     known = MIGRATION_NAMES[: len(names)]
@@ -89,7 +88,6 @@ def has_our_tables(path: Path) -> bool:
 
 
 def is_other_database(path: Path) -> bool:
-    """Whether a file is a database of another program; nothing is written."""
     names = _table_names(path)
     return names is not None and len(names) > 0 and names.isdisjoint(TABLES)
 
@@ -174,33 +172,19 @@ _new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Pytho
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """The index at one moment.
+    """The index at one moment."""
 
-    Attributes:
-        shards: the live shards, oldest first.
-        totals: see `CacheTotals`.
-        identity: the cache's; None before the first sample was measured.
-        complete: whether the whole population is cached.
-        population: parts of the source, once it is listed.
-        population_samples: estimated samples of the source.
-        editions: the recorded editions.
-        meta: the supervisor's other values by name.
-        retired: retired shards, oldest first; only on request.
-        uses: uses by finished leases of a job, by shard; only on request.
-        counted: names of the finished leases in ``uses`` that may still have a file.
-    """
-
-    shards: list[ShardRow] = field(default_factory=list)
+    shards: list[ShardRow] = field(default_factory=list)  # live, oldest first
     totals: CacheTotals = field(default_factory=CacheTotals)
-    identity: Identity | None = None
-    complete: bool = False
-    population: int | None = None
-    population_samples: float | None = None
+    identity: Identity | None = None  # None before the first sample was measured
+    complete: bool = False  # the whole population is cached
+    population: int | None = None  # parts, once listed
+    population_samples: float | None = None  # estimated
     editions: list[Edition] = field(default_factory=list)
-    meta: dict[str, Any] = field(default_factory=dict)
-    retired: list[ShardRow] = field(default_factory=list)
-    uses: dict[int, int] = field(default_factory=dict)
-    counted: frozenset[str] = frozenset()
+    meta: dict[str, Any] = field(default_factory=dict)  # the supervisor's other values
+    retired: list[ShardRow] = field(default_factory=list)  # oldest first; only on request
+    uses: dict[int, int] = field(default_factory=dict)  # of a job, by shard; only on request
+    counted: frozenset[str] = frozenset()  # leases in uses that may still have a file
 
     @property
     def schema(self) -> Schema | None:
@@ -216,7 +200,6 @@ class IndexView:
 
 
 def max_lease_bytes(view: IndexView) -> int | None:
-    """Return the limit of all leases together; None if no supervisor noted one."""
     found = view.meta.get(LEASE_BYTES_META)
     return None if found is None else int(found)
 
@@ -224,14 +207,10 @@ def max_lease_bytes(view: IndexView) -> int | None:
 def read_index(
     root: str | os.PathLike[str], *, retired: bool = False, job: str | None = None
 ) -> IndexView:
-    """Return the index as it is now.
+    """Return the index as it is now, with ``retired`` shards and the uses of a ``job`` on request.
 
-    ``retired`` reads retired shards too, ``job`` the uses of that job. The connection is closed
-    before this returns, because an open cursor keeps seeing retired shards as live.
-
-    Raises:
-        CacheMissingError: there is no cache at the path.
-        CacheError: the index is damaged.
+    The connection is closed before this returns, because an open cursor keeps seeing retired shards
+    as live. CacheMissingError: there is no cache. CacheError: the index is damaged.
     """
     layout = CacheLayout(root)
     layout.require()
@@ -288,7 +267,6 @@ def _read_view(
 
 
 def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[ShardRow]:
-    """Return the shards in a state, oldest first."""
     query = f"SELECT {_PACKED_COLUMNS} FROM shards WHERE state = ?"
     packed = connection.execute(query, [state]).fetchone()
     columns = [orjson.loads(f"[{column or ''}]") for column in packed]
@@ -326,7 +304,6 @@ def _uses_of_job(
 
 
 def _sums_in_state(connection: sqlite3.Connection, state: ShardState) -> tuple[int, int]:
-    """Return (shards, allocated bytes) in a state."""
     query = "SELECT count(*), coalesce(sum(allocated), 0) FROM shards WHERE state = ?"
     shards, nbytes = connection.execute(query, [state]).fetchone()
     return shards, nbytes
@@ -339,7 +316,6 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 
 @contextmanager
 def reading_index(layout: CacheLayout) -> Iterator[sqlite3.Connection]:
-    """Yield a read-only connection for one read."""
     # Undivided, for SQLite has locks that all its connections in a process share.
     with fork_lock(), closing(connect_read_only(layout)) as connection:
         yield connection
@@ -384,7 +360,6 @@ def newer_index_error(layout: CacheLayout) -> CachePathError:
 
 
 def unreadable_index_error(layout: CacheLayout, reason: object) -> CacheError:
-    """Return the error of an index that cannot be read: a newer growcache wrote it, or it is damaged."""
     with suppress(*SQLITE_ERRORS, ValueError, TypeError), reading_index(layout) as connection:
         if tables_state(connection) == "newer":
             return newer_index_error(layout)
@@ -392,7 +367,6 @@ def unreadable_index_error(layout: CacheLayout, reason: object) -> CacheError:
 
 
 def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
-    """Return the error of a damaged index, with the command that repairs it."""
     return CacheError(
         f"the index {layout.index} is damaged ({reason}); mend it with: "
         f"growcache check {layout.root} --repair"
@@ -411,7 +385,7 @@ class DeletedRange(NamedTuple):
 
 @dataclass(slots=True)
 class IndexContents:
-    """What a whole index says; of one with problems nothing is believed."""
+    """The contents of a whole index; of one with ``problems`` nothing is believed."""
 
     problems: list[str] = field(default_factory=list)
     rows: list[ShardTableRow] = field(default_factory=list)
@@ -428,10 +402,7 @@ class IndexContents:
 
 
 def read_contents(layout: CacheLayout) -> IndexContents:
-    """Return what the index says now, or its problems.
-
-    CacheMissingError: there is none. CachePathError: a newer growcache wrote it.
-    """
+    """Return the contents as of now, or their problems. CacheMissingError. CachePathError: of a newer growcache."""
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
     try:
@@ -461,7 +432,6 @@ def read_contents(layout: CacheLayout) -> IndexContents:
 
 
 def verified_contents(connection: sqlite3.Connection) -> IndexContents:
-    """Return the contents of an index whose tables are whole, or its problems."""
     try:
         if problems := _integrity_problems(connection):
             return IndexContents(problems)

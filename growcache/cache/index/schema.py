@@ -10,39 +10,22 @@ from typing import NamedTuple, TypeAlias
 
 
 class ShardState(IntEnum):
-    """What may be done with a shard's file.
-
-    New snapshots take LIVE shards only. The file of a RETIRED shard goes when no lease holds
-    it. DELETED rows record that a number was drawn, and its digest.
-    """
-
-    LIVE = 0
-    RETIRED = 1
-    DELETED = 2
+    LIVE = 0  # new snapshots take only these
+    RETIRED = 1  # the file goes when no lease holds it
+    DELETED = 2  # the row records that a number was drawn, and its digest
 
 
 class ShardRow(NamedTuple):
-    """A live shard as readers need it: a short tuple, because a snapshot makes thousands.
-
-    Attributes:
-        number: of the shard.
-        seq: order of its commit, which is the order of age.
-        group: the group that it was filled with.
-        edition: the edition of that group.
-        samples: records in its file; 0 means that there is no file.
-        shard_bytes: size of the file.
-        digest: xxh3_128 of the file, hexadecimal; empty without a file.
-        drawn_at: wall time of the commit, for display.
-    """
+    """A live shard as readers need it: a short tuple, because a snapshot makes thousands."""
 
     number: int
-    seq: int
+    seq: int  # order of commit, which is the order of age
     group: int
-    edition: int
-    samples: int
-    shard_bytes: int
-    digest: str
-    drawn_at: float
+    edition: int  # of the group
+    samples: int  # 0: there is no file
+    shard_bytes: int  # of the file
+    digest: str  # xxh3_128 of the file, hexadecimal; empty without a file
+    drawn_at: float  # wall time of the commit, for display
 
 
 class EvictedShard(NamedTuple):
@@ -51,92 +34,53 @@ class EvictedShard(NamedTuple):
 
 
 class FinishedLease(NamedTuple):
-    """What counts of a finished lease.
-
-    Attributes:
-        name: of the lease.
-        job: whose uses it counts.
-        used: shards that its reader read.
-        delivered: samples that its loop received; None if its reader does not count them.
-    """
-
     name: str
-    job: str
-    used: Sequence[int]
-    delivered: int | None = None
+    job: str  # whose uses it counts
+    used: Sequence[int]  # shards that its reader read
+    delivered: int | None = None  # samples; None if its reader does not count them
 
 
 class ShardTableRow(NamedTuple):
-    """A shard as its writer knows it; see `ShardRow` for the rest.
-
-    Attributes:
-        state: a `ShardState`.
-        round: pass of the permutation.
-        parts: visits counted to it.
-        holes: visits that yielded nothing.
-        allocated: bytes of the blocks of file and sidecar.
-        record_bytes: bytes of every record.
-        uses: how often readers read it, all jobs together.
-    """
+    """A shard as its writer knows it; see `ShardRow` for the rest."""
 
     number: int
     seq: int
-    state: int
+    state: int  # a ShardState
     group: int
     edition: int
-    round: int
+    round: int  # pass of the permutation
     samples: int
-    parts: int
-    holes: int
+    parts: int  # visits counted to it
+    holes: int  # visits that yielded nothing
     shard_bytes: int
-    allocated: int
-    record_bytes: int
+    allocated: int  # blocks of file and sidecar
+    record_bytes: int  # of every record
     digest: str
     drawn_at: float
-    uses: int
+    uses: int  # by all jobs together
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """What the cache holds, and what it ever held.
+    """What the cache holds, and what it ever held."""
 
-    Attributes:
-        shards: live ones.
-        samples: in live shards.
-        bytes: allocated by live shards and their sidecars.
-        retired_shards: retired and not yet deleted.
-        retired_bytes: allocated by those.
-        drawn: samples ever committed.
-        drawn_parts: visits ever committed.
-        drawn_shards: shards ever committed.
-        evicted_samples: samples of shards that were retired and did not come back.
-        evicted_shards: those shards.
-        lost_samples: samples of those shards whose file was missing at a start.
-        lost_shards: those shards.
-        refetched_samples: samples that were refetched; they do not count as drawn again.
-        refetched_shards: their shards.
-        holes: visits that yielded nothing.
-        empty_visits: visits to whole objects without a sample, which are no holes.
-        delivered: samples that training loops received under finished leases.
-    """
-
-    shards: int = 0
+    shards: int = 0  # live ones, as the next two
     samples: int = 0
-    bytes: int = 0
-    retired_shards: int = 0
-    retired_bytes: int = 0
-    drawn: int = 0
-    drawn_parts: int = 0
+    bytes: int = 0  # allocated, with sidecars
+    retired_shards: int = 0  # not yet deleted
+    retired_bytes: int = 0  # allocated
+    drawn: int = 0  # samples ever committed
+    drawn_parts: int = 0  # visits ever committed
     drawn_shards: int = 0
-    evicted_samples: int = 0
+    evicted_samples: int = 0  # of shards that were retired and did not come back
     evicted_shards: int = 0
-    lost_samples: int = 0
+    lost_samples: int = 0  # of shards whose file was missing at a start
     lost_shards: int = 0
-    refetched_samples: int = 0
+    refetched_samples: int = 0  # not counted as drawn again
     refetched_shards: int = 0
-    holes: int = 0
-    empty_visits: int = 0
-    delivered: int = 0
+    holes: int = 0  # visits that yielded nothing
+    empty_visits: int = 0  # of whole objects without a sample; no holes
+    delivered: int = 0  # samples, under finished leases
 
 
 RangeRow: TypeAlias = tuple[int, int, int, int]  # first number, last, shards, samples
@@ -161,9 +105,7 @@ def merge_ranges(ranges: list[RangeRow]) -> list[RangeRow]:
 
 
 def split_range(row: RangeRow, number: int, samples: int) -> list[RangeRow]:
-    """Return what is left of a range without one of its shards, which has ``samples`` samples.
-
-    How the others share the rest was never noted, so it is divided as their number is.
+    """Return a range without one of its shards, divided as the numbers are: no more was ever noted.
 
     >>> split_range((0, 3, 4, 35), 1, 5)
     [(0, 0, 1, 10), (2, 3, 2, 20)]

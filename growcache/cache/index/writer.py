@@ -101,11 +101,8 @@ class IndexDatabase:
     def transaction(self) -> Iterator[None]:
         """Make everything in the block durable together, or nothing.
 
-        Raises:
-            CacheFullError: no room on the disk; nothing of the block happened.
-            IndexInDoubtError: the disk failed at the end of the block. All of it may be there at
-                the next start, or nothing.
-            CacheError: the disk failed before; nothing of the block happened.
+        CacheFullError, CacheError: nothing happened. IndexInDoubtError: the disk failed at the end of the
+        block, and all of it may be there at the next start, or nothing.
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -193,7 +190,6 @@ class IndexDatabase:
         return max(-1 if last is None else last, int(self.meta("pruned_seq", -1))) + 1
 
     def insert_shards(self, shards: Sequence[tuple[ShardTableRow, Sidecar]]) -> None:
-        """Add live shards."""
         self._put_shards([row for row, _ in shards])
         for row, sidecar in shards:
             self._insert_holes(row.number, sidecar)
@@ -362,7 +358,6 @@ class IndexDatabase:
         self._connection.execute(f"DELETE FROM jobs WHERE job IN ({old})")
 
     def finished_leases(self) -> set[str]:
-        """Return the names of the counted leases that are not forgotten."""
         rows = self._connection.execute("SELECT name FROM finished_leases").fetchall()
         return {name for (name,) in rows}
 
@@ -377,7 +372,6 @@ class IndexDatabase:
         return read_editions(self._connection)
 
     def insert_edition(self, edition: Edition) -> None:
-        """Record an edition, which never changes afterwards."""
         row = {name: getattr(edition, name) for name in edition.__slots__}
         self._db.table("editions").insert(row)
 
@@ -440,7 +434,7 @@ class IndexDatabase:
         return int(free * size)
 
     def compact(self) -> bool:
-        """Give unused pages back to the disk; False if that must wait. Writes all used pages to the log first."""
+        """Give unused pages back; False if that must wait. Writes all used pages to the log first."""
         try:
             self._connection.execute("VACUUM")
         except sqlite3.OperationalError as error:
@@ -491,7 +485,6 @@ def _create_file(layout: CacheLayout) -> None:
 
 
 def index_error(layout: CacheLayout, error: Exception) -> CacheError:
-    """Return the CacheError that an SQLite error means."""
     if getattr(error, "sqlite_errorcode", None) in _FULL_DISK_CODES:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
@@ -510,10 +503,8 @@ def _valid_unicode(value: str) -> str:
 class IndexWriter:
     """The index and the ballast that its transactions fall back on.
 
-    Attributes:
-        index: read it anywhere, change it inside `write` only.
-        log_is_short: False while a reader keeps the log from being truncated; writes that can
-            wait should then wait.
+    Read ``index`` anywhere, but change it inside `write` only. ``log_is_short`` is False while a reader
+    keeps the log from being truncated; writes that can wait should then wait.
     """
 
     def __init__(self, layout: CacheLayout, space: SpaceAccount) -> None:
