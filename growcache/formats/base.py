@@ -120,8 +120,7 @@ class ObjectFormat:
         """Return the samples of a visit, each with its origin [start, stop).
 
         Origins count rows, or unpacked bytes where the object has no rows. Arrays are
-        little-endian and in C order, and may be read-only views of one buffer. Other values are
-        bytes and str.
+        little-endian and in C order, and may be read-only views; other values are bytes and str.
 
         Raises:
             PartlyReadError: some of them cannot be read.

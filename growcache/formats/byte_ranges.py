@@ -25,7 +25,7 @@ class FetchedObject:
         return self._data[start:stop]
 
 
-# Of a visit, or a record, because what is decoded from it is in memory, too.
+# Of a visit, or a record, because its decoded values are in memory, too.
 MOST_RECORD_BYTES = MOST_VISIT_BYTES // 2
 
 
@@ -79,9 +79,8 @@ class FetchedRanges(SeekableFile):
 class ReadAhead:
     """Learns from the sizes of items how far to read beyond a block; no result depends on it.
 
-    A block ends anywhere within its last item, so half an item is missing on average and a whole
-    one at most. To read more than the longest item is useless. Where few items are that long, it
-    is cheaper to read on now and then than to read that much each time.
+    On average half an item is missing after a block, and one at most. To read more than the
+    longest item is useless. Where few items are that long, reading on now and then is cheaper.
     """
 
     def __init__(self, first: int, head: int, most: int) -> None:
@@ -107,9 +106,9 @@ MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several ranges share
 async def read_ranges(
     reader: ObjectReader, ranges: Sequence[tuple[int, int]]
 ) -> list[memoryview]:
-    """Return the bytes of each [start, stop); near ones share a request, of which they are views.
+    """Return the bytes of each [start, stop); near ones are views of one request.
 
-    A gap between them is read along if it is small, or at most a sixteenth of them.
+    A gap is read along if it is small, or at most a sixteenth of them.
     """
     groups: list[_SharedRequest] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):

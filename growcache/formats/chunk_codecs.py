@@ -23,8 +23,6 @@ _KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are re
 
 
 class Step(NamedTuple):
-    """A codec or filter that a chunk went through when it was written."""
-
     undo: Callable[[memoryview, int], memoryview]  # of the bytes, and of most bytes to yield
     adds: int = 0  # bytes at most
 
@@ -56,7 +54,7 @@ def _array_decoder(
 def zarr3_decoder(
     codecs: Any, dtype: np.dtype[Any], chunks: Sequence[int], fill: Array
 ) -> tuple[ChunkDecoder, np.dtype[Any]]:
-    """Return what decodes a chunk of version 3, and the dtype with its byte order."""
+    """Return the decoder, and the dtype with its byte order."""
     axes: list[int] = list(range(len(chunks)))
     steps: list[Step] = []
     is_bytes = False
@@ -201,10 +199,7 @@ MAX_VALUE_BYTES = 1 << 20
 
 
 def shuffle_step(size: int) -> Step:
-    """Put the first bytes of all values of ``size`` bytes first, and so on.
-
-    Bytes at the end that fill no value stay where they are.
-    """
+    """Return the step whose shuffle leaves the bytes at the end that fill no value in place."""
     if not 1 <= size <= MAX_VALUE_BYTES:
         raise FormatError(f"a chunk was not shuffled by {size}")
 

@@ -162,7 +162,7 @@ def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -
 
 
 def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
-    """Yield unpacked bytes in small steps, because a few bytes can become very many."""
+    """Steps are small, because a few bytes can become very many."""
     make, step, wrong = _unpacker(kind)
     stream, at = make(), 0
     while at < view.nbytes:

@@ -1,8 +1,8 @@
 """How an HDF5 dataset is stored, and how its chunks and strings are decoded.
 
 No other file is ever opened: external and user-defined links, external storage and virtual
-datasets are refused. Only filters that HDF5 alone knows run in the library; it runs one call at
-a time, but chunks are decoded in threads.
+datasets are refused. Chunks are decoded in parallel threads; only filters that HDF5 alone knows
+run in the library.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:
     if kind == h5py.h5d.COMPACT:
         inline = _inline_values(dataset, strings, path)
     elif kind == h5py.h5d.CONTIGUOUS:
-        # Behind a user block the library has an offset for what was never written, too.
+        # After a user block the library gives an offset for data never written, too.
         offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
     return DatasetLayout(
         path=path,
@@ -311,10 +311,7 @@ _FILE_NUMBERS = itertools.count()  # of files in memory
 
 
 def check_filters(layout: DatasetLayout, key: str) -> None:
-    """Refuse filters that only a plugin knows; plugins are never looked for.
-
-    Scale-offset without a fill value is refused, too, because it has one value more to tell.
-    """
+    """Refuse filters that only a plugin knows; plugins are never looked for."""
     by_library = _is_decoded_by_library(layout)
     for code, _, _ in layout.filters:
         if by_library and code in _PLUGINS_READ:
@@ -361,9 +358,9 @@ def _step(code: int, values: tuple[int, ...]) -> Step:
 def _decode_by_library(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    """Decode by the library in a file in memory whose only chunk this is.
+    """Decode as the only chunk of a file in memory.
 
-    In its own file the library would believe what that says about the filters.
+    In the original file the library would trust the stored parameters of the filters.
     """
     try:
         with without_garbage_collection():

@@ -116,10 +116,7 @@ def image_kind(data: Buffer) -> str | None:
 
 
 def decode_image(data: Buffer, key: str) -> Array:
-    """Return uint8 [height, width, 3], of an animation the first frame.
-
-    The orientation that EXIF names is not applied.
-    """
+    """Return uint8 [height, width, 3] of the first frame; EXIF's orientation is not applied."""
     with _opened(data, key) as image, _DECODE_SEMAPHORE.hold(image.size[0] * image.size[1]):
         return _rgb(image)
 

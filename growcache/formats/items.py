@@ -59,8 +59,6 @@ _this_thread = threading.local()  # the call that a thread of ours is running
 
 
 class UserCall:
-    """One run of the user's code, which may ask the event loop for bytes."""
-
     def __init__(self) -> None:
         # Of a read. The result is then not what the next try would give, even if the user's
         # code handled the failure.
@@ -117,7 +115,7 @@ class UserThreads:
 
 
 class ItemsFormat(ObjectFormat):
-    """Compressed objects are read whole."""
+    """Objects with a compression are read whole."""
 
     # A visit is worth its requests with `visit_least` samples and `visit_bytes`, unless these exceed
     # `visit_most_bytes`. Each visit reads about two items in vain.

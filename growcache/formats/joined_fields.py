@@ -89,7 +89,7 @@ class JoinedFormat(ObjectFormat):
         return joined
 
     def _largest(self, measures: Sequence[Measure]) -> int:
-        """Return the chunked field of most bytes, whose chunks decide where parts begin."""
+        """Return the chunked field of most bytes."""
         object_formats = enumerate(self._formats.values())
         chunked = [
             n for n, object_format in object_formats if isinstance(object_format, ChunkedFormat)

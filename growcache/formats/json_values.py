@@ -27,7 +27,7 @@ _EXACT_FLOATS = 1 << 53  # above it floats skip integers
 
 
 def parse_json(text: bytes) -> Any:
-    """NaN, Infinity and -Infinity are numbers, as in Python."""
+    """Accept NaN, Infinity and -Infinity, as Python does."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

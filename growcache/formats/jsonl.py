@@ -37,7 +37,7 @@ LONGEST_LINE = 1 << 25  # bytes; as Python's objects a line can take thirty time
 MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured as a whole
 
 
-MOST_RANDOM_RANGES = 256  # then there are no more lines, but what is longer than lines are
+MOST_RANDOM_RANGES = 256  # of a part; if these hold too few lines, its lines are too long
 _SPOTS, _SPOT_BYTES = 4, 1 << 16  # positions at which a large object is measured
 # Bytes that are read on until a long line ends, and the factor by which they grow.
 _LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4

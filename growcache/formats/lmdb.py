@@ -98,7 +98,7 @@ async def read_random_values(
 
 
 def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) -> bool:
-    """Whether ``take`` values can be chosen of these leaves, all about equally likely."""
+    """Whether ``take`` values can be chosen, all about equally likely."""
     counts = np.array([len(values) for values, _ in met])
     widths = np.array([width for _, width in met])
     weights = widths.min() / widths

@@ -137,7 +137,7 @@ def meta_bytes(head: bytes, name: str) -> int:
 
 
 def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
-    """Of the newer transaction; ``head`` has `meta_bytes`."""
+    """Return the page of the newer transaction; ``head`` has `meta_bytes`."""
     size = _page_bytes(head, name)
     if _page_bytes(head[size:], name) != size:
         raise FormatError(f"{name}: damaged LMDB file: its first two pages differ in size")
@@ -446,7 +446,6 @@ def _lists_databases(page: LmdbPage) -> bool:
 
 
 def _duplicate_values(page: LmdbPage, key: bytes) -> list[LmdbValue]:
-    """Values of one key are keys on a page of their own."""
     page.must_be(LEAF)
     if page.flags & LEAF2:
         if not page.pad:

@@ -27,7 +27,7 @@ class _DecodingVisit:
     gate: DecodeGate
     largest: int | None  # most bytes of a sample, if known before the transform
     held: int = 0  # bytes
-    ended: bool = False  # what it started may end later, and no longer counts
+    ended: bool = False  # its threads may end later, and no longer count
     before: Token[_DecodingVisit | None] | None = None  # resets the context
 
     def __enter__(self) -> None:

@@ -145,7 +145,7 @@ def _header_items(text: bytes, encoding: str) -> dict[str, str]:
 
 
 def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
-    # Not by ast.literal_eval: what compiles a stranger's text must be right about all of it.
+    # ast.literal_eval is not used, because it runs Python's compiler on untrusted text.
     try:
         words = text.decode(encoding).strip()
     except UnicodeDecodeError:

@@ -66,8 +66,8 @@ class ParquetFooter:
     def check(self, group: int, entry: Entry) -> None:
         """Raise where the description of a row group is damaged.
 
-        Arrow would end the process if its metadata were asked for a column. To begin to read a
-        column checks the same and raises; the read itself may fail, as nothing was fetched.
+        Arrow would end the process if its metadata were asked for a column. Beginning to read a
+        column checks the same and raises; the read itself may fail, because nothing is fetched.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -96,7 +96,7 @@ class ParquetFooter:
         return max(0, int(nbytes))
 
     def dictionary_columns(self, group: int) -> list[str]:
-        """Return the columns that are read as a dictionary and indices.
+        """Return the columns to be read as a dictionary and indices.
 
         Many rows may share one long value, which would otherwise be copied for each. Columns of
         many bytes are left out, because Arrow would take long to look for equal values.
@@ -113,7 +113,7 @@ class ParquetFooter:
         ]
 
     def batch_rows(self, group: int) -> int:
-        """Few where each row may have one long value."""
+        """Return few rows where each may have one long value."""
         if not self.variable:
             return _BATCH_ROWS
         metadata = self.metadata.row_group(group)
@@ -292,7 +292,7 @@ ColumnValues = tuple[Sequence[Any] | Array, Array]
 
 
 def column_bytes(array: Any) -> int:
-    """Leave out the bytes that all rows of a file may share."""
+    """Return the bytes of rows, without those that all rows of a file may share."""
     import pyarrow as pa
 
     return int((array.indices if pa.types.is_dictionary(array.type) else array).nbytes)

@@ -188,7 +188,7 @@ async def read_rows(
 def _refuse_too_much(
     reader: ObjectReader, rows: RowLayout, grid: SampleGrid, wanted: Sequence[int]
 ) -> None:
-    """Rows may be longer than in the first object."""
+    """Refuse here, too, because rows may be longer than in the first object."""
     stride = min(grid.stride, grid.length)  # overlapping windows are read once
     length = min(rows.count, stride * max(0, len(wanted) - 1) + grid.length)
     padded = grid.length if grid.pad and wanted else 0

@@ -120,7 +120,7 @@ def pax_records(data: Buffer) -> dict[bytes, bytes] | None:
 
 
 def sample_key_and_extension(name: str) -> tuple[str, str] | None:
-    """None: a file that belongs to no sample.
+    """Return None for a file that belongs to no sample.
 
     >>> sample_key_and_extension("train/a.b/0001.seg.PNG")
     ('train/a.b/0001', 'seg.png')
@@ -167,7 +167,7 @@ class _Extensions:
 async def member_at(
     fetch: ReadBytes, entry: Entry, at: int, *, certain: bool
 ) -> TarMember | None:
-    """``certain``: not the content of another member. None: the archive ends."""
+    """Return None at the archive's end; ``certain``: this is not another member's content."""
     start = await _past_zeros(fetch, entry, at, certain)
     if start is None:
         return None
@@ -389,7 +389,7 @@ class TarSamples:
 
 class SampleScan:
     def __init__(self) -> None:
-        self._ahead = 1 << 15  # behind a block; no result depends on it
+        self._ahead = 1 << 15  # bytes read after a block; no result depends on it
 
     async def samples_in(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
         """Return the samples behind a member that begins in [start, stop)."""
@@ -431,7 +431,7 @@ class SampleScan:
         entry, at = reader.entry, first
         fetch = SliceReader(window, self._ahead)
         members: list[TarMember] = []
-        behind = 0  # samples that begin behind the last member that begins in the block
+        behind = 0  # samples that begin after the last member of the block
         try:
             while (member := await member_at(fetch, entry, at, certain=certain)) is not None:
                 at = member.stop
@@ -540,7 +540,7 @@ async def _members(
 
 
 class _HeaderReader:
-    """Fetches headers, and reads through short content between them."""
+    """Reads through short content between headers."""
 
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
@@ -573,6 +573,6 @@ async def all_samples(reader: ObjectReader) -> TarSamples:
 
 
 def refuse_empty_object(reader: ObjectReader) -> None:
-    """An archive ends with zeros."""
+    """Even an archive without members has bytes, because it ends with zeros."""
     if not reader.entry.size:
         raise FormatError(f"{reader.entry.key}: expected a tar archive, found no bytes")

@@ -36,10 +36,7 @@ _FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read ahead of wh
 
 
 class ObjectFile(SeekableFile):
-    """A remote object as a read-only, seekable file; one thread may use it at a time.
-
-    A read that continues the one before fetches twice as much ahead, up to 8 MiB.
-    """
+    """One thread at a time may use it. Sequential reads fetch ahead, at most 8 MiB."""
 
     def __init__(self, call: UserCall, reader: ObjectReader) -> None:
         super().__init__(reader.entry.size)

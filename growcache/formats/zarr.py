@@ -291,7 +291,6 @@ class ZarrFormat(ObjectFormat):
 async def _metadata_or_error(
     reader: ObjectReader, root: str
 ) -> tuple[ZarrMetadata | FormatError, int]:
-    """Return an error as a value, which is kept like one; each array has size 1."""
     try:
         return await _fetch_metadata(reader, root), 1
     except FormatError as error:

@@ -19,7 +19,7 @@ from growcache.pickles import dtypes
 
 MOST_TEXT = 4096  # characters of a key: long ones that are equal are compared again and again
 SHORT_TEXT = 256  # characters; such text needs no further look
-MOST_TUPLES = 4096  # as keys, whose collisions cannot be told beforehand
+MOST_TUPLES = 4096  # as keys, whose collisions cannot be predicted
 MOST_ITEMS = 64  # of a tuple as a key
 _MOST_INTEGER = 1 << 63  # numbers beyond would have the remainders of others as hashes
 _HARMLESS_KINDS = (bool, float, type(None))

@@ -36,7 +36,7 @@ def _dup(m: Machine) -> None:
 
 
 def _protocol(m: Machine) -> None:
-    m.take(1)  # whatever it says: the instructions are what counts
+    m.take(1)  # the number is ignored: only the instructions count
 
 
 def _frame(m: Machine) -> None:
@@ -148,7 +148,7 @@ def _byte(m: Machine) -> None:
 
 
 def _fixed(form: str) -> Callable[[Machine], None]:
-    """By far the most frequent step, so without detours."""
+    """Avoid calls in the step, because such numbers are by far the most frequent."""
     packed = struct.Struct(form)
     unpack, size = packed.unpack_from, packed.size
 
