@@ -176,7 +176,7 @@ def install_excepthook() -> None:
     ) -> Any:
         if isinstance(error, GrowcacheError) and not os.environ.get(TRACEBACK_VARIABLE):
             trace = without_own_frames(trace)
-            # Its message says what it was raised from.
+            # The message names the cause.
             error.__cause__, error.__suppress_context__ = None, True
             error.__traceback__ = trace
         return before(kind, error, trace)
@@ -185,10 +185,7 @@ def install_excepthook() -> None:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of growcache and of the standard library at its end.
-
-    The user's functions that growcache called stay.
-    """
+    """Return a traceback without frames of growcache, and of the standard library at its end."""
     kept: list[TracebackType] = []
     while trace is not None:
         if not _is_own_frame(trace):

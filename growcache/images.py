@@ -115,9 +115,7 @@ class Decode:
             raise FormatError(f"the image{where}: {error}") from None
         except Image.DecompressionBombWarning:
             raise FormatError(f"the image{where}: more than {MAX_PIXELS:,} pixels") from None
-        except (
-            Exception
-        ) as error:  # Pillow's plugins raise what a broken image makes them raise
+        except Exception as error:  # Pillow's plugins raise any exception for a broken image
             raise FormatError(
                 f"the image{where} cannot be decoded: {type(error).__name__}: {error}; a "
                 "sampling.transform that opens images keeps such ones out of the cache"
@@ -165,10 +163,7 @@ def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
 def random_crop_box(
     size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
 ) -> CropBox:
-    """Return a random part, of about this width over height, of an image of (width, height).
-
-    ``scale`` bounds its share of the area.
-    """
+    """Return a random part of about this aspect; ``scale`` bounds its share of the area of ``size`` (width, height)."""
     width, height = size
     for _ in range(RANDOM_BOX_ATTEMPTS):
         area = width * height * rng.uniform(*scale)

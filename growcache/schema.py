@@ -171,7 +171,7 @@ class Schema:
 
     @classmethod
     def declared(cls, fields: Mapping[str, str | Sequence[Any]]) -> Schema:
-        """Return the schema that a user wrote: ``"bytes"``, ``"str"``, a dtype, or [dtype, size, ...] with None for ragged.
+        """Return the schema that a user wrote: per name a kind, or [dtype, size, ...] with None for ragged.
 
         >>> str(Schema.declared({"x": ["float32", None, 64], "note": "str"}))
         'note: str, x: float32[?, 64]'
@@ -248,7 +248,7 @@ class Schema:
         )
 
     def conform(self, sample: Mapping[str, Any]) -> Sample:
-        """Return the sample in stored order: little-endian C-ordered arrays, bytes, str; FormatError if it does not fit."""
+        """Return the sample in stored order, little-endian and C-ordered; FormatError if it does not fit."""
         if self._is_of(sample):
             return dict(sample)
         found = Schema.from_sample(sample)
@@ -313,7 +313,7 @@ def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Fi
         raise ValueError(f"no field: {name!r:.40} {sizes!r:.40}")
     if dtype in (BYTES, STR) and not sizes:
         return Field(name, str(dtype), ())
-    # NumPy would evaluate what stands behind a comma.
+    # NumPy would evaluate the text after a comma.
     if (
         type(dtype) is not str
         or not _STORED_DTYPE.fullmatch(dtype)

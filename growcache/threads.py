@@ -64,10 +64,7 @@ class Future(Generic[T]):
 
 
 class DaemonThread:
-    """A thread that makes calls ahead, one after the other, until `close`.
-
-    It persists, because starting a thread while another one is busy takes two switch intervals.
-    """
+    """A persistent thread, because starting one while another is busy takes two switch intervals."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,8 +1,7 @@
 """The user's own code: imported by name, called by keyword, and named with its file and line in errors.
 
-``package.module:function`` in a configuration names a function, or a class that is instantiated once per process
-and then called. Child processes start as ``python -m growcache …``, never by fork, with an environment in which
-they can import the same code.
+Child processes start as ``python -m growcache …``, never by fork, with an environment in which they can import
+the same code.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from growcache.errors import ConfigError, FormatError
 from growcache.schema import Origin, Sample
 
 _MAX_KEY_CHARACTERS = 80  # characters of an object's key in a reason; the hole has all of it
-_MAX_ERROR_CHARACTERS = 160  # characters of what an exception says
+_MAX_ERROR_CHARACTERS = 160  # of an exception's text
 
 
 class RunningCalls:
@@ -107,10 +106,7 @@ class UserCode:
         return FormatError(f"{self.name} {what} on {short_key(key)}")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
-        """Return the function's result as a sample: little-endian arrays in C order.
-
-        Arrays that may change later are copied, unless they are among ``given``, which were made for this call.
-        """
+        """Return the function's result as a sample; ``given`` arrays were made for this call and are not copied."""
         source = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
             found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
@@ -163,7 +159,7 @@ def printable(text: str) -> str:
     r"""Return the text with escapes for characters that a terminal would obey or could not show.
 
     >>> printable("caf\u00e9 \x1b[31m\udcff")
-    'café \\x1b[31m\\udcff\'
+    'café \\x1b[31m\\udcff'
     """
     if text.isprintable():
         return text
@@ -292,8 +288,7 @@ def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:
         array = np.asarray(value)
     except _USER_ERRORS as error:
         raise FormatError(f"{source}: {name!r} is no array: {_error_text(error)}") from None
-    # A function may fill the same array for each of its samples; what cannot be written on
-    # cannot change.
+    # A function may fill the same array for each of its samples, unless it is read-only.
     array = array.copy() if id(array) not in fresh and _is_writable(array) else array
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 

@@ -1,1 +1,1 @@
-"""The command line: its commands, what they print, and the demo."""
+"""The command line and the demo."""

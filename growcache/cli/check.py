@@ -1,4 +1,4 @@
-"""``growcache check``: read every byte of a cache, report what is wrong with it, and repair it."""
+"""``growcache check``: read every byte of a cache, report damage, and repair it."""
 
 from __future__ import annotations
 

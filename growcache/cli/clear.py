@@ -15,7 +15,7 @@ from growcache.errors import CacheBusyError
 from growcache.usercode import printable
 
 SAMPLERS_END_SECONDS = 10.0  # that those of a service that died need to end
-MAX_NAMED_STRANGERS = 3  # names of what is not ours
+MAX_NAMED_STRANGERS = 3  # names of foreign files
 
 
 def clear_question(root: Path) -> str:
@@ -25,11 +25,7 @@ def clear_question(root: Path) -> str:
 
 
 def empty_cache(root: Path) -> str:
-    """Delete the content of a cache, and return a text for the user.
-
-    Only names of a cache's own are deleted. Locks stay, because they are never unlinked, and so does the marker, so
-    that the next service accepts the folder.
-    """
+    """Delete a cache's own files except locks, which are never unlinked, and its marker; return a text for the user."""
     layout = CacheLayout(root)
     require_cache(layout)  # one whose clearing was cut short is a cache, too
     before = allocated_tree(layout.root)

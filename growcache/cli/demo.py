@@ -1,8 +1,4 @@
-"""``growcache demo``: a remote store, a bounded cache that grows, and a model that learns.
-
-Everything is real but the size. A service in a child process samples windows of recordings over a link of
-limited speed, and PyTorch trains on the cached ones.
-"""
+"""``growcache demo``: a service in a child process, on a link of limited speed, and PyTorch on the cached windows."""
 
 from __future__ import annotations
 
@@ -56,7 +52,7 @@ MIN_SAMPLES = 256
 SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
-TABLE_LINES = 3  # its head, and what goes on below it
+TABLE_LINES = 3  # its head, and the lines below it
 # Columns of the table of epochs, with the least width of a terminal that has them.
 COLUMNS = {
     "epoch": 0,
@@ -90,7 +86,6 @@ class EpochRow:
 
 
 def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list[EpochRow]:
-    """Run the demo; return its epochs, none without PyTorch."""
     trains = importlib.util.find_spec("torch") is not None
     with ExitStack() as stack:
         folder = keep or Path(
@@ -286,7 +281,6 @@ class Training:
         self.samples, self._loss, self._right = 0, 0.0, 0
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Learn from a batch: x float32 (n, 256, 4), y int64 (n,)."""
         from torch import nn
 
         scores = self.model(x.transpose(1, 2))

@@ -1,8 +1,4 @@
-"""``growcache export``: copy a cache into a folder of its own.
-
-The copy is made next to its target and renamed, so it appears whole or not at all. Loaders take it as a
-cache, and its manifest and README tell how to read it without growcache.
-"""
+"""``growcache export``: copy a cache next to its target and rename it, so that the copy appears whole or not at all."""
 
 from __future__ import annotations
 

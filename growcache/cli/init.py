@@ -1,7 +1,4 @@
-"""``growcache init``: write a commented config, from options, a probe of the source, and answers.
-
-The text is the data file ``config_template.yaml``, because its comments are the point.
-"""
+"""``growcache init``: write a commented config, from options, a probe of the source, and answers."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ TEMPLATE = Path(__file__).with_name("config_template.yaml")
 COMMENT = textwrap.TextWrapper(88, initial_indent="  # > ", subsequent_indent="  #   ")
 RAW_GUESS = {"dtype": "<f4", "window": 4096}
 RAW_GUESS_REASON = "A guess: set dtype, shape and window to what was recorded."
-Prompt = Callable[..., Any]  # typer.prompt, and what tests put in its place
+Prompt = Callable[..., Any]  # typer.prompt, or a substitute in tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,6 @@ def _as_yaml(value: object) -> str:
 
 
 def _checked_config_text(file: str, choices: ConfigChoices) -> str:
-    """Return the text of a config that loads; name the packages that it needs."""
     text = config_text(file, choices)
     load_config(yaml.safe_load(text))
     try:
@@ -168,7 +164,6 @@ def choose_without_asking(given: InitOptions) -> ConfigChoices:
 
 
 def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> ConfigChoices:
-    """Ask for all that the command line leaves open."""
     given, found = _ask_for_source(given, prompt)
     if found is not None:
         more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
@@ -185,7 +180,6 @@ def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> Config
 def _ask_for_source(
     given: InitOptions, prompt: Prompt
 ) -> tuple[InitOptions, ProbedSource | None]:
-    """Ask for the URL until something is found there or the answer is empty."""
     while True:
         if given.url is None:
             print_to_stderr(

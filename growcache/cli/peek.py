@@ -1,7 +1,4 @@
-"""``growcache peek``: show cached samples, and their origins.
-
-It takes no lease. A shard that is evicted meanwhile is skipped, and an open one stays readable to its end.
-"""
+"""``growcache peek``. It takes no lease, so a shard that is evicted meanwhile is skipped."""
 
 from __future__ import annotations
 
@@ -105,10 +102,7 @@ def _read_sample(root: Path, row: ShardRow, i: int) -> PeekedSample:
 
 
 def summarize_value(value: Value) -> dict[str, Any]:
-    """Return dtype, shape, extremes and, of a short array, all values; NaN becomes null.
-
-    Of bytes and strings: the length (in bytes, in characters), and the beginning of strings.
-    """
+    """Return dtype, shape, extremes and, of a short array, all values; of strings the beginning. NaN becomes null."""
     if isinstance(value, bytes):
         return {"dtype": "bytes", "length": len(value)}
     if isinstance(value, str):
@@ -123,7 +117,6 @@ def summarize_value(value: Value) -> dict[str, Any]:
 
 
 def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
-    """Print some samples of a cache, or the one at ``place`` ("shard:i")."""
     view = _read_filled_index(root)
     schema = view.schema
     assert schema is not None
@@ -196,7 +189,7 @@ def common_folder(keys: Sequence[str]) -> str:
     """
     if len(set(keys)) < 2:
         return ""
-    first, last = min(keys), max(keys)  # what these two share, all between them share
+    first, last = min(keys), max(keys)  # a beginning of both is one of all keys between
     pairs = zip(first, last, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return first[: first.rfind("/", 0, shared) + 1]
@@ -258,7 +251,7 @@ def _field_text(name: str, value: Value, width: int) -> str:
 
 
 def _print_unwrapped(console: Console, text: str) -> None:
-    # Soft wraps: what is selected with the mouse is one line, as it was written.
+    # Soft wraps keep a line whole when it is selected with the mouse.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -62,7 +62,6 @@ TRANSFORM_DIGEST = "the transform's source"
 
 
 def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
-    """Print whether a sample can be made again; return the exit code."""
     peeked = sample_at(root, place)
     identity = read_identity(root)
     if identity is None:
@@ -91,10 +90,7 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
 
 
 def config_from_identity(identity: Identity, root: Path) -> Config:
-    """Return the part of the configuration that is in a cache's identity.
-
-    A cache may come from another person, and its reader has not agreed to run the code that its files name.
-    """
+    """Return a cache's own configuration; ConfigError if it names code, because another person may have made the cache."""
     values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
     sources: dict[str, dict[str, Any]] = {}
     for dotted, value in filter(_decides_samples, identity.parts.items()):
@@ -188,7 +184,6 @@ async def _draw_again(
     identity: Identity,
     labels: Labels | None,
 ) -> list[Sample]:
-    """Return the samples, mostly one, that the visit of this sample yields at its place."""
     here = str(Path.cwd())
     if here not in sys.path:  # where samplers find the user's code, too
         sys.path.insert(0, here)
@@ -255,10 +250,7 @@ def _difference_text(a: Value, b: Value | None) -> str | None:
 
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
-    """Return the objects of the other fields as they were listed, or else as they are now.
-
-    A shard names the first field's object only. A read detects an object that is not the listed one.
-    """
+    """Return the objects of the other fields as listed, else as they are now; a shard names the first field's only."""
     store = reader.store
     assert isinstance(store, RemoteStore)
     templates = [UrlTemplate.from_url(field.url) for field in store.source.fields.values()]

@@ -76,7 +76,7 @@ FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
     ".tar": "tar",
 }
-# Suffixes that say what numbers a file without a header is of.
+# The dtype of files without a header.
 DTYPES_BY_SUFFIX = {
     **dict.fromkeys((".f32", ".float32"), "<f4"),
     **dict.fromkeys((".f64", ".float64"), "<f8"),
@@ -95,7 +95,7 @@ WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode
 
 T = TypeVar("T")
 R = TypeVar("R")
-# Options of a format, and sentences about what was found.
+# Options of a format, and sentences about the objects.
 Candidate = tuple[dict[str, Any], Sequence[str]]
 
 

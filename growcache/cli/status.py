@@ -32,7 +32,6 @@ class StatusHistory:
     spacing: float = 0.25
 
     def add(self, at: float, status: Status) -> None:
-        """Add a status; it replaces the last one if that is only a moment old."""
         if self.points and at - self.points[-1][0] < self.spacing:
             at = self.points.pop()[0]
         self.points.append((at, status.samples, status.bytes))
@@ -155,7 +154,7 @@ def trouble_texts(status: Status) -> list[str]:
 
 
 class StatusReporter:
-    # Takes what samplers write to the error stream; None: that goes where ours does.
+    # Takes the samplers' error output; None leaves it on our error stream.
     on_stderr: Callable[[bytes], None] | None = None
 
     def __enter__(self) -> Self:

@@ -1,7 +1,6 @@
-"""The abilities of a stream: a picture that is redrawn, colours, or plain lines.
+"""The abilities of a stream. Colours follow the conventions of rich (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``).
 
-Colours follow the conventions of rich (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``). Redrawing is a separate question,
-because a log file with forced colours must still get no cursor movements.
+Redrawing is a separate question, because a log file with forced colours must still get no cursor movements.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ def can_redraw(stream: IO[str]) -> bool:
 
 
 def fold_to_width(text: str, stream: IO[str]) -> str:
-    """Return a text that wraps between words if the stream is a terminal."""
     try:
         width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):  # no terminal of the system's
@@ -82,7 +80,6 @@ def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[..., 
 
 
 def print_json(line: bytes, stream: IO[bytes] | None = None) -> None:
-    """Write a line of JSON to the stream, by default the standard output."""
     stream = stream or sys.stdout.buffer
     stream.write(line + b"\n")
     stream.flush()

@@ -69,10 +69,7 @@ FREE_PART = ("free", "bright_black", "░")
 
 @dataclass(frozen=True)
 class StatusPicture:
-    """A status as a frame of rows, with a history also the growth.
-
-    The least important rows are left out if all of them have more lines than ``height``.
-    """
+    """A status as a frame of rows; the least important ones are left out beyond ``height`` lines."""
 
     status: Status
     history: StatusHistory | None = None
@@ -283,7 +280,6 @@ def _sources_row(status: Status, _: object, width: int) -> list[Text]:
 
 
 def _split_row(status: Status, _: object, width: int) -> list[Text]:
-    """Return the subsets; the one of this cache is highlighted."""
     texts = [
         Text(
             f"{one.name}: {plural(one.objects, 'object')} in {plural(one.groups, 'group')}",

@@ -187,7 +187,7 @@ class Catalog:
     def close(self) -> None:
         with self._lock:
             if self._descriptor >= 0:
-                if self._sync_failed:  # what was written may read back, and not be on the disk
+                if self._sync_failed:  # writes may read back without being on the disk
                     with suppress(OSError):
                         os.ftruncate(self._descriptor, self._synced_bytes)
                 os.close(self._descriptor)
@@ -294,7 +294,6 @@ class Catalog:
         return os.fstat(self._descriptor).st_blocks * 512
 
     def _write_pending(self, *, at_least: int) -> None:
-        """Write blocks while at least ``at_least`` entries are buffered."""
         written = 0
         try:
             while len(self._buffered) - written >= at_least:

@@ -274,8 +274,6 @@ _OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 
 @dataclass(frozen=True)
 class SshServer:
-    """A host, and how to connect to it."""
-
     host: str
     url: str
     settings: Mapping[str, Any] = field(repr=False)  # asyncssh's, secrets included
@@ -293,7 +291,6 @@ class SshServer:
 def ssh_server(
     location: Location, url: str, storage_options: Mapping[str, Any], stall_seconds: float
 ) -> SshServer:
-    """Return the host of a URL, and asyncssh's settings for it; ConfigError for a bad URL or option."""
     options = dict(storage_options)
     policy = options.pop("host_key_policy", "auto_add")
     if policy not in _HOST_KEY_POLICIES:

@@ -127,7 +127,7 @@ class FsspecBackend:
             fs = self._own.fs = self._open()
         path = self._path(entry.key)
         data: bytes = fs.cat_file(path, start, stop)
-        # After the read: what was written before or during it shows now.
+        # After the read, so that a write before or during it is detected.
         check_same_version(entry, entry_of_info(entry.key, fs.info(path)))
         return data
 
@@ -185,7 +185,6 @@ class FsspecBackend:
 
 
 def _name_redirected_server(error: Exception, explained: StoreError, root: str) -> StoreError:
-    """Add the server's name to an error, unless it is the server of source.url."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
     asked = getattr(getattr(cause, "request_info", None), "url", None)
     if not isinstance(explained, AccessError) or asked is None:
@@ -258,7 +257,7 @@ def open_fsspec(
         if isinstance(error, KeyError):
             error = ValueError(f"storage_options lack {error}")
         if isinstance(error, ValueError) and "@" in url:
-            # urllib quotes what it takes for a port: a piece of the password.
+            # urllib would quote a piece of the password, which it takes for a port.
             error = ValueError("its user and password have to be percent-encoded")
         if isinstance(error, ImportError) and (extra := _EXTRA_OF_SCHEME.get(location.scheme)):
             error = ImportError(f"{error}: pip install 'growcache[{extra}]'")
@@ -406,7 +405,6 @@ def _require_partial(entry: Entry, ranged: bool, status: int) -> None:
 async def _get_web(
     support: RangeSupport, fs: Any, address: str, entry: Entry, start: int, stop: int
 ) -> bytes:
-    """One conditional request; its response names the version."""
     settings = dict(fs.kwargs)
     # A range of compressed content would be one of other bytes, of a size that only the server knows.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}

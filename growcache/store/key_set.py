@@ -67,7 +67,6 @@ class KeySet:
         return fresh
 
     def new_places(self, keys: Sequence[str]) -> list[int]:
-        """Return the places of keys with a new hash, without adding them."""
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
         places: list[int] = np.flatnonzero(self._find(hashes) < 0).tolist()
         return places

@@ -153,8 +153,8 @@ def _pages_left(one: KeyRange, coder: KeyCoder) -> float:
 def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
     if not count or one.up_to is not None:
         return _even_split_points(one, count, coder)
-    # Half of the cuts leave out all that begins as the last key does, at each of its first
-    # characters: that shows what all keys begin with. The others look for its siblings.
+    # Half of the cuts skip all keys that share a beginning of the last key, one cut per
+    # character, which finds the beginning of all keys. The others look for its siblings.
     end = min(len(one.after), one.fixed + (count + 1) // 2)
     siblings = (one.after[:i] + _next_character(one.after[i]) for i in range(one.fixed, end))
     skipped = [cut for cut in siblings if cut > one.after and not is_unsupported_key(cut)]
@@ -163,7 +163,7 @@ def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
 
 
 def _next_character(character: str) -> str:
-    # No name may be "." or end with "/"; what begins with such is left to the cut before.
+    # No name may be "." or end with "/"; the cut before covers such names.
     if character in "-./":
         return "0"
     if ord(character) + 1 in (0x7F, 0xD800, 0x110000):
@@ -207,7 +207,7 @@ class KeyCoder:
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
         self._seen: dict[str, set[str]] = {}  # characters of each kind
-        self._kinds: dict[str, set[str]] = {}  # by what they follow
+        self._kinds: dict[str, set[str]] = {}  # by the context before them
         self._likely: dict[str, list[str]] = {}
 
     def learn(self, keys: Iterable[str]) -> None:
@@ -233,7 +233,7 @@ class KeyCoder:
         for character in text[at:]:
             known = self._after(before)
             place = bisect_left(known, character)
-            # One part for the text that ends here, and one for what follows all that is known.
+            # One part for the text that ends here, and one for all after the known characters.
             width //= len(known) + 2
             low += width * (place + 1)
             if not width or place == len(known) or known[place] != character:
@@ -242,7 +242,6 @@ class KeyCoder:
         return low
 
     def decode(self, number: int, beginning: str) -> str:
-        """Return a text with this beginning and about this rank."""
         found, width, before = [], _CODE_SPACE, beginning[-1:] or " "
         while width and (known := self._after(before)):
             width //= len(known) + 2
@@ -375,7 +374,7 @@ class ListingRounds:
 
 
 def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
-    """Order entries so that the first few come from everywhere, because objects of one folder may be alike."""
+    """Order entries so that the first few come from all over, because objects of one folder may be alike."""
     rows = sorted(found, key=lambda entry: (entry.store, entry.key))
     count = min(len(rows), _SURVEY_SINGLES)
     single = [place * len(rows) // count for place in _bit_reversed(count)]

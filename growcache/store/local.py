@@ -149,7 +149,7 @@ def _read_range(entry: Entry, start: int, stop: int) -> bytes:
 
 
 def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> bytes:
-    """Read a range of the listed version; TransientStoreError if more than that may have changed."""
+    """Read a range of the listed version; TransientStoreError if the file may have changed meanwhile."""
     before = os.fstat(descriptor)
     _check_version(entry, before)
     # A program can set a file's time of modification, but not that of its change.

@@ -270,7 +270,6 @@ _AZURE_OBSTORE_NAMES = frozenset(
 
 
 def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return obstore's settings; None if obstore does not support an option or the host."""
     found = parse_azure_host(host) if host else {}
     if found is None:
         return None
@@ -311,7 +310,6 @@ def parse_connection_string(text: str) -> dict[str, Any]:
 
 
 def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str, Any]:
-    """Add the address of an account in a cloud that is not the public one."""
     if suffix == _AZURE_PUBLIC_CLOUD or "account_name" not in found:
         return found
     return {"endpoint": f"{scheme}://{found['account_name']}.blob.{suffix}", **found}
@@ -320,7 +318,7 @@ def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str,
 def _open_web(
     location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
-    # Listing pages of links, queries and headers are what fsspec's client is good at.
+    # fsspec's client supports listing pages of links, queries and headers.
     is_plain = location.is_key and "?" not in location.pattern
     if not is_plain or location.userinfo or location.signed_key or options:
         return None

@@ -128,10 +128,7 @@ def check_has_version(entry: Entry, response: Response) -> None:
 
 
 def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
-    """Refuse a response that is not the wanted range of an object of the listed size.
-
-    It raises a BrokenReadError, because only the version shows whether the object was rewritten.
-    """
+    """Refuse a response that is not the wanted range of an object of the listed size, as a BrokenReadError."""
     if response.span is not None and response.span != wanted:
         raise BrokenReadError(
             f"{entry.key}: expected bytes {_range_text(wanted)}, the store sent "
@@ -153,7 +150,6 @@ def check_length(entry: Entry, wanted: tuple[int, int], found: int) -> None:
 
 
 async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -> bytes:
-    """Return all bytes of a response; BrokenReadError once there are more than requested."""
     parts, found = [], 0
     async for chunk in chunks:
         parts.append(chunk)
@@ -163,7 +159,6 @@ async def read_at_most(chunks: AsyncIterable[Buffer], most: int, entry: Entry) -
 
 
 def check_same_version(entry: Entry, found: Entry) -> None:
-    """Refuse a file or object whose size, ETag or exact time is not the listed one."""
     if (found.size, found.etag, found.mtime) != (entry.size, entry.etag, entry.mtime):
         raise changed_error(entry, found)
 
@@ -230,7 +225,6 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def _warn_no_ranges(root: str) -> None:
-    """Warn, once per server."""
     logger.warning(
         "%s knows no ranges: every read of a part of an object is one of all of it",
         root.rstrip("/"),
@@ -238,8 +232,6 @@ def _warn_no_ranges(root: str) -> None:
 
 
 class RangeSupport:
-    """Whether a web server serves ranges, as its answers show."""
-
     def __init__(self, root: str) -> None:
         self._root = root
         self.has_ranges: bool | None = None  # None: no range was requested yet

@@ -80,7 +80,6 @@ class RetryPolicy:
             time.sleep(seconds)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
-        """Do as `run` after a first attempt failed with ``error``."""
         failures, since = 1, time.monotonic()
         while True:
             await asyncio.sleep(self._pause_after(error, failures, since))
@@ -126,10 +125,7 @@ _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 
 
 class RecentReads:
-    """The last successful reads of one store in this process, of two different keys.
-
-    It has no lock: of two successes at the same moment, one may be lost.
-    """
+    """The last successful reads of one store, of two different keys. A race of threads may lose one of them."""
 
     def __init__(self) -> None:
         self._last: _SuccessfulRead | None = None
@@ -142,14 +138,10 @@ class RecentReads:
         self._last = (entry, requested_at, time.monotonic())
 
     def has_other_since(self, key: str, since: float) -> bool:
-        """Whether the store served an object of another key since then."""
         return any(at >= since for _, _, at in self._others(key))
 
     def has_other_requested_since(self, key: str, since: float) -> bool:
-        """Whether the store served an object of another key that was requested since then.
-
-        An earlier request may have been accepted before the credentials were refused.
-        """
+        """As `has_other_since`, without requests that may have been accepted before the credentials were refused."""
         return any(requested_at >= since for _, requested_at, _ in self._others(key))
 
     def other_objects(self, key: str) -> list[Entry]:
@@ -244,9 +236,9 @@ class RenewableBackend:
             await self.backend.close()
 
     def renew(self, generation: int, *, at_once: bool = False) -> bool:
-        """Make the client anew, and return whether there is one newer than a refused ``generation``. Blocks.
+        """Make the client anew, and return whether it is newer than a refused ``generation``. Blocks.
 
-        This happens at most once a second; ``at_once`` is for options that are known to have changed.
+        It is made at most once a second, unless the options are known to have changed (``at_once``).
         """
         with self._lock:
             if self.generation != generation:
@@ -275,7 +267,6 @@ FRESH_REFUSAL_SECONDS = 1.0  # for which a refusal of everything needs no new pr
 
 
 def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
-    """Whether a retry may help: the store did not answer, or is overloaded."""
     return isinstance(error, TransientStoreError) and not isinstance(error, StoreRefusedError)
 
 
@@ -284,10 +275,7 @@ def is_object_error(error: StoreError) -> bool:
 
 
 def may_be_a_lapse(error: StoreError) -> bool:
-    """Whether a failure may be a lapse of the credentials although another object is served right after.
-
-    Logins lapse for moments, while objects do not vanish for moments.
-    """
+    """Whether the credentials may have lapsed for a moment, although another object is served right after."""
     return not isinstance(error, ObjectChangedError | ObjectMissingError | UnsupportedKeyError)
 
 
@@ -310,10 +298,7 @@ def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedErro
 
 
 class StoreProbe:
-    """Requests other objects of a store that refused one; one probe at a time, in one event loop.
-
-    ``list_some`` blocks. It is called if the store serves no object that was read before.
-    """
+    """Requests other objects of a store that refused one; one probe at a time, in one event loop. ``list_some`` blocks."""
 
     def __init__(
         self, client: RenewableBackend, list_some: Callable[[], Iterable[Entry]]
@@ -324,10 +309,7 @@ class StoreProbe:
         self._denied_at = -1.0  # when no other object was given, monotonic seconds
 
     async def refusal_of(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
-        """Return the store's refusal behind a recent failure; None if the object is the cause.
-
-        TransientStoreError if the store does not answer now, so that it cannot be decided.
-        """
+        """Return the store's refusal behind a recent failure; TransientStoreError while that cannot be decided."""
         known = isinstance(error, StoreRefusedError) or is_object_error(error)
         others = not known and await self._gives_another(entry, time.monotonic())
         return store_refusal(error, others_answer=others)

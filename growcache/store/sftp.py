@@ -169,7 +169,6 @@ class _HostKeyCheck:
         self._accepts_others = not (keys or authorities or rejects_unknown)
 
     def client(self) -> Any:
-        """Return asyncssh's client, which asks about host keys that known_hosts lacks."""
         answer = {"validate_host_public_key": lambda *_: self._accepts_others}
         return type("Client", (asyncssh.SSHClient,), answer)()
 
@@ -187,7 +186,6 @@ def _known_hosts() -> Any:
 def open_sftp(
     location: Location, url: str, source: SourceConfig, concurrency: int, timeout_seconds: float
 ) -> SftpBackend:
-    """Return the backend of a URL's host; the URL may hold user and password."""
     asyncssh.set_log_level(logging.CRITICAL)
     stalled = stalled_seconds(timeout_seconds)
     return SftpBackend(ssh_server(location, url, source.storage_options, stalled), concurrency)
@@ -234,7 +232,6 @@ class _Connection:
         self._request_bytes = min(_REQUEST_BYTES, sftp.limits.max_read_len or _REQUEST_BYTES)
 
     async def until_stalled(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result; TimeoutError if no request is answered for `stall_seconds`."""
         began = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -413,7 +410,6 @@ class _ConnectionPool:
             raise
 
     async def _least_busy(self) -> _Connection:
-        """Return the connection with the fewest requests; if all are busy, open another one."""
         while True:
             found = min(self._connections, key=lambda one: one.requests, default=None)
             is_free = found is not None and found.requests < _READS_PER_CONNECTION

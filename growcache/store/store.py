@@ -305,10 +305,7 @@ class RemoteStore:
         yield from self._in_order(listings)
 
     def set_options(self, options: Mapping[str, object]) -> None:
-        """Use other ``storage_options`` from now on. Blocks.
-
-        CredentialsError if no client can be made with them now; the next read tries again.
-        """
+        """Use other ``storage_options`` from now on. Blocks; after a CredentialsError the next read tries again."""
         if self._settings is None or dict(options) == self.source.storage_options:
             return
         self.source = self.source.model_copy(update={"storage_options": dict(options)})
@@ -336,10 +333,7 @@ class RemoteStore:
         yield from self._in_order([section.pages(self._retries) for section in sections])
 
     def _in_order(self, listings: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-        """Yield one listing after the other, but those of several fields in turn.
-
-        The objects of one sample then come soon after one another.
-        """
+        """Yield the listings in turn if they are of several fields, so that the objects of a sample come together."""
         if not self.source.fields:
             yield from chain(*listings)
             return
@@ -367,10 +361,7 @@ class RemoteStore:
                 raise
 
     def _is_new(self, key: str, number: int) -> bool:
-        """Whether no earlier URL of the same bucket or file system lists the key.
-
-        Of several fields, the placeholders decide which URL a key belongs to.
-        """
+        """Whether no earlier URL lists the key; of several fields, the placeholders decide whose key it is."""
         if self.source.fields:
             return True
         identity = self._clients[number].identity
@@ -398,7 +389,7 @@ def _head_of_named_object(backend: Backend, key: str) -> Entry:
         raise
     except AccessError as error:
         raise CredentialsError(str(error)) from None
-    except StoreError as error:  # answers to HEAD have no body, so no word of what is wrong
+    except StoreError as error:  # an answer to HEAD has no body to explain it
         raise CredentialsError(f"{error}, as it does where credentials have expired") from None
 
 

@@ -1,7 +1,4 @@
-"""Turn a failed request into an error whose one line says what to do. Pure.
-
-Each client library has its own exceptions, which are reduced to a `FailedRequest` first.
-"""
+"""Turn a client library's exception into an error whose one line says what to do. Pure."""
 
 from __future__ import annotations
 
@@ -114,8 +111,7 @@ def read_obstore_error(error: Exception) -> FailedRequest:
 def store_error(answer: FailedRequest, root: str, key: str, option: str = "") -> StoreError:
     """Return the error of growcache for an answer.
 
-    A refusal may concern one key or all of them. Without a decisive code of the store, the error is about the key,
-    and `retries.StoreProbe` decides.
+    Without a decisive code of the store, a refusal is about the key, and `retries.StoreProbe` decides.
     """
     where = f"{root}{key}"
     store = root.rstrip("/")

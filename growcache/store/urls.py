@@ -21,7 +21,7 @@ S3_SCHEMES = frozenset({"s3", "s3a"})
 WEB_SCHEMES = frozenset({"http", "https"})
 SSH_SCHEMES = frozenset({"sftp", "ssh"})
 LOCAL_SCHEMES = frozenset({"file", "local"})
-# Elsewhere, what stands before an @ is public.
+# With other schemes the text before an @ is public.
 _SCHEMES_WITHOUT_USER = frozenset({"s3", "s3a", "gs", "gcs"})
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
@@ -93,7 +93,6 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """Return the location of a URL or path; ConfigError without a bucket, or for a malformed glob or a NUL byte."""
     location = _parse_url(url)
     if location.is_glob and location.scheme != "chain":
         try:
@@ -264,7 +263,6 @@ class UrlTemplate:
         return None if match is None else tuple(match[name] for name in self.names)
 
     def render(self, values: tuple[str, ...]) -> str:
-        """Return the part of a key behind `folder`, with these values."""
         named: Mapping[str, str] = dict(zip(self.names, values, strict=True))
         return PLACEHOLDER.sub(lambda found: named[found[1]], self.rest)
 
@@ -296,20 +294,18 @@ def is_unsupported_key(key: str) -> bool:
 
 
 _AFTER_SLASH = chr(ord("/") + 1)
-_LAST_CHARACTER = "~"  # sorts behind what names of ASCII begin with
+_LAST_CHARACTER = "~"  # sorts behind the first characters of names in ASCII
 
 
 @dataclass(frozen=True, slots=True)
 class _GlobComponent:
-    head: str  # what its matches begin with
+    head: str  # the beginning of all its matches
     exact: bool
     any_depth: bool
     matches: Callable[[str], object]
 
 
 class MatchSeeker:
-    """Finds, in the order of keys, where the next key that matches a pattern may be."""
-
     def __init__(self, pattern: str, *, is_glob: bool) -> None:
         found = WILDCARD.search(pattern) if is_glob else None
         self.fixed = pattern[: found.start()] if found else pattern
