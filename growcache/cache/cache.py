@@ -191,7 +191,6 @@ class Cache:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes that count against the bound: shards, catalog and the fixed budget."""
         return self.space.used()
 
     def bytes_left(self) -> int:
@@ -215,13 +214,12 @@ class Cache:
         return free_disk_bytes(self.layout)[0] >= LEASE_BYTES
 
     def reserve(self, permit: str, nbytes: int) -> bool:
-        """Reserve bytes for a permit if there is room; this replaces its earlier reservation."""
         return self.space.reserve(permit, nbytes)
 
     # Shards come
 
     def discard(self, permit: str, numbers: Iterable[int]) -> None:
-        """Remove what the permit's sampler wrote (it must have ended) and release its reservation."""
+        """Remove what the permit's sampler wrote; it must have ended."""
         discard_incoming(self.layout, permit, numbers)
         self.space.release(permit)
 
@@ -274,11 +272,9 @@ class Cache:
         return self.remover.candidates()
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Keep live shards out of new snapshots; they are deleted once no lease holds them."""
         self.remover.retire(numbers)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Retire live shards; return the retired shards that could be deleted."""
         return self.remover.evict(numbers)
 
     # Shards that are wished for

@@ -174,7 +174,7 @@ class CacheSurvey:
 
 
 def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -> list[Finding]:
-    """Return every problem, after reading every byte of every live shard. CacheMissingError: no cache."""
+    """Return every problem, after reading every byte of every live shard."""
     layout = CacheLayout(root)
     require_cache(layout)
     stopped = not is_locked(layout.supervisor_lock)
@@ -185,7 +185,7 @@ def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -
 def survey_cache(
     layout: CacheLayout, on_shard: ShardProgress | None, *, stopped: bool
 ) -> CacheSurvey:
-    """Read the whole cache. ``stopped``: no supervisor, so all shards on disk are read, not only live ones."""
+    """Read the whole cache; with ``stopped``, all shards on disk, not only live ones."""
     contents, findings = _index_contents(layout)
     identity, more = survey_identity(layout, contents)
     findings += more
@@ -263,7 +263,7 @@ SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
 def repair(
     root: str | os.PathLike[str], on_shard: ShardProgress | None = None
 ) -> list[Finding]:
-    """Repair a cache that no supervisor uses; return the problems and what became of them."""
+    """Repair a cache that no supervisor uses; return the problems and their fate."""
     layout = CacheLayout(root)
     require_cache(layout)
     adopt(layout)

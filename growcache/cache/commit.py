@@ -140,7 +140,6 @@ def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]
 
 
 def remove_failed_commit(layout: CacheLayout, permit: str, numbers: Sequence[int]) -> None:
-    """Remove the files of a failed commit, under either name."""
     discard_incoming(layout, permit, numbers)
     for number in numbers:
         remove_shard(layout, number)

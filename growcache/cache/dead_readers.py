@@ -110,7 +110,7 @@ class DeadReaders:
 
 
 def end_dead_lease(layout: CacheLayout, name: str) -> bool:
-    """End a dead reader's lease as it would have; False if it lives. PermissionError: another user's."""
+    """End a dead reader's lease as it would have; False if it lives. May raise PermissionError."""
     try:
         descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

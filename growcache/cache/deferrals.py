@@ -75,7 +75,7 @@ class Deferrals:
         return found
 
     def renews(self, first: Place, number: int) -> bool:
-        """Whether a place was a hole before makeup group ``number``: its object may have another version by now."""
+        """Whether a place was a hole before makeup group ``number``: its object may be another version."""
         return self._renewed.get(first, number) < number
 
     def first_drawn(self, place: Place) -> Place:
@@ -107,15 +107,13 @@ class Deferrals:
     # Changes
 
     def deferring(self, group: int, places: Iterable[int]) -> Self:
-        """Return the record with visits of an uncommitted group set aside."""
         return self._changed(deferred=_with(self.deferred, group, places))
 
     def retrying(self, group: int, places: Iterable[int]) -> Self:
-        """Return the record with holes of a committed group to be tried again."""
         return self._changed(retried=_with(self.retried, group, places))
 
     def making_up(self, number: int, places: Iterable[Place]) -> Self:
-        """Return the record with a makeup group, above all others, for pending places. May raise ValueError."""
+        """Return the record with a makeup group, above all others, for pending places."""
         held = tuple(sorted(places))
         if number <= max(self.numbers, default=-1) or not set(held) <= set(self.pending):
             raise ValueError(f"group {number} cannot make up for {held[:5]}")
@@ -171,8 +169,6 @@ class Deferrals:
 
 @dataclass(frozen=True, slots=True)
 class ShardDeferrals:
-    """What the sidecar of one group says about deferrals."""
-
     group: int
     left_out: tuple[int, ...] = ()  # visits counted to its shard that were deferred
     makeups: tuple[int, ...] = ()  # makeup groups before it

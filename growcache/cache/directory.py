@@ -68,7 +68,7 @@ _LOCK_KEYS = {"host", "pid", "command"}
 
 
 def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
-    """Make the folder a cache, durably. CachePathError: it is another's; nothing was written into it."""
+    """Make the folder a cache, durably. CachePathError: it is another's."""
     try:
         _refuse_long_path(layout)
         _make_root(layout.root)
@@ -168,7 +168,7 @@ def require_cache(layout: CacheLayout) -> None:
 
 
 def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
-    """Raise CachePathError for a link or other file type under a name of ours, before it is used."""
+    """Raise CachePathError for a link or other file type under a name of ours."""
     me = os.geteuid()
     for path in layout.folders:
         with suppress(FileNotFoundError):
@@ -334,7 +334,7 @@ SAMPLERS_GRACE_SECONDS = (
 
 
 def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
-    """Return the supervisor's lock, once no sampler of an earlier supervisor lives, or raise CacheBusyError."""
+    """Return the supervisor's lock, once no sampler of an earlier supervisor lives."""
     before = lock_holder(layout.supervisor_lock)
     try:
         lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)

@@ -127,7 +127,6 @@ class CacheLayout:
 
     @property
     def own_files(self) -> list[Path]:
-        """Paths of the files that a cache may have, with those of SQLite."""
         names = [
             name for name, value in vars(CacheLayout).items() if isinstance(value, _LayoutPath)
         ]
@@ -147,7 +146,7 @@ class CacheLayout:
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
     def require(self) -> None:
-        """Raise CacheMissingError without a cache, CachePathError for a later version's or without permission."""
+        """Raise CacheMissingError without a cache, CachePathError for a later version's."""
         try:
             version = read_marker(self)
             there, known = _exists(self.index), _exists(self.identity)
@@ -253,7 +252,6 @@ def shard_names(number: int) -> list[str]:
 
 
 def allocated_tree(root: Path) -> int:
-    """Return the allocated bytes of a directory, as ``du`` counts them."""
     return allocated(root) + sum(_tree(root))
 
 
@@ -291,7 +289,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the file; readers see the old one or the new one. ``durable``: it survives a power cut."""
+    """Replace the file; readers see the old one or the new one."""
     with _temporary_file(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:

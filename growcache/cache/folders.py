@@ -95,7 +95,6 @@ _FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int]:
-    """Yield the descriptor of a folder that is no symbolic link. May raise OSError."""
     descriptor = os.open(path, _FLAGS | os.O_NOFOLLOW)
     try:
         yield descriptor
@@ -138,7 +137,6 @@ def own_and_foreign_names(
 
 
 def cache_folders(layout: CacheLayout) -> list[tuple[Path, Callable[[str], bool]]]:
-    """Return the existing folders of a cache, each with the test for names of ours."""
     places: list[tuple[Path, Callable[[str], bool]]] = [
         (layout.shards, is_shard_name),
         (layout.incoming, is_incoming_name),

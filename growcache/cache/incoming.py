@@ -55,7 +55,7 @@ def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
 def open_direct(
     path: str | os.PathLike[str], mode: int, directory: int | None = None
 ) -> int | None:
-    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT. May raise OSError."""
+    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path, flags | os.O_DIRECT, mode, dir_fd=directory)
@@ -162,7 +162,6 @@ class EncodedShard:
 
 
 def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> EncodedShard:
-    """Return the samples as the files of a shard. FormatError: a sample breaks the schema."""
     module = CACHE_FORMATS[cache_format]
     files: list[EncodedFile] = module.encode(schema, samples)
     facts = {

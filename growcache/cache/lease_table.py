@@ -23,8 +23,6 @@ from growcache.cache.uses import (
 
 
 class _LeaseSummary(NamedTuple):
-    """What all leases together say of the shards."""
-
     held: frozenset[int]  # must not be deleted
     kept: frozenset[int]  # of these, for dead readers, which may come back
     reads: Counter[int]  # how often unfinished leases read each shard
@@ -32,7 +30,7 @@ class _LeaseSummary(NamedTuple):
 
 
 class LeaseTable:
-    """The leases as last read, and the uses of finished ones; ``version`` changes when `candidates` may."""
+    """The leases as last read, and the uses of finished ones."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class LeaseTable:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards held for dead readers, also where living readers hold them: nothing releases them early."""
+        """Shards held for dead readers, also where living readers hold them."""
         return self._summary().kept
 
     def kept_for(self) -> list[DeadReader]:

@@ -61,8 +61,6 @@ STAGE_OPEN, STAGE_CLOSED, STAGE_SETTLED = b"\0", b"\1", b"\2"
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What the lease of one rank says to the other ranks of its job."""
-
     run: str  # names one start of the job
     walk: int  # ordinal within the run
     pass_number: int
@@ -142,7 +140,7 @@ class LeaseView:
 
 
 def protected_shards(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
-    """Return the shards that it protects. ``resumable``: its dead reader may come back, without its maps."""
+    """Return what it protects. ``resumable``: its dead reader may come back, without its maps."""
     if lease.open:
         return lease.holding()
     return lease.unfinished() if resumable and not lease.closed else ()
@@ -236,7 +234,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
 
 
 def split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
-    """Return start and length of the header, and the counters. ValueError: no lease of a known version."""
+    """Return start and length of the header, and the counters. May raise ValueError."""
     magic = data[: len(MAGIC)]
     if magic == FIRST_MAGIC:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
@@ -320,8 +318,6 @@ _GAVE_STATE, _COUNTS = 1, 2
 
 @dataclass(slots=True)
 class LeaseCounters:
-    """What one reader received under one lease."""
-
     gave_state: bool = False  # by state_dict(), or resumed: it may come back for the rest
     counts: bool = False  # if not, its uses tell what was delivered
     progress_at: float = 0.0  # wall time of the last sample that the loop received
@@ -442,7 +438,6 @@ class ForeignLease:
 
 
 def refused_lease(path: Path, error: OSError, known: Path) -> ForeignLease | None:
-    """Return what is known of a lease that could not be opened; None if it is gone."""
     try:
         status = path.lstat()
     except FileNotFoundError:

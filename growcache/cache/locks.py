@@ -120,7 +120,7 @@ _postponed_errors: list[BaseException] = []
 
 
 def fork_lock() -> RLock:
-    """Return the context of a block during which no other thread forks; blocks may nest and overlap."""
+    """Return the context of a block during which no other thread forks; blocks may overlap."""
     me = get_ident()
     own = _lock_of_thread.get(me)
     if own is None:
@@ -225,7 +225,7 @@ os.register_at_fork(after_in_child=_close_owned_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting; False if another holds it. CachePathError: no such locks here."""
+    """Lock an open file without waiting; False if another holds it. May raise CachePathError."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -272,7 +272,7 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
-        """Return the held lock, or raise LockedError after ``seconds``. A shared lock needs an existing file."""
+        """Return the held lock, or raise LockedError. A shared lock needs an existing file."""
         try:
             descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
         except OSError as error:

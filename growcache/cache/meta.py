@@ -1,4 +1,4 @@
-"""What is true of a cache as a whole."""
+"""The facts of a cache as a whole."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _other_configuration_message(layout: CacheLayout, differing: list[str]) -> s
 
 
 class CacheMeta:
-    """Facts of the whole cache in memory, each as it is on disk. ``issued``: the highest group; -1 if none."""
+    """Facts of the whole cache in memory, each as it is on disk."""
 
     def __init__(self, layout: CacheLayout, index_writer: IndexWriter) -> None:
         self._layout = layout
@@ -104,7 +104,7 @@ class CacheMeta:
         self._population = (index.meta("population"), index.meta("population_samples"))
 
     def claim(self, parts: dict[str, Any], drawn: int) -> bool:
-        """Claim the cache for a configuration; True if it was emptied. FingerprintError: other samples are cached."""
+        """Claim the cache; True if it was emptied for that. FingerprintError: other samples are cached."""
         layout, index = self._layout, self._index_writer.index
         noted = index.meta("claim")
         if self.identity is not None:

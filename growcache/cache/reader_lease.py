@@ -127,7 +127,6 @@ class Lease:
         return self.path.name.removesuffix(SUFFIX)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Release shards that were not read."""
         self._set(numbers, DROPPED)
 
     def mark_begun(self, *numbers: int) -> None:
@@ -168,7 +167,6 @@ class Lease:
 
 
 def _publish_lease(layout: CacheLayout, body: bytes, max_bytes: int | None) -> tuple[Path, int]:
-    """Return the path of a new, visible lease, and the descriptor that holds it."""
     deadline = time.monotonic() + WAIT_FOR_ROOM_SECONDS
     while True:
         # One at a time: two that each find room for one lease would make two.

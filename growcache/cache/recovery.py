@@ -292,7 +292,6 @@ def remade_contents(
 def count_retried_holes(
     rows: Iterable[ShardTableRow], deferrals: Deferrals, identity: Identity
 ) -> int:
-    """Return how many holes of these rows are tried again, and so count as holes no more."""
     group = int(identity.sizes.get("group_shards", 1))
     count = 0
     for row in rows:
@@ -345,7 +344,6 @@ def write_side_files(
     issued: int | None,
     contents: IndexContents,
 ) -> None:
-    """Write the side files that are lost or behind the index."""
     if read_editions(layout) != editions:
         write_editions(layout, editions)
     deferrals = deferrals_in_index(contents.meta)

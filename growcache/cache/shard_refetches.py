@@ -30,8 +30,6 @@ RefusedRefetches = Mapping[tuple[int, str], str]
 
 @dataclass(frozen=True, slots=True)
 class RefetchOutcome:
-    """The fate of one refetch."""
-
     state: Literal["live", "pending", "refused"]
     reason: str = ""
 
@@ -40,7 +38,7 @@ LIVE, PENDING = RefetchOutcome("live"), RefetchOutcome("pending")
 
 
 def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, RefetchOutcome]:
-    """Return the fate of each refetch. The caller holds the lease, and read ``view`` after making it."""
+    """Return the fate of each refetch; the caller holds the lease, and read ``view`` after making it."""
     there = {row.number: row.digest for row in view.shards if row.number in wishes}
     noted = refused_in_index(view.meta.get(REFUSED_META))
     return {
@@ -52,7 +50,7 @@ def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, Re
 def refetch_outcome(
     number: int, digest: str, found: str | None, refused: RefusedRefetches
 ) -> RefetchOutcome:
-    """Return the fate of a refetch that requires ``digest``; ``found`` is the live shard's, if there is one."""
+    """Return the fate of a refetch of ``digest``; ``found`` is the live shard's."""
     if found == digest:
         return LIVE
     if found is not None:
@@ -87,7 +85,6 @@ def short_reason(text: str) -> str:
 
 
 def refused_in_index(meta: Any) -> dict[tuple[int, str], str]:
-    """Return the refused refetches in the index, by (shard, digest)."""
     return {
         (int(number), digest): reason
         for number, reasons in (meta or {}).items()
@@ -112,7 +109,7 @@ def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
 def pending_refetches(
     leases: Iterable[LeaseView], there: Collection[int], refused: RefusedRefetches
 ) -> dict[int, str]:
-    """Return digests of shards to refetch, in order; of two leases the older wins. ``there`` are on disk."""
+    """Return digests to refetch, in order; of two leases the older wins. ``there`` are on disk."""
     found: dict[int, str] = {}
     for lease in refetching_leases(leases):
         for number, digest in lease.wishing.items():
@@ -124,7 +121,7 @@ def pending_refetches(
 def still_refused(
     leases: Iterable[LeaseView], there: Mapping[int, str], refused: RefusedRefetches
 ) -> dict[tuple[int, str], str]:
-    """Return the refused refetches that a lease still names, plus those that digests in ``there`` refuse."""
+    """Return refused refetches that a lease still names, and those that ``there`` refuses."""
     found: dict[tuple[int, str], str] = {}
     for lease in refetching_leases(leases):
         for wish in lease.wishing.items():
@@ -146,7 +143,7 @@ class WrittenShards:
 def judge_written(
     written: Mapping[int, str], known: Collection[int], wishes: Mapping[int, str]
 ) -> WrittenShards:
-    """Return what becomes of written shards (digests by number); shards in no set are left as they are."""
+    """Return what becomes of written shards; those in no set are left as they are."""
     again = {number for number in written if number in known and number in wishes}
     returned = frozenset(number for number in again if written[number] == wishes[number])
     return WrittenShards(
@@ -157,7 +154,7 @@ def judge_written(
 def never_fits(
     lease: LeaseView, sizes: Mapping[int, int], capacity: int
 ) -> tuple[int, int] | None:
-    """Return (bytes of its refetches, of all it holds) if these can never fit ``capacity``, else None."""
+    """Return (bytes of its refetches, of all it holds) if these can never fit, else None."""
     wishing = lease.wishing
     wished = sum(sizes[number] for number in wishing)
     held = sum(sizes[number] for number in lease.holding())
@@ -175,7 +172,7 @@ def number_list(numbers: Iterable[int], most: int = 5) -> str:
 
 
 class RefetchQueue:
-    """The shards to refetch: ``pending`` digests, and all ``wanted`` by open leases, present or not."""
+    """The shards to refetch; ``wanted`` are all that open leases name and have not read."""
 
     def __init__(self, index_writer: IndexWriter, shard_table: ShardTable) -> None:
         self._index_writer = index_writer
@@ -189,7 +186,7 @@ class RefetchQueue:
         self._note()
 
     def update_from_leases(self, leases: Iterable[LeaseView]) -> None:
-        """Apply the leases as they are now; retired shards that one names become live again."""
+        """Apply the leases; retired shards that one names become live again."""
         self._leases = refetching_leases(leases)
         wished = {number for lease in self._leases for number in lease.wishing}
         self.wanted = frozenset(wished)

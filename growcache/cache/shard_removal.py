@@ -25,8 +25,6 @@ LEASES_PER_TRANSACTION = 16
 
 
 class ShardRemover:
-    """Counts what readers used, and retires and deletes shards."""
-
     def __init__(
         self,
         layout: CacheLayout,
@@ -49,7 +47,6 @@ class ShardRemover:
         self._as_of = -1  # the readers' version that the candidates were made from
 
     def poll(self, now: float) -> None:
-        """Count the uses of finished leases and delete retired shards that no lease holds."""
         finished = self.lease_table.refresh(now)
         try:
             # A log that cannot be cut must grow slowly: then many leases make one transaction.
@@ -135,7 +132,6 @@ class ShardRemover:
             self._candidates.pop(row.number, None)
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Retire live shards; return the retired shards that could be deleted."""
         self.retire(numbers)
         self.lease_table.refresh()  # the next poll counts those that are found finished here
         return self._delete_unheld()

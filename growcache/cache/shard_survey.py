@@ -76,8 +76,6 @@ def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedShard:
-    """A shard on disk, with its sidecar if that is readable, and its problems in words."""
-
     sidecar: Sidecar | None
     problems: Sequence[str]
 
@@ -176,7 +174,7 @@ def _damaged_files(layout: CacheLayout, sidecar: Sidecar, shard: MappedShard) ->
 def shards_to_keep(
     layout: CacheLayout, identity: Identity | None, examined: Mapping[int, ExaminedShard]
 ) -> ShardsOnDisk:
-    """Return the shards that can be kept; those of another fingerprint are neither whole nor damaged."""
+    """Return the shards to keep; those of another fingerprint are neither whole nor damaged."""
     whole: dict[int, ShardTableRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []

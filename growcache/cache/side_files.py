@@ -29,8 +29,6 @@ _UNSET = object()
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a cache."""
-
     fingerprint: str  # hash of all settings that can change a byte of a shard
     parts: dict[str, Any]  # what was hashed, by dotted key of the configuration
     schema_json: list[list[Any]]  # of every sample, as Schema.to_json gives it
@@ -91,7 +89,7 @@ def _shown_value(value: object) -> str:
 
 
 def read_identity(root: str | os.PathLike[str]) -> Identity | None:
-    """Return the cache's identity; None if no sample was ever measured. CacheError: the file is damaged."""
+    """Return the cache's identity; None if no sample was ever measured. May raise CacheError."""
     path = CacheLayout(root).identity
     try:
         return Identity.from_json(path.read_bytes())

@@ -77,7 +77,6 @@ class Origins:
 
     @classmethod
     def pack(cls, rows: Iterable[SampleOrigin]) -> Origins:
-        """Return the origins of samples in their order; objects in order of appearance."""
         rows = list(rows)
         table: dict[tuple[str, str | None, int, float | None, int], int] = {}
         objects = [(r.key, r.etag, r.size, r.mtime, r.store) for r in rows]
@@ -100,7 +99,6 @@ class Origins:
 
     @property
     def identities(self) -> Iterator[tuple[int, str]]:
-        """Stores and keys of the objects, in the order of the table."""
         return zip(self.stores or repeat(0), self.keys, strict=False)
 
     def __len__(self) -> int:
@@ -173,7 +171,6 @@ class Sidecar:
         return ShardDeferrals(self.group, self.left_out, self.makeups, self.made_up)
 
     def to_bytes(self) -> bytes:
-        """Return the file's bytes: one JSON object with a checksum."""
         values = {name: getattr(self, name) for name in self.__slots__}
         for name in _SELDOM:
             if not values[name]:
@@ -232,7 +229,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(sidecar: Sidecar) -> Sidecar:
-    """Return the sidecar if it is consistent, else raise ValueError: its readers check no further."""
+    """Return the sidecar, or raise ValueError: its readers check no further."""
     numbers = (
         *(getattr(sidecar, name) for name in _COUNTS),
         *(f.nbytes for f in sidecar.files),

@@ -84,8 +84,6 @@ class ShardTable:
 
 
 class KnownHole(NamedTuple):
-    """A visit that yielded nothing."""
-
     shard: int
     key: str
     part: int
@@ -95,7 +93,7 @@ class KnownHole(NamedTuple):
 def known_holes(
     layout: CacheLayout, rows: Iterable[ShardTableRow], others: Iterable[tuple[int, str, int]]
 ) -> list[KnownHole]:
-    """Return the holes without visits that yielded samples too; ``others`` are (shard, key, part) in the index."""
+    """Return holes of rows and of the index (shard, key, part), without visits that yielded samples too."""
     rows = list(rows)
     here = {row.number for row in rows}
     with_holes = {row.group for row in rows if row.holes}
@@ -190,7 +188,6 @@ class Ballast:
 
 
 def free_user_bytes(path: Path) -> int:
-    """Return the bytes that this user may still write on the path's file system."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
 

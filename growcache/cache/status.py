@@ -1,4 +1,4 @@
-"""What ``growcache status``, the live view and tests see; the supervisor writes ``status.json`` twice a second."""
+"""The status of a cache; the supervisor writes it about twice a second."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_in
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """A reader's hold on a snapshot."""
-
     name: str
     job: str
     host: str
@@ -48,8 +46,6 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class ForeignLeaseStatus:
-    """A file among the leases that cannot be read here."""
-
     name: str
     reason: str
     uid: int  # of its owner
@@ -135,7 +131,7 @@ def service_lease_statuses(
 def current_lease_statuses(
     leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
 ) -> list[LeaseStatus]:
-    """Return the leases of now; only the service knows the dead readers, ``told`` is its last word."""
+    """Return the leases of now; only ``told``, the service's last word, knows the dead readers."""
     shown = lease_statuses(leases)
     if not running:
         return shown
@@ -182,8 +178,6 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """One of several sources that are mixed, as far as it is listed."""
-
     url: str
     share: float  # of the samples that are drawn
     objects: int
@@ -193,8 +187,6 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubsetStatus:
-    """One subset of ``split``, as far as it is listed."""
-
     name: str
     used: bool  # whether this cache is drawn from it
     objects: int
@@ -386,7 +378,7 @@ def _read_status_file(layout: CacheLayout) -> Status:
 
 
 def read_status(root: str | os.PathLike[str]) -> Status:
-    """Return the service's last status, corrected by what can be seen now. CacheMissingError: no cache."""
+    """Return the service's last status, corrected by what can be seen now."""
     layout = CacheLayout(root)
     layout.require()
     told = _read_status_file(layout)

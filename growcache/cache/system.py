@@ -95,7 +95,6 @@ def _lines_of_file(path: Path) -> list[str]:
 
 
 def _number_in_file(path: Path) -> int | None:
-    """Return the number in a file; None if it is missing or says "max"."""
     for line in _lines_of_file(path):
         if line.strip().isdigit():
             return int(line)
@@ -125,7 +124,6 @@ def is_process_running(pid: int) -> bool:
 
 
 def _process_state(pid: int) -> str:
-    """Return the letter of a process's state; empty without a process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -201,7 +199,7 @@ _wakeup_descriptor = -1  # descriptor by which a thread is told of signals
 
 
 def at_sigterm(call: Callable[[], None]) -> None:
-    """Run an action when SIGTERM ends the process: quickly, in any state of other threads; last in, first out."""
+    """Run an action, last in first out, when SIGTERM ends the process in any state of other threads."""
     _sigterm_calls.insert(0, call)
 
 

@@ -1,4 +1,4 @@
-"""What jobs used and received. Pure.
+"""Uses and deliveries, by job. Pure.
 
 The index notes what finished leases counted; the unfinished ones add their current counts.
 """
@@ -57,7 +57,7 @@ def unfinished_uses(leases: Iterable[LeaseView]) -> dict[str, Counter[int]]:
 def min_job_uses(
     uses: UsesByJob, unfinished: Mapping[str, Counter[int]], live_jobs: Iterable[str]
 ) -> UsesOfShard:
-    """Return a shard's uses by the live job that used it least; without one, by the job that used it most."""
+    """Return the uses by the live job that used it least; without one, by the job that used it most."""
     live = {*live_jobs} - {NO_JOB}
     jobs = live or {*uses, *unfinished} - {NO_JOB}
     choose = min if live else max
@@ -72,7 +72,7 @@ JOBS_META = "jobs"  # {job: sums}, in the index
 
 @dataclass(frozen=True, slots=True)
 class JobSums:
-    """What a job received under its leases, in the words of `LeaseCounters`."""
+    """The sums of a job's leases, in the words of `LeaseCounters`."""
 
     delivered: int = 0
     batches: int = 0
@@ -128,7 +128,7 @@ def add_open_leases(
 def add_finished_leases(
     jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], shard_table: ShardTable
 ) -> dict[str, JobSums]:
-    """Return the sums with finished leases; one without counters received the samples of the shards it used."""
+    """Add finished leases; one without counters received the samples of the shards it used."""
     found = dict(jobs)
     for lease in sorted(finished, key=lambda lease: lease.created):
         if lease.job:

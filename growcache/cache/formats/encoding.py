@@ -139,7 +139,6 @@ def int64_feature(name: str, values: Sequence[int]) -> bytes:
 
 
 def record_head(payload_bytes: int) -> bytes:
-    """Return the length and its checksum, which precede a payload."""
     length = struct.pack("<Q", payload_bytes)
     return length + masked_crc_bytes(google_crc32c.value(length))
 
@@ -176,7 +175,6 @@ def integer_table(values: Integers) -> list[bytes]:
 
 
 def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes, Bytes]:
-    """Return the map of an ``.npy`` file and the bytes of its values. May raise CorruptShardError."""
     memory, expected = map_file(path), npy_header(dtype, shape)
     count = 1
     for size in shape:  # in Python's integers, for these may come from a damaged file
@@ -191,7 +189,6 @@ def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes,
 
 
 def open_integer_table(path: Path, shape: Sequence[int]) -> tuple[Bytes, Integers]:
-    """Return the map of a file of integers, and the integers. May raise CorruptShardError."""
     memory, data = open_npy_array(path, INTEGER_DTYPE, shape)
     return memory, data.view(INTEGER_DTYPE).reshape(shape)
 

@@ -220,7 +220,7 @@ class _FileMap:
 
 
 def map_file(path: Path) -> Bytes:
-    """Return the bytes of a file, or raise CorruptShardError; the last array that views them unmaps it."""
+    """Return the bytes of a file; the last array that views them unmaps it. May raise CorruptShardError."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -286,7 +286,7 @@ def _populate(piece: Bytes) -> None:
 
 
 def is_in_page_cache(memory: Bytes) -> bool:
-    """Whether a file is in the page cache; of another user's read-only file the kernel always says yes."""
+    """Whether a file is in the page cache; of another user's read-only file always True."""
     if not len(memory):
         return True
     pages: Bytes = np.empty(-(-len(memory) // _PAGE_BYTES), np.uint8)
@@ -340,8 +340,6 @@ Buffer: TypeAlias = bytes | Bytes
 
 @dataclass(frozen=True, slots=True)
 class RaggedColumn:
-    """The values of one field, each of its own size."""
-
     memory: Bytes  # uint8 [k], the map that holds them, or a part of it
     starts: Integers  # int64 [samples], the first byte of each value in memory
     lengths: Integers  # int64 [samples], in bytes
@@ -396,7 +394,7 @@ class MappedShard:
         return self._samples
 
     def __getitem__(self, i: int) -> Sample:
-        """Return a sample as values of its own. May raise IndexError (or closed), CorruptShardError."""
+        """Return a sample as values of its own. May raise IndexError, CorruptShardError."""
         i = range(len(self))[i]
         sample = {field.name: self._value(field, i) for field in self.schema.fields}
         self.refuse_damaged()
@@ -431,7 +429,7 @@ class MappedShard:
         return digest.hexdigest()
 
     def bring(self, *, asking: bool = True) -> None:
-        """Read the files into memory in order, or raise CorruptShardError; ``asking`` as for `read_pieces`."""
+        """Read the files into memory in order; ``asking`` as for `read_pieces`. May raise CorruptShardError."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 for _ in read_pieces(memory, asking=asking):

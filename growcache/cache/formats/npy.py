@@ -71,7 +71,6 @@ def file_stem(field: Field) -> str:
 
 
 def suffixes(schema: Schema) -> tuple[str, ...]:
-    """Return the file names of a shard after its number. May raise FormatError."""
     return tuple(
         f"{ARRAYS}/{file_stem(field)}{end}" for field in schema.fields for end in _ends(field)
     )
@@ -88,7 +87,6 @@ def _has_shapes(field: Field) -> bool:
 
 
 def _by_rows(field: Field) -> bool:
-    """Whether values are concatenated along their first dimension."""
     return field.ragged_dims == (0,)
 
 
@@ -181,7 +179,6 @@ def _open_ragged(stem: Path, field: Field, samples: int) -> tuple[list[Bytes], R
 
 
 def _in_bytes(rows: Integers, row_bytes: int) -> Integers:
-    """Return rows in bytes; bytes and text return the same array."""
     return rows if row_bytes == 1 else rows * row_bytes
 
 

@@ -73,7 +73,7 @@ class RecordLayout:
 
 @functools.lru_cache(maxsize=64)
 def record_layout(schema: Schema) -> RecordLayout:
-    """Return the layout of a sample's record. FormatError: too large for TensorFlow, or a name is no text."""
+    """Return the layout of a sample's record. FormatError: too large for TensorFlow."""
     if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
         raise FormatError(sample_too_large_message(schema.nbytes))
     try:
@@ -100,7 +100,6 @@ def record_layout(schema: Schema) -> RecordLayout:
 def _fillers(
     schema: Schema, offsets: Sequence[int], start: int, features_bytes: int
 ) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the features that align the fields."""
     largest = max(schema.fields, key=lambda field: field.nbytes)
     if largest.nbytes < LEAST_ALIGNED_BYTES or largest.nbytes % LINE_BYTES:
         return b"", b""
@@ -121,7 +120,7 @@ def suffixes(schema: Schema) -> tuple[str, ...]:
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the bytes of a sample on disk; of ragged ones about, and at most. May raise FormatError."""
+    """Return the bytes of a sample on disk; of ragged ones about, and at most."""
     if not schema.is_ragged:
         return record_layout(schema).record_bytes
     offsets = 8 * offset_columns(schema)
@@ -244,7 +243,6 @@ def _record_rows(schema: Schema, samples: int, memory: Buffer) -> Bytes:
 
 
 def bad_records(shard: MappedShard) -> list[int]:
-    """Return the samples whose framing or CRC32C is wrong."""
     if not len(shard):
         return []
     if shard.schema.is_ragged:
@@ -264,8 +262,6 @@ MOST_HEAD_BYTES = 32  # of a feature, without its name: five lengths and their t
 
 @dataclass(frozen=True, slots=True)
 class _Feature:
-    """A feature of the records: the value of a field, or its shape."""
-
     name: str
     field: Field
     ragged_dims: tuple[int, ...]
@@ -274,7 +270,7 @@ class _Feature:
 
 @functools.lru_cache(maxsize=64)
 def features(schema: Schema) -> tuple[_Feature, ...]:
-    """Return the features in protobuf's deterministic order, by name. FormatError: two have one name."""
+    """Return the features in protobuf's deterministic order. FormatError: two have one name."""
     found = [_Feature(f.name, f, f.ragged_dims, False) for f in schema.fields]
     found += [
         _Feature(f.name + SHAPE_SUFFIX, f, f.ragged_dims, True)
@@ -293,7 +289,7 @@ def features(schema: Schema) -> tuple[_Feature, ...]:
 
 
 def overhead_bytes(schema: Schema) -> int:
-    """Return the most bytes of a record in addition to its values. May raise FormatError."""
+    """Return the most bytes of a record in addition to its values."""
     most = encoding.RECORD_HEAD_BYTES + encoding.RECORD_TAIL_BYTES + MOST_HEAD_BYTES
     for feature in features(schema):
         most += len(feature.name.encode()) + MOST_HEAD_BYTES
@@ -331,7 +327,6 @@ class _RaggedRecords:
 def _record(
     parts: tuple[_Feature, ...], sample: Sample, position: int
 ) -> tuple[list[Buffer], list[int]]:
-    """Return a record's bytes, and its row of the offsets."""
     pieces: list[Buffer] = []
     places: list[tuple[int, list[int]]] = []
     length = 0
@@ -395,7 +390,7 @@ def open_ragged_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
 def _ragged_columns(
     schema: Schema, data: Bytes, offsets: Integers
 ) -> dict[str, RaggedColumn] | None:
-    """Return the columns; None if a value is outside of its record."""
+    """Return None if a value is outside of its record."""
     ends = offsets[:, 0]
     records = np.append(0, ends[:-1])
     if (records < 0).any() or (records >= ends).any() or ends[-1] != len(data):

@@ -138,7 +138,6 @@ class SealedTables(NamedTuple):
         return not (self.totals or self.meta or self.editions)
 
     def right_seal(self) -> int:
-        """Return the checksum of the current values."""
         return zlib.crc32(repr(self[:3]).encode("utf-8", "backslashreplace"))
 
 
@@ -295,7 +294,6 @@ def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
 def _uses_of_job(
     connection: sqlite3.Connection, job: str
 ) -> tuple[dict[int, int], Iterable[str]]:
-    """Return the uses of a job by shard, and the names of the leases counted last."""
     query = "SELECT group_concat(shard), group_concat(uses) FROM uses WHERE job = ?"
     packed = connection.execute(query, [job]).fetchone()
     shards, uses = (orjson.loads(f"[{column or ''}]") for column in packed)
@@ -402,7 +400,7 @@ class IndexContents:
 
 
 def read_contents(layout: CacheLayout) -> IndexContents:
-    """Return the contents as of now, or their problems. CacheMissingError. CachePathError: of a newer growcache."""
+    """Return the contents as of now, or their problems. May raise CacheMissingError, CachePathError."""
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
     try:

@@ -62,7 +62,7 @@ class ShardTableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """What the cache holds, and what it ever held."""
+    """Sums of the cache, of now and ever."""
 
     shards: int = 0  # live ones, as the next two
     samples: int = 0

@@ -62,8 +62,6 @@ _FULL_DISK_CODES = {
 
 
 class IndexDatabase:
-    """The index, opened for writing by at most one process (`supervisor.lock`)."""
-
     def __init__(self, layout: CacheLayout, db: Database) -> None:
         self._layout = layout
         self._db = db
@@ -72,7 +70,7 @@ class IndexDatabase:
 
     @classmethod
     def open(cls, layout: CacheLayout) -> IndexDatabase:
-        """Open or create the index, and apply migrations. CacheError: damaged. CacheFullError: no room."""
+        """Open or create the index, and apply migrations. May raise CacheError."""
         from sqlite_utils import Database  # readers need neither it nor its 0.2 s
 
         from growcache.cache.index.migrations import migrations
@@ -282,7 +280,6 @@ class IndexDatabase:
         return found
 
     def known(self, first: int, stop: int) -> set[int]:
-        """Return the numbers in [first, stop) that were ever committed."""
         rows = self._connection.execute(
             "SELECT number FROM shards WHERE number >= ? AND number < ?", [first, stop]
         )
@@ -549,11 +546,9 @@ class IndexWriter:
 
     @property
     def ok(self) -> bool:
-        """Whether the index was within its budget at the last `maintain`."""
         return self.log_is_short and self._pages_bytes <= self._space.budget.pages
 
     def maintain(self) -> None:
-        """Bring index and log back within their budget, and restore the ballast."""
         budget, index = self._space.budget, self.index
         self._cut_log()
         if self.log_is_short:
