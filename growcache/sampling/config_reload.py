@@ -33,8 +33,6 @@ _Signature = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The origin of a configuration, so that it can be read again."""
-
     path: Path
     overrides: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -46,11 +44,7 @@ class ConfigFile:
 def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
     """Return the running configuration with the live changes, and the keys that need a restart.
 
-    A key that is gone from the file needs a restart too, because a file that is only half written must not reset the
-    bound to its default.
-
-    Raises:
-        ConfigError: a live change does not fit the rest.
+    A key that is gone needs one too, because a half-written file must not reset the bound.
     """
     before, after = _flat(running), _flat(found)
     changed = [key for key in after if before.get(key, ...) != after[key]]
@@ -112,8 +106,6 @@ def _named(config: Config) -> set[str]:
 
 
 class ConfigReload:
-    """Keeps a service's settings at those of its config file; it belongs to the service's loop."""
-
     def __init__(
         self,
         file: ConfigFile,
@@ -141,7 +133,6 @@ class ConfigReload:
         self._wake()
 
     def look(self, now: float) -> list[str]:
-        """Adopt the file if it is new; return messages about it."""
         if not self._stirred and now - self._looked_at < LOOK_SECONDS:
             return []
         self._stirred, self._looked_at = False, now

@@ -1,8 +1,4 @@
-"""Permits out, reports in: which sampler fills which group.
-
-The decisions are pure functions elsewhere (`rate_limiter.decide`, `eviction_policy.choose_evictions`). This module gathers their
-inputs and carries the decisions out.
-"""
+"""Permits out, reports in: which sampler fills which group."""
 
 from __future__ import annotations
 
@@ -65,8 +61,6 @@ class RunLimits:
 
 
 class Dispatcher:
-    """Connects samplers that have room for a permit with committed shards."""
-
     def __init__(
         self,
         config: Config,
@@ -115,7 +109,6 @@ class Dispatcher:
         self.verdict = Verdict(False, "waiting", "the first samplers to start")
 
     def turn(self, slots: Sequence[SamplerSlot]) -> None:
-        """Revoke, grant and issue permits, as far as these samplers have room for them."""
         for permit_id in self.follow_refetches():
             for slot in slots:
                 if slot.forget(permit_id):
@@ -147,11 +140,7 @@ class Dispatcher:
         return [slot for slot in slots if slot.has_room(reads)]
 
     def receive(self, slot: SamplerSlot, message: Message) -> list[str]:
-        """Handle a message about a permit; return the errors that it reports.
-
-        Raises:
-            SamplingError: too many objects of the source cannot be used.
-        """
+        """Handle a message about a permit; return the errors that it reports."""
         permit_id = message["id"]
         if permit_id not in slot.permits:
             return []
@@ -178,7 +167,6 @@ class Dispatcher:
     # ----------------------------------------------------------------- permits
 
     def next_permit(self) -> Permit | None:
-        """Return the next permit, or None; then `verdict` has the reason."""
         now = self._clock()
         refetch = self._refetches.next(now)
         if refetch is not None:
@@ -285,7 +273,7 @@ class Dispatcher:
         return draw if draw is not None and self._may_begin(draw) else None
 
     def _may_begin(self, draw: GroupDraw) -> bool:
-        """Whether the draw's round may begin: a round begins once the last one cannot grow."""
+        """A round begins once the last one cannot grow."""
         if self.draws.replacement or draw.round == self.round:
             return True
         return self._catalog.complete and not self._kept_everything
@@ -388,22 +376,13 @@ class Dispatcher:
         return max(0, min(most, self._forecast.group_bytes(parts)))
 
     def adopt_settings(self, config: Config) -> None:
-        """Adopt the settings that may change while the service runs.
-
-        Raises:
-            ConfigError: the bound cannot hold what the samplers have to write (protocol 11).
-        """
         self.check_bound(config)
         self._config = config
         self.space.adopt_settings(config.cache)
         self._cache.adopt_settings(config.cache)
 
     def check_bound(self, config: Config) -> None:
-        """Refuse a bound that cannot hold groups of full shards and the groups that are encoded.
-
-        Raises:
-            ConfigError: names a sufficient bound.
-        """
+        """Refuse a bound that cannot hold groups of full shards and the groups that are encoded."""
         expected = self._forecast.full_group_bytes()
         larger = min(self._limit_bytes, LIMIT_OF_EXPECTED * expected) if self._ragged else 0
         check_bound(
@@ -421,7 +400,6 @@ class Dispatcher:
 
     @property
     def at_work(self) -> bool:
-        """Whether groups are being filled, or wait for the store."""
         return bool(self.writes.permits) or self.queue.failing > 0
 
     @property
@@ -461,11 +439,7 @@ class Dispatcher:
         self.breaker.answered(permit_id, whole=False)
 
     def written(self, permit_id: str) -> list[str]:
-        """Commit a group that is on disk; return the reasons of its holes.
-
-        Raises:
-            SamplingError: too many objects of the source cannot be used.
-        """
+        """Commit a group that is on disk; return the reasons of its holes."""
         issued = self.writes.permits.pop(permit_id, None)
         if issued is None:
             return []  # of a permit that was taken back
@@ -491,16 +465,12 @@ class Dispatcher:
         return Sidecar.from_bytes(path.read_bytes(), str(path))
 
     def store_refused(self, permit_id: str, waiting_for: str) -> None:
-        """Give the group back, because the store refuses every request for now."""
         if issued := self._pop(permit_id):
             self.breaker.refused(permit_id, printable(waiting_for), self._clock())
             self.queue.returned(issued.permit.group)
 
     def failed(self, permit_id: str, error: str, *, disk: bool) -> None:
-        """Give the group back after a transient failure.
-
-        ``disk``: the local disk failed, so the cache has to shrink.
-        """
+        """``disk``: the local disk failed, so the cache has to shrink."""
         if issued := self._pop(permit_id):
             self._fail(issued.permit.group, error, disk=disk)
             if self.breaker.waiting_for and not disk:  # it was on trial
@@ -511,7 +481,6 @@ class Dispatcher:
                 )
 
     def set_back(self, permit_id: str, place: int, error: str) -> None:
-        """Record a visit that is set aside: its object keeps failing while others answer."""
         if issued := self.writes.permits.get(permit_id):
             self.makeups.set_back(issued.permit, place, error)
 
@@ -527,11 +496,7 @@ class Dispatcher:
         self.queue.failed(group, self._clock(), disk=disk)
 
     def abandoned(self, permit_id: str, death: SamplerDeath) -> None:
-        """Give the group of a sampler that died back, to be filled at once.
-
-        Raises:
-            SamplingError: the group has cost too many samplers.
-        """
+        """Give back the group of a sampler that died, to be filled at once."""
         if issued := self._pop(permit_id):
             group = issued.permit.group
             if self.queue.abandoned(group, death.suspicion) >= MOST_SUSPICION:

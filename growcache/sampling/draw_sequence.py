@@ -82,7 +82,6 @@ class DrawSequence:
         return (self._stratification or self.population).strata(listed, lanes)
 
     def _quotas(self, strata: EditionStrata, listed: int) -> Ints | None:
-        """Return the draws of each stratum in a block; None without strata."""
         if self._weights is not None:  # of visits, such that samples come by the weights
             per_visit = self.population.per_visit(listed)
             wanted = source_shares(self._weights, strata.own, per_visit)
@@ -94,7 +93,6 @@ class DrawSequence:
 
     @property
     def needs_whole_listing(self) -> bool:
-        """Whether the first draw has to wait for the end of the listing."""
         return self._stratification is not None and self._weights is None
 
     def rounds(self, group: int) -> list[float]:
@@ -109,14 +107,12 @@ class DrawSequence:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the last edition has every listed object and the current lanes."""
         if not self._editions:
             return False
         last = self._editions[-1]
         return (last.objects, last.lanes) == (len(self._catalog), self._lanes)
 
     def again(self, group: int) -> GroupDraw | None:
-        """Return the draw of an issued group; the last one is kept."""
         if self._last is None or self._last.group != group:
             self._last = self._held(group)
         return self._last
@@ -160,24 +156,17 @@ class DrawSequence:
         return draw
 
     def ahead(self, group: int, next_new: int) -> GroupDraw | None:
-        """Return the draw of a group that is refetched before its turn; None past the end of a fixed set.
+        """Return the draw of a group that is refetched before its turn.
 
         The listing must be complete, because it decides which parts the skipped groups hold.
-
-        ``next_new``: the first group that was never issued.
-
-        Raises:
-            LookupError: the source has no part for this node.
         """
         self._extend(next_new, ended=True)
         return self._held(group)
 
     def next(self, group: int, round_: int) -> GroupDraw | None:
-        """Return the draw of the first group that was never issued.
+        """Return the draw of the first new group; ``round_``: of the group before it.
 
         None before anything is listed, and past the end of a fixed set.
-
-        ``round_``: of the group before it.
         """
         draw = self._peek(group)
         # No part for this node is no reason to wait for a doubling: another page may help.
@@ -249,11 +238,6 @@ class DrawSequence:
             self._counts = self._objects.counts(edition.objects)
 
     def _has_all_sources(self, listed: int, *, complete: bool) -> bool:
-        """Whether each of several sources has a part, so that shares can be kept.
-
-        Raises:
-            ConfigError: a source never will.
-        """
         if self._weights is None:
             return True
         parts = self._strata(listed, self._lanes).own

@@ -1,11 +1,9 @@
 """Which parts a group of shards holds: a pure function of (seed, editions, group number).
 
-A stratum is a sequence of draws that are numbered from 0, and each number gives a part and a round. Within a round no
-part comes twice: an edition that is added in its middle permutes all parts anew, and skips those that earlier orders of
-the round gave. The inverse permutation identifies them, so no record is kept. Parts of other nodes' lanes are skipped
-likewise.
-
-A group is a run of draws. Permuted blocks deal them to the strata; without strata there is one, and nothing is dealt.
+A stratum is a sequence of numbered draws, and each number gives a part and a round. Within a
+round no part comes twice: an edition that is added in its middle permutes all parts anew, and
+skips those that earlier orders of the round gave. The inverse permutation identifies them, so
+no record is kept. Permuted blocks deal the draws of a group to the strata.
 """
 
 from __future__ import annotations
@@ -31,25 +29,15 @@ _MEMOS = 512  # places in the orders of a stratum, and rounds, that are remember
 
 @dataclass(frozen=True)
 class EditionStrata:
-    """The parts of an edition by their strata, numbered within each.
+    """The parts of an edition by their strata, numbered within each."""
 
-    Attributes:
-        names: of the strata; a number means the same stratum in every edition.
-        sizes: all parts of each; an order permutes them.
-        own: the parts of each in this node's lanes, which are the draws of a round.
-        natural: how often each is drawn where none is favoured.
-        place: returns parts by their number in the edition, for numbers in a stratum.
-        starts: returns the first part of every object of a stratum, and the total.
-        owned: returns which parts of a stratum are in this node's lanes; None: all of them.
-    """
-
-    names: Sequence[str]
-    sizes: Ints
-    own: Ints
-    natural: Ints
-    place: Callable[[int, Ints], Ints]
-    starts: Callable[[int], Ints]
-    owned: Callable[[int, Ints], Mask] | None = None
+    names: Sequence[str]  # a number means the same stratum in every edition
+    sizes: Ints  # parts of each, which an order permutes
+    own: Ints  # parts of each in this node's lanes: the draws of a round
+    natural: Ints  # how often each is drawn where none is favoured
+    place: Callable[[int, Ints], Ints]  # (stratum, numbers in it) -> numbers in the edition
+    starts: Callable[[int], Ints]  # stratum -> the first part of every object, and the total
+    owned: Callable[[int, Ints], Mask] | None = None  # None: all parts
 
     def mask(self, stratum: int, parts: Ints) -> Mask:
         return (
@@ -59,42 +47,23 @@ class EditionStrata:
 
 @dataclass(frozen=True)
 class DrawnEdition:
-    """An edition, as the draws see it: groups from ``first_group`` on draw from it.
-
-    Attributes:
-        number: of the edition.
-        first_group: that draws from it.
-        strata: its parts.
-        lanes: that this node owned (`Edition.lanes`).
-        quotas: draws of each stratum in a block; None: one stratum, and nothing is dealt.
-    """
-
     number: int
     first_group: int
     strata: EditionStrata
-    lanes: str | None = None
-    quotas: Ints | None = None
+    lanes: str | None = None  # that this node owned
+    quotas: Ints | None = None  # draws of each stratum in a block; None: one stratum
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDraw:
-    """The parts of one group, by their number in the edition.
-
-    Attributes:
-        group: its number.
-        edition: that it was drawn from.
-        round: pass of the permutation; of several strata the earliest.
-        parts: of the group.
-        rounds: that each part is of; None: all are of ``round``.
-        weights: by which each part is to be counted to undo what the strata favour.
-    """
+    """The parts of one group, by their number in the edition."""
 
     group: int
     edition: int
-    round: int
+    round: int  # of several strata the earliest
     parts: Ints
-    rounds: Ints | None = None
-    weights: npt.NDArray[np.float32] | None = None
+    rounds: Ints | None = None  # of each part; None: all are of ``round``
+    weights: npt.NDArray[np.float32] | None = None  # to undo what the strata favour
 
 
 # ------------------------------------------------------------------ draws of one stratum
@@ -102,8 +71,6 @@ class GroupDraw:
 
 @dataclass(frozen=True, slots=True)
 class EarlierOrder:
-    """An order that a round followed before, up to a position."""
-
     order: PartOrder
     positions: int
     edition: DrawnEdition
@@ -164,11 +131,7 @@ class StratumDraws:
         self._runs.append(grown if same_lanes else self._counted(grown))
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the parts of the draws [start, stop), and the round of each.
-
-        Raises:
-            LookupError: the stratum has no part yet.
-        """
+        """Return the parts of the draws [start, stop), and the round of each."""
         parts, rounds = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         while start < stop:
             run = self._run(start)
@@ -214,10 +177,7 @@ class StratumDraws:
         return DrawRun(first, self._own(edition), round_, edition, order)
 
     def _counted(self, s: DrawRun) -> DrawRun:
-        """Return the run with the number of its draws, by a look at all parts.
-
-        The parts are walked in their own order, because only the masks and few inverse orders are needed then.
-        """
+        """Count the draws in the order of the parts, because few inverse orders are needed then."""
         size = s.order.size
         chunks = (np.arange(at, min(size, at + _CHUNK)) for at in range(0, size, _CHUNK))
         draws = sum(int(self._fresh(s, parts).sum()) for parts in chunks)
@@ -299,15 +259,9 @@ class IndependentDraws:
         self._editions: list[tuple[int, DrawnEdition]] = []  # first draw, what it is drawn from
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
-        """Let draws from number ``at`` on choose among the parts of ``edition``."""
         self._editions = [*(known for known in self._editions if known[0] < at), (at, edition)]
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the parts of the draws [start, stop), and the round of each.
-
-        Raises:
-            LookupError: the stratum has no part in this node's lanes.
-        """
         known = [edition for first, edition in self._editions if first <= start]
         if not known or not known[-1].strata.own[self._stratum]:
             raise LookupError("the stratum has no part for this node")
@@ -365,16 +319,13 @@ class StratumBlocks:
 
 @dataclass(frozen=True)
 class EditionDraws:
-    """The groups that draw from one edition, from draw ``first`` on."""
-
     edition: DrawnEdition
     blocks: StratumBlocks | None
-    first: int
+    first: int  # draw
     drawn: Ints  # draws of each stratum before it
     weights: Floats | None  # of the parts of each stratum
 
     def before(self, draw: int) -> Ints:
-        """Return how often each stratum was drawn before a draw."""
         within = draw - self.first
         found = np.array([within]) if self.blocks is None else self.blocks.before(within)
         found[: len(self.drawn)] += self.drawn
@@ -393,7 +344,7 @@ class EditionDraws:
 
 
 class Draws:
-    """The draws of one cache, in any order of groups (ascending is fastest)."""
+    """The draws of one cache, in any order of groups; ascending is fastest."""
 
     def __init__(
         self, seed: int, sizing: Sizing, *, turns: bool = False, replacement: bool = False
@@ -441,11 +392,7 @@ class Draws:
         return StratumDraws(stratum, make(stratum, *where))
 
     def group(self, number: int) -> GroupDraw | None:
-        """Return the draw of a group; None past the end of a fixed set.
-
-        Raises:
-            LookupError: no edition with a part of this node covers the group yet.
-        """
+        """None past the end of a fixed set; LookupError while no edition covers the group."""
         edition_draws = self._edition_of(number)
         start, stop = self._draws_before(number), self._draws_before(number + 1)
         if start == stop:
@@ -520,7 +467,7 @@ class Draws:
         return parts if most is None else min(parts, most)
 
     def _draws_before(self, number: int) -> int:
-        """Return the draws before a group; without strata a group ends where its round ends."""
+        """Without strata a group ends where its round ends."""
         if self._replacement or self._editions[0].blocks is not None:
             return self._given(number)
         group, draw = self._marks[bisect_right(self._marks, number, key=lambda m: m[0]) - 1]

@@ -1,8 +1,7 @@
 """Visits that brought nothing: setbacks, deferrals with their makeup groups, and holes.
 
-Parts of an object that keeps failing while others answer are deferred without a try, until a makeup group finds that
-the object answers again. Makeup groups retry it with growing delays. Holes are counted against `sampling.max_skipped`,
-and retried on request or when another version of the object is listed.
+Parts of an object that keeps failing while others answer are deferred without a try, until a
+makeup group finds that the object answers again. Makeup groups retry it with growing delays.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class FailingObject:
 
 
 class FailingObjects:
-    """The failing objects, and the pending places of each."""
-
     def __init__(self, timeout_seconds: float) -> None:
         self._first = min(FIRST_RETRY_SECONDS, 3 * timeout_seconds)
         self._longest = min(LONGEST_RETRY_SECONDS, 60 * timeout_seconds)
@@ -60,10 +57,7 @@ class FailingObjects:
         self.failing.setdefault(name, FailingObject(DEFERRED_EARLIER, now))
 
     def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
-        """Record that a visit to an object was given up while others answered.
-
-        ``again``: whether a makeup group retried it. Otherwise one more group in flight failed.
-        """
+        """``again``: a makeup group retried it. Otherwise one more group in flight failed."""
         found = self.failing.get(name)
         if found is None:
             self.failing[name] = FailingObject(reason, now + self._first)
@@ -103,7 +97,7 @@ class FailingObjects:
         self._made_up_at = now
 
     def next_try(self, names: Iterable[ObjectName]) -> float:
-        """Return the time of the first retry among some failing objects; infinity for none."""
+        """Return the time of the first retry among some objects; infinity for none."""
         return min(
             (self.failing[n].due for n in names if n in self.failing), default=float("inf")
         )
@@ -119,8 +113,6 @@ PENDING_SHARE = 4  # 1/4 of the record may be pending; the rest is history
 
 
 class Makeups:
-    """Decides which visits are set aside and when their parts come; keeps the record."""
-
     def __init__(
         self,
         cache: Cache,
@@ -171,10 +163,7 @@ class Makeups:
     def left_out(
         self, group: int, visits: Sequence[PartVisit], *, defers: bool
     ) -> tuple[int, ...]:
-        """Return the visits of a group that are not tried.
-
-        ``defers``: whether further visits may be set aside.
-        """
+        """Return the places of visits that are not tried; ``defers``: more may be set aside."""
         record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
         if defers and failing and group not in record.makeups:
@@ -191,11 +180,6 @@ class Makeups:
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
     def retry_holes(self, is_retried: IsRetried = lambda hole, visit: True) -> int:
-        """Let known holes be tried again; return how many.
-
-        Raises:
-            CacheFullError: no room on the disk.
-        """
         holes: dict[int, list[KnownHole]] = {}
         for hole in self._cache.holes():
             holes.setdefault(hole.shard // self._sizing.group_shards, []).append(hole)
@@ -240,11 +224,7 @@ class Makeups:
         return self._candidate[1]
 
     def record(self, draw: GroupDraw) -> None:
-        """Record durably that a group is a makeup group, if `next` returned it.
-
-        Raises:
-            CacheFullError: no room on the disk.
-        """
+        """Record durably that a group is a makeup group, if `next` returned it."""
         if self._candidate is None or self._candidate[1] is not draw:
             return
         places, _ = self._candidate
@@ -271,11 +251,7 @@ class Makeups:
     # Commits
 
     def committing(self, permit: Permit, shards: Sequence[Sidecar]) -> None:
-        """Record durably which parts were set aside, before the group is committed.
-
-        Raises:
-            CacheFullError: no room on the disk.
-        """
+        """Record durably which parts were set aside, before the group is committed."""
         group, record = permit.group, self._cache.meta.deferrals
         left = {place for shard in shards for place in shard.left_out} - record.left_out(group)
         if not left:
@@ -349,11 +325,7 @@ class HoleCounter:
         return found
 
     def check(self, allowed: float, totals: CacheTotals, *, complete: bool) -> None:
-        """Raise if holes exceed ``allowed`` among the visits of this run and among all.
-
-        Raises:
-            SamplingError: they do.
-        """
+        """Raise if holes exceed ``allowed`` among the visits of this run and among all."""
         first = self._visits >= totals.drawn_parts
         few = self._holes <= LEAST_HOLES and not (complete and first)
         of_all = totals.holes <= allowed * totals.drawn_parts
@@ -382,7 +354,6 @@ def _places_of_holes(
 
 
 def has_new_version(relisted: Iterable[Entry]) -> IsRetried:
-    """Return a predicate of holes whose object is listed with another version."""
     now = {
         (entry.store, entry.key): version_of(entry.etag, entry.size, entry.mtime)
         for entry in relisted

@@ -1,8 +1,8 @@
-"""Fill one group of shards: visit its parts, transform the samples, deal them over the shards, encode. No state.
+"""Fill one group of shards: visit its parts, transform the samples, deal them over the shards, encode.
 
-The limits are the store's latency over the reads in flight, then the client's CPU per byte. So many visits run at
-once, large arrays are not copied between the client's buffer and the file, and everything is encoded before room is
-asked for.
+The limits are the store's latency over the reads in flight, then the client's CPU per byte. So
+many visits run at once, and large arrays are not copied between the client's buffer and the
+file.
 """
 
 from __future__ import annotations
@@ -59,13 +59,7 @@ class SampleTransform:
     def __call__(
         self, sample: Sample, origin: Origin, where: tuple[int | str, ...]
     ) -> Sample | None:
-        """Return the transformed sample; None where the function returned None: skip it.
-
-        ``sample``: arrays of the object's bytes, read-only; the function gets copies.
-
-        Raises:
-            FormatError: the function raised, or returned no sample.
-        """
+        """Return what the function makes of a copy; None where it skips the sample."""
         copies = {name: _copy(value) for name, value in sample.items()}
         rng = generator_at(self.seed, "transform", *where)
         bits = derive_seed(self.seed, "global", *where)
@@ -83,10 +77,7 @@ def load_transform(
     """Return the transform called ``package.module:function``; None for no name.
 
     A class is made once, with ``options`` as its arguments; a function gets them as keyword
-    arguments, and of ``sample``, ``rng`` and ``origin`` those that it names.
-
-    Raises:
-        ConfigError: it cannot be imported, called or does not take ``sample``.
+    arguments.
     """
     if name is None:
         return None
@@ -146,19 +137,12 @@ class GroupFiller:
         limits: GroupLimits | None = None,
         on_setback: Callable[[int, str], None] = lambda place, error: None,
     ) -> Sequence[VisitResult]:
-        """Return the result of each visit of the permit, in their order.
+        """Return the result of each visit, in their order.
 
-        Groups begin their visits one after the other. In parallel they would end together, and nothing would be read
-        while they are written.
-
-        ``schema``: of the samples; None where it is not known yet.
-        ``limits``: of the group's memory; samples beyond them are left out where the permit allows that, and are holes
-            otherwise.
-        ``on_setback``: gets the place of a visit that is set aside, and the reason: its object keeps failing while others
-            answer.
-
-        Raises:
-            TransientStoreError: the group must be filled again later, as a whole.
+        Groups begin their visits one after the other. In parallel they would end together, and
+        nothing would be read while they are written. ``on_setback`` gets the place of a visit
+        that is set aside, and the reason. After a TransientStoreError the whole group must be
+        filled again later.
         """
         budget = MemoryBudget(
             len(permit.visits), limits, defers=permit.defers, yields=self._yields
@@ -254,7 +238,6 @@ class GroupFiller:
             return VisitResult(hole=hole_reason(visit.entry.key, error), entry=now)
 
     async def _renewed(self, visit: PartVisit) -> PartVisit:
-        """Return a visit with the current versions of its objects."""
         entry, *partners = [
             await self._sources.current_entry(one) for one in (visit.entry, *visit.partners)
         ]
@@ -267,11 +250,7 @@ class GroupFiller:
         found: list[tuple[Sample, int, int]],
         schema: Schema | None,
     ) -> VisitResult:
-        """Return decoded samples as they will be cached: transformed, and of the schema. Others are a hole.
-
-        Raises:
-            FormatError: no sample is left, because the transform failed or the schema differs.
-        """
+        """Transform the samples; others than the schema's are a hole, FormatError where all are."""
         visited = VisitResult()
         odd: FormatError | None = None
         for index, (sample, start, end) in enumerate(found):
@@ -296,7 +275,7 @@ class GroupFiller:
     def _transformed(
         self, permit: Permit, visit: PartVisit, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
-        """Return the user's function of a sample; None where it skips the sample."""
+        """None where the user's function skips the sample."""
         bare, start, end = found
         sample = with_labels(bare, visit.joined, visit.entry.key)
         if self._transform is None:
@@ -324,11 +303,6 @@ def _with_weight(sample: Sample, weight: float) -> Sample:
 
 
 def with_labels(sample: Sample, values: LabelValues, key: str) -> Sample:
-    """Return a sample with its labels as further fields.
-
-    Raises:
-        FormatError: it has one of these fields already.
-    """
     if not values:
         return sample
     if taken := sample.keys() & values.keys():
@@ -346,10 +320,7 @@ def _label_value(value: float | str) -> Value:
 
 
 def none_came(permit: Permit, visited: Sequence[VisitResult]) -> bool:
-    """Whether every visit that was tried is set aside.
-
-    False for a group without any try: it is as empty as when it was filled first.
-    """
+    """Whether every visit that was tried is set aside; False without any try."""
     tried = [one for place, one in enumerate(visited) if place not in permit.left_out]
     return bool(tried) and all(one.left_out for one in tried)
 
@@ -361,7 +332,7 @@ def encode_group(
     fingerprint: str,
     cache_format: str,
 ) -> list[EncodedShard]:
-    """Return the shards of a group: samples of a visit are dealt round-robin over them."""
+    """Deal the samples of a visit round-robin over the shards."""
     shards = [_ShardContents() for _ in permit.shards]
     for place, (visit, result) in enumerate(zip(permit.visits, visited, strict=True)):
         shard = shards[place % len(shards)]

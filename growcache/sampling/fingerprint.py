@@ -37,10 +37,8 @@ def identify(
     """Return the identity of the cache that this configuration fills (protocol 4).
 
     Left out on purpose: credentials, workers, concurrency and bounds, which change when and
-    where samples are drawn, but not which; and the node, because every edition records its lanes.
-
-    ``digests``: of the user's code, as the samplers imported it, and of the table of labels; by `TRANSFORM`, `FORMAT`
-        and `LABELS`.
+    where samples are drawn, but not which; and the node, because every edition records its
+    lanes.
     """
     parts = configured_values(config) | {
         name: digests.get(name) for name in (TRANSFORM, FORMAT)
@@ -80,10 +78,7 @@ def configured_values(config: Config) -> dict[str, Any]:
 
 
 def _sources(config: Config) -> dict[str, Any]:
-    """Return where the objects are, their formats and their labels.
-
-    Left out: what happens to objects that lack a field or labels, because no sample depends on it.
-    """
+    """What happens to objects without a field or labels is left out: no sample depends on it."""
     if config.weights is None:
         return {f"source.{name}": value for name, value in _source(config.sources[0]).items()}
     pairs = enumerate(zip(config.sources, config.weights, strict=True))

@@ -26,11 +26,7 @@ class _OpenGroup:
 
 
 class GroupQueue:
-    """The groups that were issued and are not committed, and the number of the next one.
-
-    It also orders the groups to refetch. A refetched group may be open, committed (it is filled *again*) or
-    not issued yet.
-    """
+    """A group to refetch may be open, committed (it is filled *again*) or not issued yet."""
 
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
         self.next_new = next_new
@@ -101,9 +97,7 @@ class GroupQueue:
     def start(self, group: int, *, again: bool = False) -> int:
         """Record that a sampler fills the group; return the number of this try, from 0.
 
-        Args:
-            group: an open group, one that was never issued, or a committed one.
-            again: whether it was committed before. Starting a group that was never issued opens those before it.
+        ``again``: it was committed before. A group that was never issued opens those before it.
         """
         entry = (self._again if again else self._open).pop(group, None)
         if again:
@@ -127,7 +121,8 @@ class GroupQueue:
     def failed(self, group: int, now: float, *, disk: bool = False) -> None:
         """Reopen the group, each time with a longer delay.
 
-        ``disk``: the local disk failed. Groups wait in memory while it is full, so an early retry costs little.
+        After a failure of the local ``disk`` groups wait in memory, so an early retry costs
+        little.
         """
         entry = self._filling[group]
         tries = entry.tries + 1
@@ -169,16 +164,11 @@ NO_ROOM = (
 
 @dataclass(frozen=True, slots=True)
 class Refetch:
-    """The content of one refetch permit.
-
-    Attributes:
-        missing: its shards that were never committed, ascending.
-        wanted: its shards that a reader waits for, ascending.
-    """
+    """The content of one refetch permit."""
 
     draw: GroupDraw
-    missing: tuple[int, ...]
-    wanted: tuple[int, ...]
+    missing: tuple[int, ...]  # that were never committed, ascending
+    wanted: tuple[int, ...]  # that a reader waits for, ascending
     shards: int
 
     @property

@@ -1,7 +1,7 @@
-"""Tables of labels: read from CSV, TSV (UTF-8, a line of names first), JSON lines or Parquet, held by key.
+"""Tables of labels from CSV, TSV, JSON lines or Parquet, held by key.
 
-A million rows of a number and two short texts take about 50 MB in memory: keys are sorted 64-bit hashes,
-numbers are arrays, texts are one buffer.
+A million rows of a number and two short texts take about 50 MB in memory: keys are sorted
+64-bit hashes, numbers are arrays, texts are one buffer.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ Column: TypeAlias = TextColumn | IntColumn | npt.NDArray[np.float64]
 
 
 class ColumnBuilder:
-    """A column whose cells are still coming; all of them decide its type."""
-
     def __init__(self) -> None:
         self._data = bytearray()
         self._lengths = array("q")
@@ -104,11 +102,7 @@ class ColumnBuilder:
         self._add(cells)
 
     def add_values(self, cells: Sequence[object]) -> None:
-        """Add cells of a file that tells numbers from texts.
-
-        Raises:
-            FormatError: a cell is neither, and not empty.
-        """
+        """Add cells of a file that tells numbers from texts."""
         texts = []
         for cell in cells:
             kind, text = _kind_and_text(cell)
@@ -164,12 +158,6 @@ def _to_number(text: str) -> float:
 
 
 class KeyedTable:
-    """Columns by name, and a row by key.
-
-    Raises:
-        FormatError: two rows have one key, or there is none.
-    """
-
     def __init__(self, keys: ColumnBuilder, columns: Mapping[str, ColumnBuilder]) -> None:
         texts = keys.texts
         if not len(texts):
@@ -234,8 +222,6 @@ ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 
 @dataclass(frozen=True, slots=True)
 class ReadBudget:
-    """Limits on the bytes that are read of a store, and their counter."""
-
     most_bytes: int | None = None
     piece_bytes: int | None = None
     spent: Callable[[int], Awaitable[None]] | None = None
@@ -245,11 +231,6 @@ UNBOUNDED_BUDGET = ReadBudget()
 
 
 def require_table_library(url: str) -> None:
-    """Refuse a table that nothing installed here can read.
-
-    Raises:
-        ConfigError: says what to install.
-    """
     if table_kind(url) == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
             "source.labels: a table in Parquet needs pyarrow; pip install 'growcache[parquet]'"
@@ -262,12 +243,7 @@ def fetch_table(
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> Buffer:
-    """Return the bytes of the one object that a URL names. Blocks.
-
-    Raises:
-        ConfigError: the URL names none or several objects, or too large a one.
-        StoreError: it cannot be read.
-    """
+    """Return the bytes of the one object that a URL names. Blocks."""
     local = parse_url(url).scheme in LOCAL_SCHEMES
     own = {"url": (url,), "client": "auto" if local else source.client}
     store = open_store(source.model_copy(update=own), timeout_seconds=timeout_seconds)
@@ -309,12 +285,7 @@ def read_table(
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> KeyedTable:
-    """Return a table. Blocks, for some seconds where it has a million rows.
-
-    Raises:
-        ConfigError: the table is invalid, or lacks a column.
-        StoreError: it cannot be read.
-    """
+    """Blocks, for some seconds where the table has a million rows."""
     shown = redact(url)
     try:
         data = fetch_table(url, source, timeout_seconds, budget)
@@ -328,11 +299,6 @@ def read_table(
 
 
 def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> KeyedTable:
-    """Return the table in these bytes.
-
-    Raises:
-        FormatError: they are not such a table, or it lacks a column.
-    """
     growing = {name: ColumnBuilder() for name in dict.fromkeys((key, *columns))}
     form = kind.removesuffix(".gz")
     stream: IO[bytes] = io.BytesIO(data)

@@ -70,7 +70,7 @@ class _KeyedLabels:
 class Labels:
     """The tables of the sources, joined to their objects.
 
-    A row's number encodes its source: it is the row in the table times the number of sources, plus the source. Objects
+    A row's number is the row in the table times the number of sources, plus the source. Objects
     of a source without a table have an empty row.
     """
 
@@ -104,11 +104,6 @@ class Labels:
         return rows
 
     def joined(self, stores: Sequence[int], keys: Sequence[str]) -> list[LabelValues]:
-        """Return the values that the samples of each object get.
-
-        Raises:
-            ConfigError: an object has no row.
-        """
         rows = self.rows(stores, keys)
         if len(missing := np.flatnonzero(rows == NO_ROW)):
             first = int(missing[0])
@@ -190,12 +185,7 @@ def read_labels(
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> Labels:
-    """Return the labels of all sources. Blocks.
-
-    Raises:
-        ConfigError: a table cannot be used; says why.
-        StoreError: it cannot be read.
-    """
+    """Read the tables of all sources. Blocks."""
 
     def read(source: SourceConfig) -> KeyedTable | None:
         if (wanted := source.labels) is None:

@@ -54,7 +54,6 @@ class ListingThread:
         threading.Thread(target=self._run, name="listing", daemon=True).start()
 
     def more(self) -> None:
-        """Let the thread go on, because a page was taken."""
         self._slots.release()
 
     def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -113,8 +112,6 @@ def runs_user_format(config: Config) -> bool:
 
 
 class ListingIngest:
-    """The listing of one run; it belongs to the service's loop."""
-
     def __init__(
         self,
         config: Config,
@@ -146,11 +143,7 @@ class ListingIngest:
         self.relisted: list[Entry] = []
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
-        """Start the listing, unless the catalog is complete.
-
-        ``introduction``: of the first sampler. A user's format needs it, because the sampler imported the format and
-            knows whether there is anything to list.
-        """
+        """A user's format needs ``introduction``: it says whether there is anything to list."""
         if self._catalog.complete and not refresh:
             self.listed = True
             return
@@ -173,8 +166,8 @@ class ListingIngest:
     def _is_waited_for(self, error: TransientStoreError) -> bool:
         """Whether the listing retries for ever; called in its thread.
 
-        A refusal before the first page is most likely a configuration error and ends the run at once. A store that does
-        not answer may come up later.
+        A refusal before the first page ends the run, because it is most likely a configuration
+        error.
         """
         return self._has_listed or not isinstance(error, StoreRefusedError)
 
@@ -200,15 +193,9 @@ class ListingIngest:
         self._wake()
 
     def take(self, allocator: SpaceAllocator | None, *, awaited: bool = False) -> None:
-        """Take listed pages into the catalog.
+        """Take listed pages into the catalog; after a CacheFullError the next call goes on.
 
-        Args:
-            allocator: makes room; None before there is anything to evict.
-            awaited: whether the service waits for the listing before it can make room.
-
-        Raises:
-            ConfigError: nothing was found, or the bound cannot hold the listing.
-            CacheFullError: the disk has no room; the next call goes on.
+        ``awaited``: the service waits for the listing before it can make room.
         """
         while self._pages and self._is_due():
             if not self._has_room_for(self._pages[0], allocator, awaited=awaited):
@@ -244,10 +231,9 @@ class ListingIngest:
                 raise ConfigError(name_source(said, number, len(self._config.sources)))
 
     def _is_due(self) -> bool:
-        """Whether to take a page now.
+        """Whether to take a page now: until the first samples exist, samplers get the processors.
 
-        Until the first samples exist, samplers get the processors: listing at full speed would take one of them and delay
-        the first samples by seconds. The limit is `STARTING_SECONDS`, because some draws need the whole listing.
+        The limit is `STARTING_SECONDS`, because some draws need the whole listing.
         """
         now = time.monotonic()
         started = self._cache.totals().drawn_shards >= STARTED_SHARDS
@@ -259,10 +245,7 @@ class ListingIngest:
         return due
 
     def _reserved_for_listing(self, allocator: SpaceAllocator | None) -> int:
-        """Return the bytes that shards leave free for the rest of the listing.
-
-        None where nothing is evicted, because a full cache then draws no more. Never the room that one group needs.
-        """
+        """Return 0 where nothing is evicted, because a full cache then draws no more."""
         if allocator is None or not allocator.evicts:
             return 0
         most = max(self._cache.max_bytes // LISTING_SHARE, self._page_needs)
@@ -271,11 +254,7 @@ class ListingIngest:
     def _has_room_for(
         self, page: list[Entry], allocator: SpaceAllocator | None, *, awaited: bool
     ) -> bool:
-        """Make room for a page, because the catalog counts against the bound.
-
-        Raises:
-            ConfigError: there never will be enough.
-        """
+        """Make room for a page, because the catalog counts against the bound."""
         needed = _catalog_bytes(page)
         self._page_needs = max(self._page_needs, needed)
         self._cache.space.measure()

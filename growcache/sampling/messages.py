@@ -35,27 +35,17 @@ LabelValues: TypeAlias = Mapping[str, int | float | str]
 
 @dataclass(frozen=True, slots=True)
 class PartVisit:
-    """One visit of a permit: part ``part`` of ``parts`` of an object.
-
-    Attributes:
-        round: pass of the permutation; None: that of the permit.
-        weight: of its samples; None where all are alike.
-        joined: the fields that its samples get from labels, by name.
-        partners: the objects of the other fields, where the source has several.
-        renewed: whether to read the current version of the object, not the listed one.
-    """
-
     entry: Entry
     part: int = 0
     parts: int = 1
-    round: int | None = None
-    weight: float | None = None
-    joined: LabelValues = field(default_factory=dict)
-    partners: tuple[Entry, ...] = ()
-    renewed: bool = False
+    round: int | None = None  # None: that of the permit
+    weight: float | None = None  # of its samples; None: all alike
+    joined: LabelValues = field(default_factory=dict)  # fields from labels
+    partners: tuple[Entry, ...] = ()  # the objects of the other fields
+    renewed: bool = False  # reads the current version, not the listed one
 
     def to_values(self) -> list[Any]:
-        """Return a JSON value, mostly of seven values, because a permit may have very many visits."""
+        """Return a short JSON value, because a permit may have very many visits."""
         more: dict[str, Any] = {}
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
@@ -85,7 +75,7 @@ def entry_values(entry: Entry) -> list[Any]:
 
 
 def _json_value(value: float | str) -> Any:
-    """Return a JSON value; JSON has no infinity and no NaN."""
+    """JSON has no infinity and no NaN."""
     plain = not isinstance(value, float) or math.isfinite(value)
     return value if plain else [repr(value)]
 
@@ -97,38 +87,23 @@ def _from_json_value(value: Any) -> int | float | str:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The right to fill one group of shards, with everything that a sampler needs to do so.
+    """The right to fill one group of shards, with everything that a sampler needs to do so."""
 
-    Attributes:
-        id: names this attempt; files and reports carry it.
-        edition: that the group was drawn from.
-        round: pass of the permutation.
-        shards: numbers of the group's shards.
-        visits: to parts of objects, in the order that decides where each sample goes.
-        take: samples to pick of each object at random; None: all of the part.
-        editions: `Edition.values` of every edition up to its own.
-        write: the shards of the group that are wanted, ascending; None: all of them.
-        left_out: places of the visits that are not made, because they were set aside.
-        defers: whether further visits may be set aside: nothing of the group was ever committed.
-        makeups: the makeup groups before this one.
-        made_up: of a makeup group: where each visit was drawn first, and 1 where it was a hole.
-        others: other objects, to probe the store with where all visits are to one object.
-    """
-
-    id: str
+    id: str  # of this attempt; files and reports carry it
     group: int
     edition: int
     round: int
-    shards: tuple[int, ...]
-    visits: tuple[PartVisit, ...]
-    take: int | None = None
-    editions: tuple[EditionValues, ...] = ()
-    write: tuple[int, ...] | None = None
-    left_out: tuple[int, ...] = ()
-    defers: bool = False
-    makeups: tuple[int, ...] = ()
+    shards: tuple[int, ...]  # their numbers
+    visits: tuple[PartVisit, ...]  # their order decides where each sample goes
+    take: int | None = None  # samples of each object, at random; None: all of the part
+    editions: tuple[EditionValues, ...] = ()  # up to its own
+    write: tuple[int, ...] | None = None  # the wanted shards, ascending; None: all
+    left_out: tuple[int, ...] = ()  # places of visits that were set aside
+    defers: bool = False  # further visits may be set aside: no shard was ever committed
+    makeups: tuple[int, ...] = ()  # the makeup groups before this one
+    # Of a makeup group: where each visit was drawn first, and 1 where it was a hole.
     made_up: tuple[tuple[int, int, int], ...] = ()
-    others: tuple[Entry, ...] = ()
+    others: tuple[Entry, ...] = ()  # to probe the store with, if all visits are to one object
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -209,9 +184,7 @@ MAX_REASON = 300  # characters; a hole's reason is kept in the index
 
 
 def hole_reason(key: str, why: object) -> str:
-    """Return a line that names the object once, a long key by its end.
-
-    Most errors name the object already: formats by its key, stores by its URL.
+    """Return a line that names the object once, because most errors name it already.
 
     >>> hole_reason("a.npy", "a.npy: expected an .npy file")
     'a.npy: expected an .npy file'

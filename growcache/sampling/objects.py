@@ -1,8 +1,4 @@
-"""The objects that samples are drawn from: which listed keys are one object, and of which subset.
-
-An object of several fields is complete when the last of its members is listed. A split assigns objects to subsets by
-a hash of their group, so that no group is in two subsets.
-"""
+"""Which listed keys are one object, and which subset its group's hash assigns it to."""
 
 from __future__ import annotations
 
@@ -65,8 +61,6 @@ NO_SUBSET = -1  # of an object that belongs to no subset
 
 
 class Split:
-    """Assigns groups to the subsets of a split; a group is always in the same one."""
-
     def __init__(self, split: SplitConfig) -> None:
         self.names = tuple(split.fractions)
         self.used = self.names.index(split.use)
@@ -79,11 +73,7 @@ class Split:
         self._last: tuple[str, int] = ("", NO_SUBSET)
 
     def groups(self, keys: Sequence[str]) -> list[str]:
-        """Return the group of each key; without ``split.group`` each key is its own group.
-
-        Raises:
-            ConfigError: ``split.group`` does not match a key.
-        """
+        """Without ``split.group`` each key is its own group."""
         return [self._group_of(key) for key in keys] if self._group else list(keys)
 
     def places(self, groups: Sequence[str]) -> npt.NDArray[np.int8]:
@@ -111,13 +101,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class CompleteObjects:
-    """Objects that became complete: they have a member of each field.
+    """Objects that have a member of each field."""
 
-    Attributes:
-        members: their ordinals in the catalog; int64 [objects, fields].
-    """
-
-    members: Ints
+    members: Ints  # ordinals in the catalog; int64 [objects, fields]
     keys: list[str]
     stores: list[int]
 
@@ -135,13 +121,9 @@ class _PartialObject:
 
 
 class FieldJoin:
-    """Joins listed members of several fields to objects.
+    """Joins listed members of several fields to objects, as their last members are listed.
 
-    Numbers follow from the catalog alone, because the last member completes an object. An entry of a source without fields
-    is an object of its own.
-
-    Attributes:
-        fields: the most that an object has.
+    An entry of a source without fields is an object of its own.
     """
 
     def __init__(self, sources: Sequence[SourceConfig]) -> None:
@@ -151,11 +133,9 @@ class FieldJoin:
 
     @property
     def unmatched(self) -> int:
-        """Listed members that lack a partner."""
         return sum(one.unmatched for one in self._joins if one is not None)
 
     def add(self, first: int, stores: Sequence[int], keys: Sequence[str]) -> CompleteObjects:
-        """Return the objects that entries of the catalog complete."""
         members: list[list[int]] = []
         names: list[str] = []
         urls: list[int] = []
@@ -239,8 +219,6 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """The listed objects of one subset of a split."""
-
     name: str
     objects: int
     groups: int
@@ -250,17 +228,11 @@ class Subset:
 
 
 class Objects:
-    """A numbering of the objects that are drawn from, in the order of the listing.
+    """The objects that are drawn from, numbered in the order of the listing.
 
     Numbers never change: the catalog is append-only, and whether an object is drawn from
-    follows from its key, the split and the table of labels.
-
-    Args:
-        subsets: only one of them is drawn from; None: all objects are.
-        pairs: joins entries of the catalog to objects; None: each entry is one.
-
-    Attributes:
-        labels: that samples get; None: none. Set before the first look.
+    follows from its key, the split and the table of labels. ``labels`` is set before the first
+    look.
     """
 
     def __init__(
@@ -295,16 +267,11 @@ class Objects:
 
     @property
     def _all(self) -> bool:
-        """Whether every entry of the catalog is an object that is drawn from."""
         whole = self._subsets is None and self.labels is None and self._pairs is None
         return whole and len(self._url_firsts) == 1
 
     def look(self, listed: int) -> None:
-        """Sort out the first ``listed`` entries of the catalog.
-
-        Raises:
-            ConfigError: an entry fits no subset, or has no labels.
-        """
+        """Sort out the first ``listed`` entries of the catalog."""
         if self._all or listed <= self._looked:
             return
         for stores, keys in self._catalog.stores_and_keys(self._looked, listed):
@@ -319,18 +286,13 @@ class Objects:
             raise ConfigError(self.complaint())
 
     def finish(self) -> None:
-        """Record that the catalog is complete.
-
-        Raises:
-            ConfigError: an object lacks a field.
-        """
         self._finished = True
         if self._pairs is not None and self._pairs.unmatched and not self._skips:
             raise ConfigError(self._pairs.complaint(SHOWN))
 
     @property
     def unmatched(self) -> int:
-        """The number of objects that lack labels or, once all is listed, a field."""
+        """Objects that lack labels or, once all is listed, a field."""
         lacking = self._pairs.unmatched if self._pairs is not None and self._finished else 0
         return self._unlabelled + lacking
 
@@ -394,7 +356,7 @@ class Objects:
         return int(np.searchsorted(self._ordinals.values, listed))
 
     def visits(self, numbers: Ints) -> list[PartVisit]:
-        """Return visits to objects by their numbers, each as a single part."""
+        """Return visits to objects, each as a single part."""
         visits = self._bare_visits(numbers)
         if self.labels is None:
             return visits
@@ -419,7 +381,6 @@ class Objects:
         return rows
 
     def _firsts(self, start: int, stop: int) -> Ints:
-        """Return the ordinals of objects, each by its first member."""
         if self._pairs is None:
             return self._ordinals.values[start:stop]
         return self._rows[start:stop, 0]
@@ -447,7 +408,6 @@ class Objects:
         return sizes
 
     def keys(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the keys of objects, each by its first field."""
         if self._all:
             return self._keys_between(start, stop)
         ordinals = self._firsts(start, stop)

@@ -1,12 +1,11 @@
-"""Orders in which parts are drawn: keyed permutations, and objects in turn. Pure.
+"""Orders in which parts are drawn: bijections, computed in both directions and never stored.
 
-An order is a bijection that is computed in both directions and never stored. A permutation is a Feistel network over
-the next power of four, walked until it lands inside the population (Black & Rogaway, "Ciphers with Arbitrary Finite
-Domains", CT-RSA 2002).
+A permutation is a Feistel network over the next power of four, walked until it lands inside the
+population (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 
-Where objects are weighted alike, they take turns: turn t visits one more part of every object that still has one, in
-an order of its own. Objects that are listed later join the current turn. They neither wait for its end nor catch up
-on the turns that they missed, because that would fill shard after shard with new objects only.
+Where objects are weighted alike, turn t visits one more part of every object that still has
+one, in an order of its own. Objects that are listed later join the current turn. They do not
+catch up on earlier turns, because that would fill shard after shard with new objects only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class ManyPermutations:
-    """A keyed bijection of 0 … size-1 for each place of an array; see `Permutation`."""
+    """A keyed bijection of 0 … size-1 for each place of an array."""
 
     sizes: Ints
     keys: Uint64Array
@@ -97,18 +96,13 @@ class _Cohort:
     parts: Ints
 
     def visited(self, turns: Ints) -> Ints:
-        """Return the number of its objects that still have a part in each turn."""
         passed = turns - self.turn
         left = len(self.parts) - np.searchsorted(self.parts, passed, side="right")
         return np.where(passed < 0, 0, left)
 
 
 class TurnTable:
-    """The objects that each turn visits, and the visits before it.
-
-    Args:
-        starts: first part of every object, and the total; int64 [objects + 1].
-    """
+    """The objects of each turn; ``starts``: first part of every object, and the total."""
 
     def __init__(
         self, starts: Ints, joined: Sequence[CohortStart] = (CohortStart(0, 0),)
@@ -173,7 +167,7 @@ class TurnTable:
         return found
 
     def ranks(self, turns: Ints, objects: Ints) -> Ints:
-        """Return the ranks of objects among those that a turn visits."""
+        """The inverse of `objects`."""
         found = self._ranks[objects]
         numbers = self._cohort(objects)
         for number, cohort in enumerate(self._cohorts):
@@ -189,12 +183,9 @@ class TurnTable:
 
 
 class TurnOrder:
-    """An order of all parts, turn by turn.
+    """An order of all parts, turn by turn; the turns before ``first`` come last.
 
-    Args:
-        part_key: determines the order of an object's parts; the same for every edition, so
-            that an object goes on where it was.
-        first: the turn that the order begins with; those before it come last.
+    ``part_key`` is the same for every edition, so that an object goes on where it was.
     """
 
     def __init__(self, table: TurnTable, turn_key: int, part_key: int, first: int = 0) -> None:
@@ -237,8 +228,6 @@ class TurnOrder:
 
 
 class TurnOrders:
-    """Makes the orders of a cache, or of one of its strata."""
-
     def __init__(self, *where: int | str) -> None:
         self._where = where
         self._table: TurnTable | None = None
@@ -246,10 +235,7 @@ class TurnOrders:
     def make(
         self, edition: int, starts: Ints, round_: int, before: tuple[PartOrder, int] | None
     ) -> TurnOrder:
-        """Return the order of an edition.
-
-        ``before``: where the round began with an earlier edition: its order, and the number of positions drawn from it.
-        """
+        """``before``: the round's order of an earlier edition, and the positions drawn from it."""
         turn_key = derive_seed(*self._where, "turns", edition, round_)
         part_key = derive_seed(*self._where, "parts of an object", round_)
         if before is None:
@@ -316,9 +302,6 @@ class PartOrder(Protocol):
 
 
 def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
-    """Return (object ordinal, part within the object) of each part.
-
-    ``starts``: first part of every object, and the total; int64 [objects + 1].
-    """
+    """Return (object, part within it) of each part; ``starts``: int64 [objects + 1]."""
     ordinals = np.searchsorted(starts, parts, side="right") - 1
     return ordinals, parts - starts[ordinals]

@@ -1,8 +1,8 @@
-"""What can be drawn from: the parts of an edition's objects, the lanes that nodes own, and the strata.
+"""What can be drawn from: the parts of an edition's objects, the lanes of nodes, and the strata.
 
-Draws are dealt to strata in blocks. Each block has the same number of draws of every stratum, in a random order of
-its own ("permuted blocks": Matts & Lachin, Controlled Clinical Trials 9, 1988). So shares are exact from block to
-block, and the stratum of a draw follows from its number alone.
+Draws are dealt to strata in permuted blocks (Matts & Lachin, Controlled Clinical Trials 9,
+1988). So shares are exact from block to block, and the stratum of a draw follows from its
+number alone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ LANES = 256  # of them each part is in one, for ever
 
 
 def owned_lanes(node: int, nodes: int) -> str | None:
-    """Return the lanes of a node, as `Edition.lanes` has them; None where it owns all.
+    """Return the lanes of a node, as in `Edition.lanes`, by rendezvous hashing; None for all.
 
-    The node with the largest hash of the pair owns a lane (rendezvous hashing). So an added node takes lanes from all
-    others, and no lane moves between two of these.
+    An added node takes lanes from all others, and no lane moves between two of these.
     """
     if nodes == 1:
         return None
@@ -51,11 +50,7 @@ def owned_lanes(node: int, nodes: int) -> str | None:
 
 
 class Population:
-    """The parts of the listed objects.
-
-    Part numbers never change: the catalog is append-only and an object's parts follow from
-    its size, so the parts of an edition are a prefix of those of the next.
-    """
+    """Part numbers never change: the catalog is append-only, and sizes decide the parts."""
 
     def __init__(self, catalog: Catalog, objects: Objects, sizing: Sizing) -> None:
         self._catalog = catalog
@@ -65,11 +60,6 @@ class Population:
         self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, where lanes matter
 
     def check_listing(self, edition: Edition) -> None:
-        """Check that the listing begins with that of the edition.
-
-        Raises:
-            CacheError: it does not.
-        """
         if len(self._catalog) < edition.objects or (
             self._catalog.digest(edition.objects) != edition.digest
         ):
@@ -80,7 +70,7 @@ class Population:
             )
 
     def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
-        """Return the parts of the first ``listed`` objects of the catalog, as one stratum."""
+        """Return the parts as one stratum."""
         starts = self.starts(listed)
         owned = self.owned(listed, lanes)
         own = np.array([self.own_parts(listed, lanes).sum()])
@@ -97,7 +87,8 @@ class Population:
     def owned(self, listed: int, lanes: str | None) -> Callable[[Ints], Mask] | None:
         """Return the mask of parts that are in these lanes; None for all lanes.
 
-        The mask does not look at the listing, because draws apply it to every part, between two turns of the service's loop.
+        It does not look at the listing, because draws apply it to every part between two turns
+        of the service's loop.
         """
         if lanes is None:
             return None
@@ -115,7 +106,6 @@ class Population:
         return mask
 
     def own_parts(self, listed: int, lanes: str | None) -> Ints:
-        """Return the number of parts of every object in these lanes."""
         starts = self.starts(listed)
         owned = self.owned(listed, lanes)
         counts = np.diff(starts)
@@ -127,13 +117,12 @@ class Population:
         return counts
 
     def parts(self, listed: int) -> int:
-        """Return the number of parts of the first ``listed`` entries of the catalog."""
         objects = self._objects.among(listed)
         self._extend(objects)
         return int(self._starts[objects])
 
     def starts(self, listed: int) -> Ints:
-        """Return the first part of every object among the first ``listed``, and the total."""
+        """Return the first part of every object, and the total; int64 [objects + 1]."""
         objects = self._objects.among(listed)
         self._extend(objects)
         return self._starts[: objects + 1]
@@ -169,11 +158,7 @@ class Population:
         ]
 
     def per_visit(self, listed: int) -> Floats:
-        """Estimate the samples of a visit to each source.
-
-        Returns:
-            float64 [sources]; 1 for a source of which nothing is listed.
-        """
+        """Estimate the samples of a visit to each source; 1 where nothing is listed."""
         starts = self.starts(listed)
         objects = len(starts) - 1
         sources = self._objects.sources(0, objects)
@@ -225,16 +210,10 @@ Weights = str | Mapping[str, float]
 
 
 def stratum_shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
-    """Return each stratum's share of the draws; they add up to 1.
+    """Return each stratum's share of the draws.
 
-    Args:
-        names: of the strata.
-        parts: of each; 0 where a stratum cannot be drawn now.
-        weights: ``balanced``: all alike; ``natural``: by the number of parts; ``sqrt``: by its
-            square root; or a number for each by its name, 1 where it is not named.
-
-    Raises:
-        ConfigError: a stratum is named that does not exist, or nothing is left to draw.
+    ``parts`` is 0 where a stratum cannot be drawn now. Strata that ``weights`` does not name
+    have weight 1.
 
     >>> stratum_shares(["a", "b"], np.array([100, 900]), "sqrt").round(2).tolist()
     [0.25, 0.75]
@@ -318,11 +297,6 @@ _LABELS_AT_ONCE = 4096  # objects whose labels are looked up together
 
 
 def stratum_names(config: Config) -> StratumNames:
-    """Return the function that names the strata of objects.
-
-    Raises:
-        ConfigError: ``sampling.strata.by`` is unknown before objects are read.
-    """
     assert config.sampling.strata is not None
     by = config.sampling.strata.by
     (source,) = config.sources
@@ -341,7 +315,6 @@ def stratum_names(config: Config) -> StratumNames:
 
 
 def source_names(objects: Objects, start: int, stop: int) -> Iterable[str]:
-    """Yield the objects' sources as names of strata."""
     return map(str, objects.sources(start, stop).tolist())
 
 
@@ -378,10 +351,7 @@ def _folder(key: str) -> str:
 
 
 class ObjectStrata:
-    """The strata of the listed objects.
-
-    Strata are numbered as they first appear in the listing, so their numbers never change.
-    """
+    """Strata are numbered as they first appear in the listing, so their numbers never change."""
 
     def __init__(
         self,
@@ -400,11 +370,6 @@ class ObjectStrata:
         self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by their number
 
     def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
-        """Return the strata of the objects among the first ``listed`` entries of the catalog.
-
-        Raises:
-            ConfigError: an object is of no stratum, or there are too many.
-        """
         objects = self._objects.among(listed)
         self._look(objects)
         starts = self._population.starts(listed)

@@ -1,8 +1,4 @@
-"""May the next group be filled now, and if not, what has to happen first? Pure, except for `ByteRateLimit`.
-
-`decide` holds every reason to wait: the store, the listing, budgets, the disk, the bound. A circuit breaker holds
-permits back while the store refuses every request, except for one trial at intervals.
-"""
+"""Whether the next group may be filled now, and if not, what has to happen first."""
 
 from __future__ import annotations
 
@@ -15,10 +11,9 @@ from typing import Literal
 
 
 class ByteRateLimit:
-    """Lets work start only while what was read stays under ``bytes_per_second``.
+    """A debt model: the next read waits until the debt of earlier ones is worked off.
 
-    A debt model: reads are charged once their size is known, and the next one waits until
-    the debt is worked off. So no burst is saved up, and large objects need no special case.
+    So no burst is saved up, and large objects need no special case.
     """
 
     def __init__(
@@ -36,7 +31,6 @@ class ByteRateLimit:
         return max(0.0, self._free_at - self._clock())
 
     async def wait(self) -> None:
-        """Return once the next read may start."""
         while (seconds := self.seconds_left()) > 0:
             await asyncio.sleep(seconds)
 
@@ -46,77 +40,41 @@ LimiterState = Literal["running", "waiting", "full", "complete"]
 
 @dataclass(frozen=True, slots=True)
 class LimiterInputs:
-    """Everything that the decision depends on.
-
-    Attributes:
-        refused: the reason for which the store refuses every request, and the remedy.
-        parts_known: whether the next group has parts left in this round.
-        listing_complete: whether the source is listed to its end.
-        needs_whole_listing: whether draws have to wait for that.
-        complete: whether everything that the cache shall hold is cached.
-        retrying: failed groups that wait for another try.
-        max_retrying: the number of those that holds new groups back.
-        last_error: of the latest failed group.
-        retry_event: the event that lets the next try succeed.
-        drawn_samples: of this run, those in flight included.
-        max_drawn_samples: when this run ends by itself.
-        egress_bytes: read from the store in this run.
-        max_egress_bytes: that the run may read.
-        index_ok: whether the index is inside its budget.
-        disk_ok: whether the disk has its ``min_free``.
-        group_bytes: estimated size of the next group on disk.
-        room_bytes: left below the bound, after promises to other groups and the listing's reserve.
-        listing_bytes: reserved for the rest of the listing.
-        evictable_bytes: of shards that may be deleted now.
-        clearing_bytes: of shards that may go as soon as their readers release them.
-        unused: why the other shards may not go, in words.
-        evicts: whether the policy and this run evict at all.
-        shrinking: whether the bound was lowered below the current usage.
-        for_refetch: whether a reader waits for the group; then only held shards can lack room.
-        holders: the readers that hold those shards, in words.
-        refetches: groups that readers wait for and that go before new ones.
-        refetches_unlisted: whether some of them wait for the listing to end.
-        set_aside: which objects keep failing while others answer, in words; empty where other
-            groups are under way.
-    """
-
-    refused: str = ""
-    parts_known: bool = True
+    refused: str = ""  # the store's reason, and the remedy
+    parts_known: bool = True  # the next group has parts left in this round
     listing_complete: bool = True
     needs_whole_listing: bool = False
-    complete: bool = False
-    retrying: int = 0
-    max_retrying: int = 1
+    complete: bool = False  # everything that the cache shall hold is cached
+    retrying: int = 0  # failed groups that wait for another try
+    max_retrying: int = 1  # this many hold new groups back
     last_error: str = ""
-    retry_event: str = "the store to answer"
-    drawn_samples: int = 0
+    retry_event: str = "the store to answer"  # lets the next try succeed
+    drawn_samples: int = 0  # of this run, those in flight included
     max_drawn_samples: int | None = None
-    egress_bytes: int = 0
+    egress_bytes: int = 0  # read from the store in this run
     max_egress_bytes: int | None = None
-    index_ok: bool = True
-    disk_ok: bool = True
-    group_bytes: int = 0
-    room_bytes: int = 0
-    listing_bytes: int = 0
-    evictable_bytes: int = 0
-    clearing_bytes: int = 0
-    unused: str = ""
-    evicts: bool = True
-    shrinking: bool = False
-    for_refetch: bool = False
-    holders: str = ""
-    refetches: int = 0
-    refetches_unlisted: bool = False
-    set_aside: str = ""
+    index_ok: bool = True  # inside its budget
+    disk_ok: bool = True  # has its ``min_free``
+    group_bytes: int = 0  # of the next group on disk, estimated
+    room_bytes: int = 0  # below the bound, less promises to groups and the listing's reserve
+    listing_bytes: int = 0  # reserved for the rest of the listing
+    evictable_bytes: int = 0  # that may be deleted now
+    clearing_bytes: int = 0  # that may go once their readers release them
+    unused: str = ""  # why the other shards may not go, in words
+    evicts: bool = True  # by the policy, and in this run
+    shrinking: bool = False  # the bound was lowered below the usage
+    for_refetch: bool = False  # then only held shards can lack room
+    holders: str = ""  # readers of held shards, in words
+    refetches: int = 0  # groups that readers wait for, before new ones
+    refetches_unlisted: bool = False  # some wait for the listing to end
+    set_aside: str = ""  # failing objects, in words; empty while other groups are under way
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a permit may be given; if not, the awaited event, in words."""
-
     granted: bool
     state: LimiterState = "running"
-    waiting_for: str | None = None
+    waiting_for: str | None = None  # an event, in words
     final: bool = False  # nothing in this run can change it
 
 
@@ -202,9 +160,9 @@ RECENT_SECONDS = 30.0  # that a failure counts: an attempt and the wait after it
 class CircuitBreaker:
     """While the store refuses, no group is filled except one trial at intervals.
 
-    It never gives up, because a login may be renewed the next morning. The first outage ends when a trial has read
-    anything. A second one ends only with a whole group, because one of several sources may be refused, and reads of the
-    others would be wasted each time.
+    It never gives up, because a login may be renewed the next morning. The first outage ends
+    when a trial has read anything. A second one ends only with a whole group, because one of
+    several sources may be refused, and reads of the others would be wasted each time.
     """
 
     def __init__(self) -> None:

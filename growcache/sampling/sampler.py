@@ -351,7 +351,6 @@ class Sampler:
 
 
 def _refuse_choices(config: Config) -> None:
-    """Refuse settings that choose among objects where a user's function draws samples."""
     sections = {
         "a list of sources": len(config.sources) > 1,
         "sampling.weight_by: objects": config.sampling.weight_by == "objects",
@@ -368,7 +367,6 @@ def _refuse_choices(config: Config) -> None:
 
 
 def _declared_schema(sampling: SamplingConfig) -> Schema:
-    """Return the declared schema, with the field that strata add."""
     assert sampling.schema != "auto"
     added = {} if sampling.strata is None else {WEIGHT: ("<f4",)}
     return Schema.declared({**sampling.schema, **added})

@@ -17,18 +17,11 @@ from growcache.store.contract import Entry
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Limits on the bytes of values that a group holds.
+    """Limits on bytes of values."""
 
-    Attributes:
-        group_bytes: of all samples of a group. Later visits are left out, where they may be: makeup groups bring them.
-        sample_bytes: of one sample, as far as the cache's format can hold it.
-        most_bytes: of a group that cannot be cut, because it is one visit, or because nothing
-            more may be set aside.
-    """
-
-    group_bytes: int
-    sample_bytes: int
-    most_bytes: int
+    group_bytes: int  # later visits are left out, where they may be
+    sample_bytes: int  # as far as the cache's format can hold it
+    most_bytes: int  # of a group of one visit, or where no more may be set aside
 
     @property
     def largest(self) -> int:
@@ -48,27 +41,17 @@ class YieldEstimate:
         self._found += found
 
     def expected(self, stored: float) -> float:
-        """Return the expected bytes of values; 0 before the first visit."""
         return stored * self._found / self._stored if self._stored else 0.0
 
 
 @dataclass(slots=True)
 class VisitResult:
-    """The result of one visit.
-
-    Attributes:
-        samples: in their order.
-        origins: the first row or byte of each, and one past the last.
-        hole: the reason why samples are missing.
-        left_out: whether it is set aside, and its part is drawn later.
-        entry: the version of the object that was read, where that is not the listed one.
-    """
-
     samples: list[Sample] = field(default_factory=list)
+    # The first row or byte of each sample, and one past the last.
     origins: list[tuple[int, int]] = field(default_factory=list)
-    hole: str | None = None
-    left_out: bool = False
-    entry: Entry | None = None
+    hole: str | None = None  # why samples are missing
+    left_out: bool = False  # its part is drawn later
+    entry: Entry | None = None  # the version that was read, if not the listed one
 
     @property
     def nbytes(self) -> int:
@@ -101,9 +84,8 @@ class MemoryBudget:
     async def begin(self, place: int, stored: float) -> bool:
         """Wait until a visit may begin; return False where it is left out.
 
-        It waits while the visits under way may fill the group, because anything fetched beyond that would be fetched again.
-
-        ``stored``: its estimated bytes in the store.
+        The visits under way may fill the group, and anything fetched beyond that would be
+        fetched again.
         """
         while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
             self._moved.clear()
@@ -153,13 +135,7 @@ class MemoryBudget:
 
 
 def admit(visited: VisitResult, nbytes: int, before: int, limits: GroupLimits) -> int:
-    """Keep the samples of a visit that fit, and record a hole for the others.
-
-    ``before``: bytes of the samples that are already admitted.
-
-    Returns:
-        Bytes of all admitted samples.
-    """
+    """Admit samples that fit, and record a hole for others; return the bytes admitted so far."""
     if nbytes <= limits.sample_bytes and before + nbytes <= limits.most_bytes:
         return before + nbytes
     samples, origins = visited.samples, visited.origins

@@ -1,8 +1,8 @@
 """The sampler processes of a service: start, watch, restart with back-off, stop.
 
-They start as ``python -m growcache sampler``, never by fork or multiprocessing, so that the user's script is not
-imported again and needs no ``__main__`` guard. Each has its own session, so that a terminal's Ctrl-C reaches only
-the supervisor.
+They start as ``python -m growcache sampler``, never by fork or multiprocessing, so that the
+user's script needs no ``__main__`` guard. Each has its own session, so that a terminal's Ctrl-C
+reaches only the supervisor.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after 
 
 
 class SamplerProcess:
-    """One child: messages in, messages out, and the ladder that stops it."""
-
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -59,7 +57,6 @@ class SamplerProcess:
         on_message: Callable[[Message], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> SamplerProcess:
-        """Start a child; ``on_message`` gets each of its messages."""
         stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -88,7 +85,7 @@ class SamplerProcess:
         return self._process.pid
 
     def send(self, message: Message) -> None:
-        """Send a message; one to a dead child is lost, and `ended` reports the death."""
+        """A message to a dead child is lost, and `ended` reports the death."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
@@ -135,8 +132,8 @@ class SamplerProcess:
 class StderrPipe:
     """A child's error stream, passed on in whole lines.
 
-    It is not a pipe of asyncio's process, because that counts as alive until the pipe is closed: a child of the user's
-    code inherits the error stream, and may outlive the sampler.
+    It is not a pipe of asyncio's process, because that counts as alive until the pipe is
+    closed, and a child of the user's code may outlive the sampler.
     """
 
     def __init__(
@@ -149,7 +146,7 @@ class StderrPipe:
 
     @classmethod
     async def open(cls, on_stderr: Callable[[bytes], None]) -> StderrPipe:
-        """Make the pipe; the caller closes ``write_end`` once a child has it."""
+        """The caller closes ``write_end`` once a child has it."""
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
         read_end, write_end = os.pipe()
         transport, _ = await loop.connect_read_pipe(
@@ -183,7 +180,6 @@ class StderrPipe:
 
 
 def crash_suspects(config: Config) -> str:
-    """Name the user's code that may have ended a sampler."""
     named = [config.sampling.transform]
     for form, options in [one for source in config.sources for one in source.formats]:
         named += [str(options.get("decode")), form]
@@ -207,11 +203,7 @@ class SamplerDeath:
 
     @property
     def suspicion(self) -> int:
-        """How strongly the death counts against the sampler's work.
-
-        A SIGKILL may come from the kernel, for lack of memory, or from an operator. The work most likely causes any
-        other end.
-        """
+        """A SIGKILL may be the kernel's or an operator's; the work most likely causes other ends."""
         may_be_external = self.code == -signal.SIGKILL and self.stalled is None
         return 1 if may_be_external else MOST_SUSPICION // 3
 
@@ -247,11 +239,7 @@ class SamplerSlot:
     failed_starts: int = 0  # in a row
 
     def has_room(self, concurrency: int) -> bool:
-        """Whether the sampler can take another permit.
-
-        Two permits are enough where each has as many visits as reads in flight. Smaller ones need more, so that reads
-        go on while the largest group is written.
-        """
+        """Small permits need more than two, so that reads go on while the largest is written."""
         visits = [work.visits for work in self.permits.values()]
         most = (
             PERMITS_EACH
@@ -261,10 +249,7 @@ class SamplerSlot:
         return self.ready and len(visits) < most
 
     def has_room_for_refetch(self, concurrency: int) -> bool:
-        """Whether the sampler can take another permit for a refetch.
-
-        One more than usual where all others wait for room, because that may come only when the reader goes on.
-        """
+        """One more where all others wait for room, which may come only when the reader goes on."""
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency) or (self.ready and waits)
 
@@ -280,7 +265,7 @@ class SamplerSlot:
         self.progress_at = time.monotonic()
 
     def note_user_call(self, ended: int, call: str) -> None:
-        """Record the state of the user's code: a call that ends is progress."""
+        """A call that ends is progress."""
         if ended != self.calls:
             self.note_progress()
         self.calls, self.call = ended, (time.monotonic(), call)
@@ -290,7 +275,6 @@ class SamplerSlot:
         return self.process is not None and busy and now - self.progress_at > timeout_seconds
 
     def kill_stalled(self, now: float) -> str:
-        """Kill the sampler; return the reason in words."""
         assert self.process is not None
         said_at, call = self.call
         heard = call and now - said_at < HEARD_SECONDS
@@ -317,7 +301,7 @@ class SamplerSlot:
 
 
 class SamplerPool:
-    """All slots. Each slot's life is one task: start, wait for the end, back off, repeat."""
+    """Each slot's life is one task: start, wait for the end, back off, repeat."""
 
     def __init__(
         self,
@@ -353,7 +337,6 @@ class SamplerPool:
                 slot.send(message)
 
     def kill_stalled(self, timeout_seconds: float) -> list[str]:
-        """Kill samplers without progress; return a message about each."""
         now = time.monotonic()
         return [
             f"sampler {slot.id} was restarted {slot.kill_stalled(now)}"
@@ -362,7 +345,6 @@ class SamplerPool:
         ]
 
     async def stop(self) -> None:
-        """End all samplers concurrently, and wait for them."""
         self._stopping = True
         running = [slot.process for slot in self.slots if slot.process is not None]
         await asyncio.gather(*(process.stop() for process in running))

@@ -45,11 +45,9 @@ class PassedOverError(FormatError):
 def settled_schema(schemas: Sequence[Schema]) -> Schema:
     """Return the schema of a cache from those of its first samples.
 
-    The schema of most samples wins, because a few of another shape are errors in the data, and would make everything
-    ragged. Where shapes differ more than that, the dimensions that differ are ragged.
-
-    Raises:
-        FormatError: they differ in names, dtypes or numbers of dimensions.
+    The schema of most samples wins, because a few of another shape are errors in the data, and
+    would make everything ragged. Where shapes differ more than that, the dimensions that differ
+    are ragged.
 
     >>> from growcache.schema import Field
     >>> rows = {n: Schema((Field("x", "<f4", (n, 8)),)) for n in (3, 4, 5)}
@@ -237,7 +235,6 @@ class SchemaProbe:
         raise _no_sample_error(self._format_of(one), measure.samples)
 
     async def _look_at_whole(self, visit: PartVisit, wanted: int) -> ProbedObject:
-        """Look at some samples of an object that is read whole."""
         object_format, reader = (
             self._format_of(visit),
             self._sources.reader(visit.entry, visit.partners),

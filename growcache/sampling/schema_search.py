@@ -1,7 +1,4 @@
-"""Find schema and sizes: from the samples of the cache, or from the first readable objects.
-
-The supervisor searches the listing in its order and lets one sampler at a time look (`schema_probe`).
-"""
+"""Find schema and sizes: from the samples of the cache, or from the first readable objects."""
 
 from __future__ import annotations
 
@@ -100,11 +97,7 @@ class SchemaSearch:
         return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
     def probe(self, ready: Sequence[SamplerSlot], *, listed: bool) -> None:
-        """Let a sampler look at the first readable objects, if none does so now.
-
-        The choice of objects depends on the listing's order alone, not on its progress, because they decide the cache's
-        schema.
-        """
+        """The listing's order alone chooses the objects, because they decide the cache's schema."""
         now = time.monotonic()
         if self._probing_slot is not None or not ready or now < self._not_before:
             return
@@ -145,11 +138,6 @@ class SchemaSearch:
         )
 
     def lost(self, slot: SamplerSlot, death: SamplerDeath) -> None:
-        """Repeat the search where its sampler died.
-
-        Raises:
-            SamplingError: it has cost too many samplers.
-        """
         if slot is not self._probing_slot:
             return
         self._probing_slot = None
@@ -166,11 +154,6 @@ class SchemaSearch:
     def answered(
         self, slot: SamplerSlot, message: Message, introduction: Message, *, listed: bool
     ) -> FoundIdentity | None:
-        """Return the identity once every source is measured; None where the search goes on.
-
-        Raises:
-            SamplingError: no object of the source can be read, or no two are alike.
-        """
         if slot is not self._probing_slot:
             return None
         self._probing_slot, slot.probing = None, False
@@ -201,7 +184,6 @@ class SchemaSearch:
 
     @property
     def _found_objects(self) -> int:
-        """The number of listed objects of the source under search."""
         return int(self._objects.counts(len(self._catalog))[self._search.source])
 
     def _give_up_early(self, *, listed: bool) -> None:

@@ -76,11 +76,7 @@ def serve(source: _Source) -> Iterator[Config]:
 
 
 def _joins(config: Config) -> bool:
-    """Whether a service with the same fingerprint runs on the cache.
-
-    Raises:
-        FingerprintError: one with another fingerprint does.
-    """
+    """Whether a service with the same fingerprint runs on the cache; another is an error."""
     layout = CacheLayout(config.cache.path)
     if not is_locked(layout.supervisor_lock):
         return False

@@ -1,7 +1,4 @@
-"""How objects are cut into parts, and groups into shards; what a group takes on disk.
-
-Sizes follow from one measured object per source and from the bounds. They are stored with the cache and never change.
-"""
+"""Sizes of parts, groups and shards: measured on one object per source, then never changed."""
 
 from __future__ import annotations
 
@@ -28,29 +25,15 @@ RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How objects are cut into parts and shards; measured once, then kept for good.
-
-    Attributes:
-        samples_per_object: about the samples of one visit.
-        stride_bytes: of an object per sample.
-        overhead_bytes: of an object that hold no sample.
-        whole: each object is one part (it is read whole, or drawn at random and independently).
-        shard_samples: samples in a full shard.
-        group_shards: shards filled together.
-        max_parts: parts of the fixed set; None where the set is not fixed.
-        doublings: of the size of groups until they are full.
-        cuts: the partitioning of each of several sources. Then ``samples_per_object`` is the mean
-            over visits, and the three after it mean nothing.
-    """
-
-    samples_per_object: int
-    stride_bytes: float
-    overhead_bytes: int
-    whole: bool
+    samples_per_object: int  # about, of one visit; with cuts the mean over visits
+    stride_bytes: float  # of an object per sample
+    overhead_bytes: int  # of an object that hold no sample
+    whole: bool  # each object is one part: read whole, or drawn at random
     shard_samples: int
     group_shards: int = 1
-    max_parts: int | None = None
-    doublings: int = RAMP_DOUBLINGS
+    max_parts: int | None = None  # of a fixed set
+    doublings: int = RAMP_DOUBLINGS  # of the size of groups until they are full
+    # Of several sources; then stride_bytes, overhead_bytes and whole mean nothing.
     cuts: tuple[Partitioning, ...] = ()
 
     @property
@@ -68,7 +51,6 @@ class Sizing:
         return max(1, -(-samples // self.samples_per_object))
 
     def parts_before(self, group: int) -> int:
-        """Return the parts of all groups before this one."""
         steps, within = divmod(min(group, RAMP_END), RAMP_GROUPS)
         head = RAMP_GROUPS * sum(self.group_parts(RAMP_GROUPS * step) for step in range(steps))
         return head + (within + max(0, group - RAMP_END)) * self.group_parts(group)
@@ -79,8 +61,6 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How the objects of one source are cut into parts."""
-
     samples_per_object: int
     stride_bytes: float
     overhead_bytes: int
@@ -125,15 +105,13 @@ class MeasuredSource:
 
 
 def objects_take_turns(sampling: SamplingConfig) -> bool:
-    """Whether objects take turns until all parts of each are drawn; see `orders`."""
     return sampling.weight_by == "objects" and sampling.order == "permutation"
 
 
 def takes_some_samples(sampling: SamplingConfig) -> bool:
-    """Whether a visit takes some samples of a whole object, however many it has.
+    """Whether a visit takes some samples of a whole object, so that each visit yields as much.
 
-    Independent draws exhaust nothing, so objects are weighted alike if each visit yields as much. Where objects take
-    turns, one that is read whole yields all of its samples in its one turn, because coming back would fetch all of it
+    Where objects take turns, a visit takes all, because coming back would fetch the object
     again.
     """
     return sampling.weight_by == "objects" and sampling.order == "replacement"
@@ -145,10 +123,7 @@ def measure_sizing(
     schema: Schema,
     sample_bytes: float | None = None,
 ) -> Sizing:
-    """Return the sizes for a new cache; they are stored with it and never change.
-
-    ``sample_bytes``: mean bytes of values of the probed samples, needed where they differ in size.
-    """
+    """``sample_bytes``: mean bytes of values of the probed samples, where they differ in size."""
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     ones = [_sizing_of(config, n, one, record_bytes) for n, one in enumerate(measured)]
@@ -208,11 +183,7 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
 
 
 def _doublings(config: Config, record_bytes: int, group: int) -> int:
-    """Return how often groups double in size until they are full.
-
-    The first shards are small, so that training can start, and are evicted first. Without eviction they stay, so none is
-    so small that file system blocks dominate it.
-    """
+    """Return fewer without eviction, because the small first shards stay then."""
     if config.cache.eviction != "none":
         return RAMP_DOUBLINGS
     full = _samples_per_shard(config, record_bytes, group) * record_bytes
@@ -222,13 +193,9 @@ def _doublings(config: Config, record_bytes: int, group: int) -> int:
 def shards_per_group(visit: int, max_bytes: int) -> int:
     """Return the number of shards over which the samples of a visit are dealt.
 
-    Samples of one object are alike, and several in a shard make it less useful. So no shard gets more than `ALIKE` of a
-    visit; up to that many samples get a shard each.
-
-    Args:
-        visit: samples of one visit.
-        max_bytes: of the cache. A very large one would have more shards than can be mapped; in a
-            very small one the last blocks of files would take too much.
+    Samples of one object are alike, so no shard gets more than `ALIKE` of a visit. A very large
+    cache has fewer shards, because each is mapped. A very small one has fewer too, because the
+    last blocks of files would take too much.
 
     >>> [shards_per_group(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
     [1, 3, 4, 25, 32]
@@ -244,15 +211,11 @@ def shards_per_group(visit: int, max_bytes: int) -> int:
 def group_limits(
     config: Config, sizing: Sizing, schema: Schema, sample_bytes: float
 ) -> dict[str, int]:
-    """Return the bytes of values that a group may take, by the names of their keys in the cache.
+    """Return the bytes of values beyond which a group is cut, and the most of one visit.
 
-    They are kept with the sizes, because shards are a function of them. They follow from the
-    bound alone, however small the first samples were (protocol 10). The listing counts in the bound too, but its size is
-    unknown yet, so an eighth is left for it.
-
-    Returns:
-        ``group_limit_bytes``: beyond it a group is cut. ``group_most_bytes``: of one visit, which
-        cannot be cut. Nothing where all visits yield as much.
+    The keys are those of the cache's sizes, because shards are a function of them. The limits
+    follow from the bound alone, however small the first samples were (protocol 10). An eighth
+    of the bound is left for the listing.
     """
     if not (schema.is_ragged or sizing.whole or any(cut.whole for cut in sizing.cuts)):
         return {}
@@ -294,10 +257,7 @@ def _samples_per_visit(
 
 
 def _affordable(config: Config, record_bytes: int, visit: int) -> int:
-    """Return the samples of a visit, lowered until a group of shards fits memory and the bound.
-
-    That matters where the user sets the samples of a shard.
-    """
+    """Lower the samples of a visit until a group of shards fits memory and the bound."""
     while visit > 1 and not _fits(config, record_bytes, visit):
         visit //= 2
     return visit
@@ -328,10 +288,7 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
 
 
 def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
-    """Return a stored sizing with the sizes that the configuration sets explicitly.
-
-    So a changed setting shows as a difference between fingerprints, while ``auto`` keeps the measured size.
-    """
+    """Apply the explicit settings, so that a changed one shows between fingerprints."""
     sampling = config.sampling
     if sampling.shard_samples != "auto":
         sizing = replace(sizing, shard_samples=sampling.shard_samples)
@@ -354,9 +311,6 @@ def check_bound(
     """Refuse groups larger than memory or bound allow (protocol 10 and 11).
 
     ``largest_bytes``: of an encoded or possible group that must find room.
-
-    Raises:
-        ConfigError: names a sufficient bound.
     """
     if group_bytes > MOST_GROUP_BYTES:
         raise ConfigError(
@@ -395,7 +349,6 @@ class SizeEstimate:
         return self._bytes(parts, self._part_bytes or self._part_bytes_measured)
 
     def full_group_bytes(self) -> int:
-        """Return the bytes of a group of full shards, by the first measurement."""
         return self._bytes(self._sizing.group_parts(RAMP_END), self._part_bytes_measured)
 
     def shard_bytes(self, number: int, capacity: int) -> int:

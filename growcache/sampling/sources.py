@@ -1,7 +1,7 @@
 """The sources that samples are drawn from: which store and format an object belongs to.
 
-The URLs of several sources are numbered through in their order. An entry's ``store`` is that number;
-the store and the format of a source know only their own URLs.
+An entry's ``store`` numbers the URLs of all sources. A source's store and format know only
+their own URLs.
 """
 
 from __future__ import annotations
@@ -62,11 +62,7 @@ class Sources:
         return StoredObject(self._opened[number].store, own[0], tuple(own[1:]))
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Use other ``storage_options`` from now on. Blocks.
-
-        Raises:
-            CredentialsError: no client can be made with them now; the next read tries again.
-        """
+        """Blocks. After a CredentialsError the next read tries again."""
         for store, storage in zip(self._stores, options, strict=True):
             store.set_options(storage)
 
@@ -77,7 +73,7 @@ class Sources:
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        """Whether an object keeps failing while others answer; see `Store.fails_alone`."""
+        """See `Store.fails_alone`."""
         number = source_of_url(self._firsts, entry.store)
         own = [self._own(e) for e in others if source_of_url(self._firsts, e.store) == number]
         return await self._opened[number].store.fails_alone(self._own(entry), since, own)
@@ -87,7 +83,6 @@ class Sources:
         return store.given_up(self._own(entry), since)
 
     async def current_entry(self, entry: Entry) -> Entry:
-        """Return the entry of the version of an object that is there now."""
         store = self._opened[source_of_url(self._firsts, entry.store)].store
         return replace(await store.current_entry(self._own(entry)), store=entry.store)
 
@@ -101,7 +96,6 @@ class Sources:
 
 
 def first_urls(sources: Iterable[SourceConfig]) -> list[int]:
-    """Return the number of the first URL of each source."""
     counts = [len(source.url) for source in sources]
     return [0, *accumulate(counts)][: len(counts)]
 
@@ -124,13 +118,6 @@ def open_sources(
     on_bytes: Callable[[int], None] | None = None,
     without_credentials: bool = False,
 ) -> Sources:
-    """Open the sources for reading; see `open_store`.
-
-    Raises:
-        ConfigError: a source is invalid; of several sources the message names it.
-        AccessError: no credentials are found.
-    """
-
     def opened(source: SourceConfig) -> OpenSource:
         store = open_store(
             source,

@@ -40,14 +40,11 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """The mean over the window; 0 before the second point."""
         (start, first), (end, last) = self._points[0], self._points[-1]
         return (last - first) / (end - start) if end > start else 0.0
 
 
 class SpaceAllocator:
-    """Grants room below the bound, and evicts as the policy allows."""
-
     def __init__(
         self,
         bounds: CacheConfig,
@@ -83,11 +80,7 @@ class SpaceAllocator:
         return self._bounds.eviction != "none"
 
     def reserve(self, permit_id: str, nbytes: int, *, for_refetch: bool = False) -> bool:
-        """Reserve bytes for a permit, evicting if need be; return False where it has to wait.
-
-        Raises:
-            ConfigError: the bound can never hold so much at once.
-        """
+        """Evict if need be; return False where the permit has to wait."""
         if nbytes > self.capacity:
             raise ConfigError(
                 f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and "
@@ -122,8 +115,8 @@ class SpaceAllocator:
     def make_room(self, nbytes: int, *, for_refetch: bool = False) -> None:
         """Evict until ``nbytes`` are free, or retire shards ahead that readers still hold.
 
-        ``for_refetch``: `min_uses` is ignored, because a reader and a full cache that no job reads would otherwise
-            wait for each other.
+        A refetch ignores `min_uses`, because a reader and a full cache that no job reads would
+        otherwise wait for each other.
         """
         short = nbytes - self._cache.bytes_left_for_shards()
         if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
@@ -132,10 +125,7 @@ class SpaceAllocator:
         self._clear(short, 0 if for_refetch else self._bounds.min_uses)
 
     def make_room_for_listing(self, nbytes: int) -> None:
-        """Evict until ``nbytes`` are free for the catalog.
-
-        Without readers `min_uses` is ignored, because a full cache would otherwise block the listing for good.
-        """
+        """Without readers ignore `min_uses`, because a full cache would block the listing."""
         if not self.evicts:
             return
         least = self._bounds.min_uses
@@ -176,19 +166,13 @@ class SpaceAllocator:
     def _that_clear(
         self, candidates: Iterable[eviction_policy.Candidate]
     ) -> list[eviction_policy.Candidate]:
-        """Return the candidates except shards kept for dead readers.
-
-        Retiring those ahead frees nothing within `cache.resume_seconds`, and would displace shards that clear as epochs end.
-        """
+        """Without shards kept for dead readers, because retiring them ahead frees nothing soon."""
         kept = self._cache.lease_table.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
     @property
     def _going_bytes(self) -> int:
-        """The bytes on their way out that count for the fifth of the bound.
-
-        Shards kept for dead readers have a fifth of their own.
-        """
+        """Shards kept for dead readers have a fifth of the bound of their own."""
         return self._cache.clearing_bytes
 
     def filled(self, nbytes: int) -> None:
@@ -197,8 +181,8 @@ class SpaceAllocator:
     def keep_ahead(self) -> None:
         """Retire shards for the next groups in advance, so that they clear while samplers fill.
 
-        Readers release a shard about an epoch after it was retired. If samplers waited for that whenever room
-        runs out, they would rest as long as they work.
+        Readers release a shard about an epoch after it was retired. Samplers that waited for
+        that would rest as long as they work.
         """
         now, cache, bounds = self._clock(), self._cache, self._bounds
         self._filling.note(now, self._filled)
@@ -242,7 +226,6 @@ class SpaceAllocator:
         return free, held
 
     def awaited_for_refetch(self) -> str:
-        """Return the event that makes room for a refetch, in words."""
         return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
@@ -260,14 +243,12 @@ class SpaceAllocator:
         )
 
     def awaited_to_shrink(self) -> str:
-        """Return the event that lets a lowered bound hold, in words."""
         if self._bounds.eviction == "none":
             return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
         wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
         return self._holders(always=wanted) or "samplers to finish what they are writing"
 
     def adopt_settings(self, bounds: CacheConfig) -> None:
-        """Adopt these settings; a higher bound has room again."""
         if int(bounds.max_bytes) > int(self._bounds.max_bytes):
             self.at_bound = False
         self._bounds = bounds
@@ -321,15 +302,13 @@ FULL_FOR_GOOD = (
 
 @dataclass(slots=True)
 class IssuedPermit:
-    """A permit that a sampler has; ``fresh`` are its shards that were never committed."""
-
     permit: Permit
     estimate_bytes: int
     need_bytes: int | None = None
     granted: bool = False
     asked_at: float = 0.0
     awaited_since: float = math.inf
-    fresh: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()  # shards that were never committed
 
     @property
     def waits(self) -> bool:
@@ -337,11 +316,7 @@ class IssuedPermit:
 
 
 class WriteQueue:
-    """The issued permits by their ids, and which encoded group may be written next.
-
-    Attributes:
-        blocked: why encoded groups cannot be written, in words.
-    """
+    """The issued permits; ``blocked`` says why no encoded group may be written."""
 
     def __init__(
         self,
@@ -367,7 +342,6 @@ class WriteQueue:
         return bool(self._refetches.of(issued.permit.written))
 
     def grant(self) -> list[str]:
-        """Make room for encoded groups; return the permits that may be written now."""
         granted: list[str] = []
         self.blocked, self.short_of_disk = "", False
         self._space.shrink()
@@ -388,9 +362,9 @@ class WriteQueue:
     def _is_early(self, issued: IssuedPermit) -> bool:
         """Whether an encoded group of the ramp waits until earlier ones are written.
 
-        A group without slow objects is encoded sooner, and a small cache of such groups would favour fast objects.
-        The wait is short, because a store that hangs must not delay the first samples. Later groups need no order:
-        those in flight are few compared with those cached.
+        A small cache of the groups that are encoded soonest would favour fast objects. The wait
+        is short, because a store that hangs must not delay the first samples. Later groups in
+        flight are few compared with those cached.
         """
         group, now = issued.permit.group, self._clock()
         if group >= RAMP_END or not issued.fresh:

@@ -38,17 +38,12 @@ LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # the clients of a 
 
 
 class StatusBuilder:
-    """Counts what no other component counts, and puts the status together.
-
-    Attributes:
-        failures: requests and visits that failed and are tried again.
-        silences: of the store, by its client.
-    """
+    """Counts what no other component counts, and puts the status together."""
 
     def __init__(
         self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
     ) -> None:
-        self.failures = 0
+        self.failures = 0  # requests and visits that are tried again
         self.egress_bytes = 0
         self.last_errors: deque[str] = deque(maxlen=5)
         self.silences = {client: StoreSilence() for client in (LISTING, TABLES, SAMPLERS)}
@@ -77,7 +72,6 @@ class StatusBuilder:
         self.silences[client].failed(awaited_event(error), time.monotonic(), refused=refused)
 
     def note_progress(self, message: Message) -> None:
-        """Count what a sampler's progress message reports."""
         self.failures += message["retries"]
         self.egress_bytes += message["nbytes"]
         if message["retries"]:
@@ -89,7 +83,6 @@ class StatusBuilder:
             self.silences[SAMPLERS].failed(awaited, time.monotonic())
 
     def _silent_store(self, now: float) -> str:
-        """Return the event that a silent store owes, in words; empty where all stores answer."""
         found = (silence.waiting_for(now) for silence in self.silences.values())
         return next(filter(None, found), "")
 
@@ -245,7 +238,6 @@ class StatusBuilder:
         ]
 
     def _coverage(self, dispatcher: Dispatcher | None) -> float | None:
-        """Return the share of the parts that were ever drawn; None until both are known."""
         if dispatcher is None or not self._parts:
             return None
         parts, draws, group = self._parts, dispatcher.draws, dispatcher.queue.next_new

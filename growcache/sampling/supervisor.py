@@ -87,25 +87,11 @@ def run(
 ) -> Status:
     """Run the service in this process until it is stopped, and return its last status.
 
-    In the main thread SIGINT and SIGTERM stop it cleanly.
-
-    Args:
-        config: of the service.
-        until_full: end when the cache is full or complete.
-        duration: seconds after which it ends.
-        samples: end once this many are drawn, or no more will be.
-        refresh: list the source again, for objects that are new, and for other versions of
-            those that are holes.
-        retry_holes: try the holes again that are known.
-        on_status: gets the status about four times a second.
-        on_ready: called once the cache exists and is ours.
-        on_stderr: takes what samplers write to the error stream; None: it goes where ours does.
-        parent: a descriptor; the service stops when its other end is closed.
-        handle_interrupt: whether SIGINT stops the service; SIGTERM always does.
-        file: of the configuration; its changes are followed, as far as they can be.
-
-    Raises:
-        GrowcacheError: with what is wrong and what to do; see its ``exit_code``.
+    In the main thread SIGINT and SIGTERM stop it cleanly. It also ends after ``duration``
+    seconds, with ``until_full`` when the cache is full or complete, once ``samples`` are drawn,
+    or when the other end of the descriptor ``parent`` is closed. ``refresh`` lists the source
+    again, ``file`` is followed as far as its changes can be adopted, and ``on_status`` is
+    called about four times a second.
     """
     make_each(config.sources, _check)
     cache = Cache.open(config.cache.path, config.cache)
@@ -128,7 +114,6 @@ def run(
 
 
 def _check(source: SourceConfig) -> None:
-    """Refuse visible errors before a process is started."""
     check_source(source)
     if source.labels is not None:
         require_table_library(source.labels.url)
@@ -190,7 +175,6 @@ class Supervisor:
         self._shown = Status()
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
-        """Serve until a signal, a limit or an error ends the run."""
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._started = time.monotonic()
@@ -317,7 +301,7 @@ class Supervisor:
             self._fail(error)
 
     def _disk_is_full(self, error: OSError) -> None:
-        """Note that a step has to wait. It is atomic, and the next turn tries it again."""
+        """The step is atomic, and the next turn tries it again."""
         if not self._disk_full:
             self._status.last_errors.append(str(error))
         self._full_at = time.monotonic()
@@ -365,11 +349,6 @@ class Supervisor:
         self._status.note_progress(message)
 
     def _adopt(self, config: Config) -> None:
-        """Adopt the settings that may change while the service runs.
-
-        Raises:
-            ConfigError: a bound or an option is invalid.
-        """
         options = [source.storage_options for source in config.sources]
         is_new = options != [source.storage_options for source in self._config.sources]
         if is_new:
