@@ -43,7 +43,7 @@ TRANSFORMED_BATCHES = 64
 # Of the first block for a consumer that waits, if batches are not larger: as much as is copied
 # in the time of a block's other work.
 FIRST_BYTES = 2_000_000
-# From block to block; each takes a buffer for a full one, so they had better not be many.
+# From block to block; each takes a buffer for a full one, so they should be few.
 RAMP_FACTOR = 4
 
 
@@ -64,10 +64,7 @@ def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool =
 
 
 class BlockSizeRamp:
-    """The number of rows of the next block: few while the consumer waits, then more and more.
-
-    A block is delivered as a whole, so a small one brings the first batch of an epoch sooner.
-    """
+    """The next block has few rows while the consumer waits, because a block is delivered whole."""
 
     def __init__(self, batch_size: int, least: int, most: int) -> None:
         self._batch_size = batch_size
@@ -97,11 +94,7 @@ RowShards: TypeAlias = tuple[Sequence[int], ShardPlaces]
 
 @dataclass(slots=True)
 class Block:
-    """Consecutive batches of an epoch, with the position and the skipped rows of each.
-
-    `batches` is set by a `BatchCutter`. Its user keeps no batch, because their memory is
-    recycled once the training loop drops them.
-    """
+    """Consecutive batches of an epoch; a user of `batches` keeps none, because memory is recycled."""
 
     epoch: int
     rows: int  # of all its batches
@@ -120,7 +113,6 @@ class Block:
 
 
 def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict[int, int]:
-    """Count the first `rows` rows per shard."""
     found: dict[int, int] = {}
     for numbers, places in drawn:
         # To sort the numbers of all rows would take five times as long.
@@ -143,7 +135,6 @@ def _executor(
     stopped: Callable[[], bool],
     shared_sender: SharedSender | None,
 ) -> tuple[Executor | None, Allocate, Allocate]:
-    """Return the process executor, if any, and the allocators of its input and output buffers."""
     count, function = options.num_workers, options.transform
     if function is None or not count:
         return None, framework.allocate, framework.allocate
@@ -240,11 +231,7 @@ class BlockAssembler:
             self._ramp.begin(self._gatherer.filled)
 
     def add(self, pieces: list[Piece], all_pieces: list[Piece]) -> bool:
-        """Append rows of one pass; return whether all could be read.
-
-        `pieces` are this rank's rows, `all_pieces` those of all ranks that share the cache.
-        Otherwise nothing was appended, and the damaged shards are marked.
-        """
+        """Append this rank's rows, of one pass; False: none was appended, damaged shards are marked."""
         before = self._gatherer.filled
         parts = [window.part(start, stop) for window, start, stop in pieces]
         if not self._copied(parts):
@@ -349,13 +336,12 @@ class BatchCutter:
         self._transfer = framework.transfer
 
     def cut(self, block: Block) -> Block:
-        """Make the block's batches, each when it is asked for."""
         block.batches = self._batches(block.parts, block.rows)
         block.parts = []
         return block
 
     def cut_now(self, block: Block, wanted: Callable[[], bool]) -> bool:
-        """Make the block's batches at once; return False if the epoch was left meanwhile."""
+        """Make all batches now; return False if the epoch was left meanwhile."""
         if self._transfer is not None:
             self._transfer.enter()
         batches = self.cut(block).batches
@@ -396,7 +382,6 @@ class BatchCutter:
 
 
 def _row_name(pieces: list[Piece], row: int) -> str:
-    """Return the object that a row came from; empty if unknown."""
     for window, start, stop in pieces:
         if row < stop - start:
             places, rows = window.located(start + row, start + row + 1)
@@ -411,7 +396,7 @@ def _row_name(pieces: list[Piece], row: int) -> str:
 
 
 def _valid_rows(piece: Piece) -> Booleans:
-    """Return bool [n]: False for padding and for rows that stand in for others."""
+    """Return bool [n]: False for padding and substitutes."""
     window, start, stop = piece
     if window.valid is None:
         return np.ones(stop - start, np.bool_)

@@ -1,9 +1,8 @@
 """Recycled memory for blocks of batches.
 
-Fresh memory costs a quarter to a third of a gather in page faults, so buffers are recycled; but a
-user may hold a batch for any time. A buffer is therefore reused only when nothing else refers to its
-base array: every view, tensor or DLPack capsule of it holds a reference. References of a forked child
-cannot be seen here, so all buffers are replaced after a fork.
+Page faults of fresh memory cost a quarter to a third of a gather. A user may hold a batch for any
+time, so a buffer is reused only when nothing else refers to its base array: every view, tensor or
+DLPack capsule does. A forked child's references cannot be seen, so a fork replaces all buffers.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ def fork_mark() -> object:
 
 
 def forked_since(then: object) -> bool:
-    """Return whether a fork has happened since the mark.
-
-    Call it after everything that the answer covers, because a fork may happen at any time.
-    """
+    """Whether a fork has happened; call it after everything that the answer covers."""
     return bool(_forking) or then is not _latest_fork  # in this order: one may end meanwhile
 
 
@@ -97,7 +93,7 @@ _UNSHARED = _references([allocate_private(0, None)], 0)
 
 
 def blocks_in_flight(nbytes: int) -> int:
-    """Return how many blocks of a size are in flight, and buffers are kept for them.
+    """Return how many blocks of a size are in flight, each in a buffer.
 
     >>> blocks_in_flight(64_000), blocks_in_flight(16_000_000), blocks_in_flight(72_000_000)
     (12, 11, 5)
@@ -106,13 +102,7 @@ def blocks_in_flight(nbytes: int) -> int:
 
 
 class BufferPool:
-    """Page-aligned buffers, owned by one thread.
-
-    Each has the size that it was made for, so one large batch makes one large buffer: shared
-    and page-locked memory is resident whether touched or not.
-
-    After a fork all are replaced, because the child would see later writes to shared memory.
-    """
+    """Each buffer keeps its size: shared and page-locked memory is resident even if untouched."""
 
     def __init__(
         self,
@@ -127,7 +117,7 @@ class BufferPool:
         self._begun = fork_mark()
 
     def take(self, nbytes: int | None = None) -> BufferBytes:
-        """Return uint8 [nbytes], unused and aligned; its content is undefined."""
+        """Return uint8 [nbytes], undefined."""
         if nbytes is None:
             nbytes = self._nbytes
         if nbytes < RECYCLE_BYTES:

@@ -23,10 +23,9 @@ HEAD_START_SECONDS = 0.01  # of the consumer, at most
 
 
 def head_start_seconds(step_seconds: float) -> float:
-    """Return how long a thread that the consumer woke lets it go first.
+    """Return how long a thread that the consumer woke lets it go first: half a step.
 
-    Half a step: then it is neither still about to take its batch nor about to ask for the
-    next one.
+    The consumer has then taken its batch and does not ask for the next one yet.
 
     >>> head_start_seconds(0.005), head_start_seconds(3.0)
     (0.0025, 0.01)
@@ -64,7 +63,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDied:
-    """The producer's process ended without being asked to."""
+    """The producer's process ended without a stop command."""
 
     why: str
 
@@ -102,13 +101,12 @@ class Demand:
     # The consumer's side
 
     def begin(self, epoch: int) -> None:
-        """Ask for an epoch; blocks of earlier ones are not wanted any more."""
         with self._changed:
             self.wanted = epoch
             self._changed.notify_all()
 
     def deliver(self, position: PassPosition) -> None:
-        """Record that a batch was delivered; once a batch, so without a lock."""
+        """Record a delivered batch, without a lock."""
         before, self._delivered_at = self._delivered_at, time.monotonic()
         self.step_seconds = self._delivered_at - before
         self.delivered = position
@@ -119,7 +117,6 @@ class Demand:
         self.tokens.put(True)
 
     def end_pass(self, pass_number: int) -> None:
-        """Release a pass without asking for another block."""
         self.delivered = PassPosition(pass_number + 1, 0)
         self.tokens.put(False)
         self.pass_changed.set()
@@ -136,7 +133,6 @@ class Demand:
         return at._replace(position=at.position + self.lag_rows)
 
     def allow(self, blocks: int) -> None:
-        """Let more blocks wait for the consumer."""
         for _ in range(blocks):
             self.tokens.put(True)
 
@@ -149,7 +145,6 @@ class Demand:
         self.stop.wait(self.head_start())
 
     def pause(self, epoch: int, seconds: float) -> bool:
-        """Wait until the epoch is over, or for the given time; return whether to stop."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.wanted > epoch or self.stop.is_set(), timeout=seconds
@@ -167,8 +162,7 @@ class Demand:
     def yield_to_consumer(self) -> None:
         """Wait until the consumer that woke this thread has its batch and is in its step.
 
-        It releases the GIL where it drops the batch before. A thread that starts to work at
-        that moment takes the GIL or the core away from it for milliseconds.
+        A thread that works earlier takes the GIL or the core away from it for milliseconds.
         """
         woken, self._woken = self._woken, False
         if woken:
@@ -182,7 +176,6 @@ class Demand:
         return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
     def close(self) -> None:
-        """End the stage; it frees its leases on the way out."""
         with self._changed:
             self.stop.set()
             self._changed.notify_all()
@@ -196,11 +189,10 @@ EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew mea
 
 
 class Stage(ABC):
-    """Makes the blocks of a loader, epoch after epoch.
+    """Makes the blocks of a loader, epoch after epoch; one thread calls it, except `close`.
 
-    One thread calls it, except `close`. All that follows a position is a function of the position,
-    the cache and the options. So a thread, a process, one that replaces a dead one, and the rest of a
-    pass are all the same: `reset(position)` on another stage.
+    Everything after a position is a function of the position, the cache and the options, so
+    `reset(position)` on any other stage continues with the same batches.
     """
 
     kind: StageKind
@@ -234,11 +226,7 @@ class AckQueue(queue.SimpleQueue[Item]):
         self._made = 0
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
-        """Count and put an item.
-
-        Incremented before the put, so that a concurrent reader over-counts lost items rather
-        than under-counts.
-        """
+        """Count first: a concurrent reader may see one item too many, never one too few."""
         self._made += 1
         super().put(item)
 
@@ -248,8 +236,6 @@ class AckQueue(queue.SimpleQueue[Item]):
 
 
 class QueuedStage(Stage):
-    """A stage whose items another thread of this process puts into a queue."""
-
     def __init__(self, options: LoaderOptions) -> None:
         super().__init__(options)
         self._items = AckQueue()

@@ -1,9 +1,8 @@
 """Child processes of a trainer, and messages to and from them over a pair of sockets.
 
-A message is a pickled head and a body of bytes; a file descriptor may come with it. Both ends are
-growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so receiving a short
-message takes one system call. This module imports little, because a child whose imports fail still
-has to report that to its parent.
+Both ends are growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so a
+short message takes one system call. This module imports little, because a child whose imports fail
+still has to report that to its parent.
 """
 
 from __future__ import annotations
@@ -55,17 +54,11 @@ class PeerFailedError(EOFError):
 
 
 class _PeerFailed(NamedTuple):
-    """The last message of a side that ends by an error."""
-
     why: str
 
 
 def _receive_past_reset(receive: Callable[[], _Packet]) -> _Packet:
-    """Receive, also from a peer that ended and left something unread.
-
-    The kernel reports that once, as a reset connection, before it delivers what was sent
-    earlier.
-    """
+    """The kernel reports a reset once, before it delivers the packets that the peer sent earlier."""
     try:
         return receive()
     except ConnectionResetError:
@@ -77,10 +70,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class MessageSocket:
-    """One end; any thread may send, one receives.
-
-    A forked child closes its copy, because the peer would not see this end close otherwise.
-    """
+    """Any thread may send, one receives; a fork's copy is closed, so that the peer sees the end."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -88,7 +78,6 @@ class MessageSocket:
         _message_sockets.add(self)
 
     def send(self, frame: Message) -> None:
-        """Send a message, whole; OSError if the peer is gone."""
         head = pickle.dumps(frame.head, protocol=5)
         descriptors = [] if frame.descriptor is None else [frame.descriptor]
         lengths = LENGTHS.pack(len(head), len(frame.body), bool(descriptors))
@@ -99,7 +88,6 @@ class MessageSocket:
                 self._socket.send(message[start : start + PACKET_BYTES])
 
     def send_error(self, error: BaseException) -> None:
-        """Send the error that ends this process, if that is possible at once."""
         if not self._turn.acquire(timeout=SEND_ERROR_SECONDS):
             return  # a message is under way that the peer does not receive
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
@@ -111,11 +99,7 @@ class MessageSocket:
             self._turn.release()
 
     def receive(self) -> Message:
-        """Return the next message; waits for it.
-
-        Raises EOFError if the peer is gone or this end was shut, `PeerFailedError` if the peer
-        said why.
-        """
+        """Raises EOFError at the end of the connection, `PeerFailedError` if the peer gave a reason."""
         try:
             message, descriptors = self._message()
         except OSError as error:
@@ -158,7 +142,6 @@ class MessageSocket:
         return message
 
     def has_come(self, seconds: float | None) -> bool:
-        """Wait until `receive` returns at once, or for the given time."""
         descriptor = self.fileno()
         if descriptor < 0:
             return True
@@ -179,7 +162,6 @@ class MessageSocket:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return an error in one line, with the innermost line of code."""
     said = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
@@ -210,8 +192,6 @@ CHILD_ENVIRONMENT = {
 
 
 class ChildProcess:
-    """A process of growcache's own and the socket to it; `close` ends it, from any thread."""
-
     def __init__(self, kind: str = "gather", *, at_exit: bool = True) -> None:
         ours, theirs = socket_pair()
         try:
@@ -242,7 +222,7 @@ class ChildProcess:
         return not self._finalizer.alive
 
     def send(self, command: Any) -> None:
-        """Send a command; to a dead process it is lost, which `receive` reports."""
+        """Send a command; `receive` reports it if the process is dead."""
         with suppress(OSError):
             self.connection.send(Message(command))
 
@@ -299,11 +279,7 @@ os.register_at_fork(after_in_child=_forget_children_in_child)
 
 
 def _terminate_all() -> None:
-    """End all children before this process ends by SIGTERM.
-
-    A gather process that finds its trainer gone ends like a reader that died: it keeps its
-    leases.
-    """
+    """End all children, because a gather process without its trainer would keep its leases."""
     children = [child for child in _children if not child.closed]
     for child in children:
         child.terminate()
@@ -316,10 +292,9 @@ at_sigterm(_terminate_all)
 
 
 def listen(connection: MessageSocket, receive_commands: Callable[[], None]) -> None:
-    """Receive the parent's commands in a thread, until `receive_commands` returns.
+    """The end of the connection or an error ends this process at once.
 
-    The end of the connection or an error ends this process at once, because it and its parent
-    would wait for each other otherwise.
+    Otherwise it and its parent would wait for each other.
     """
     threading.Thread(
         target=_run_listener,

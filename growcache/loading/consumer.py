@@ -1,8 +1,7 @@
 """Epochs as the training loop sees them: the consumer's side of a stage.
 
-The consumer starts a stage, replaces it (a died gather process, a thread that a process takes over
-from, a stage whose item was lost to an interrupt), and records the position after the batch
-delivered last, from which each replacement continues.
+The consumer replaces a stage that died, that is too slow or that lost an item to an interrupt. The
+next one continues from the position after the batch delivered last.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """The consumer's side of a stage; each `epoch` is one epoch of batches.
-
-    The stage starts with the first epoch and ends with `close`, garbage collection or the
-    interpreter.
-    """
+    """The stage starts with the first epoch and ends with `close`, collection or the interpreter."""
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
@@ -92,8 +87,7 @@ class Consumer:
     def epoch(self, pause_seconds: float | None = None) -> Iterator[Any]:
         """Yield the batches of the next epoch, and None after each `pause_seconds` without one.
 
-        The rest of an epoch that was broken off is dropped; its iterator raises RuntimeError
-        when it is asked again.
+        The rest of a broken-off epoch is dropped: its iterator raises RuntimeError.
         """
         stage = self._stage_running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
@@ -146,11 +140,7 @@ class Consumer:
         self._counters.note_state()
 
     def reset(self, position: Position, missing: MissingShards) -> None:
-        """Continue from a position with the next epoch.
-
-        Raises ConfigError for another cache, CacheError if shards are gone and `missing`
-        forbids that.
-        """
+        """Raises ConfigError for another cache, CacheError if `missing` forbids that shards are gone."""
         self._refuse(position, missing)
         self.close()
         self.note_state()
@@ -238,7 +228,7 @@ class Consumer:
         self._adopt(self._new_stage(self._kind, start), start)
 
     def _resume_position(self) -> Position:
-        """Return where another stage continues; a pass without a delivered batch begins anew."""
+        """A pass without a delivered batch begins anew."""
         state, started_pass = self.position(), self._counted_pass
         if (
             state.mark is None
@@ -366,7 +356,6 @@ class _DeliveredBlock:
         self._counted: dict[int, int] = {}  # rows by shard
 
     def uncounted(self) -> dict[int, int]:
-        """Return rows per shard delivered since the last call."""
         whole = self.delivered == self._rows
         now = self._counts if whole else count_per_shard(self._drawn, self.delivered)
         before, self._counted = self._counted, now
@@ -387,8 +376,6 @@ def make_stage(kind: StageKind, options: LoaderOptions, framework: Framework) ->
 
 
 class PositionTracker:
-    """The position of a loop, updated with each delivered batch."""
-
     def __init__(self, options: LoaderOptions, start: Position) -> None:
         self._whole_passes = options.samples_per_epoch is None
         self._epoch, self._step = start.epoch, start.step
@@ -414,7 +401,7 @@ class PositionTracker:
 
     @property
     def step(self) -> int:
-        """Batches delivered of its epoch; unlike the state this needs no plan."""
+        """Batches delivered of its epoch; needs no plan."""
         return self._step
 
     def begin_epoch(self, number: int) -> None:
@@ -447,7 +434,6 @@ class PositionTracker:
             self._epoch, self._step = number + 1, 0
 
     def _leave(self, epoch: int) -> None:
-        """Stand before an epoch that begins with a new snapshot."""
         if self._mark is not None:
             self._next_pass = self._mark.pass_number + 1
         self._epoch, self._step, self._mark = epoch, 0, None

@@ -1,8 +1,8 @@
 """The functions that a framework lends to the loader: copies of rows, and conversion to its tensors.
 
-NumPy's copies are here. One system call copies many long rows and releases the GIL once; NumPy
-would release it for each row, and wait each time to get it back from a busy thread. While the consumer waits, two threads copy half of the rows each, because one core cannot
-use all of the memory's bandwidth.
+One system call copies many long rows and releases the GIL once; NumPy would release it for each row,
+and wait each time to get it back from a busy thread. While the consumer waits, two threads copy half
+of the rows each, because one core cannot use all of the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -30,18 +30,15 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 
-# Of a call. IOV_MAX is 1024, but NumPy lets go of the GIL to compute more than 500 numbers.
+# Of a call. IOV_MAX is 1024, but NumPy releases the GIL to compute more than 500 numbers.
 MAX_IOVEC_ROWS = 500
 
 
 def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> bool:
-    """Copy rows of one memory into ``out`` back to back; return whether the system could.
+    """Copy rows (int64 [n]) of uint8 [k] back to back; return False where the system cannot.
 
-    Uses Linux' ``process_vm_readv``, a tenth to a sixth slower than ``memcpy``. A row that
-    cannot be read (file cut short, failing disk) raises CorruptShardError; any other read of it
-    would end the process with SIGBUS.
-
-    memory: uint8 [k], starts and lengths: int64 [n], out: uint8 [sum of lengths].
+    A tenth to a sixth slower than ``memcpy``, but a row that cannot be read (file cut short,
+    failing disk) raises CorruptShardError instead of a SIGBUS.
     """
     if _process_vm_readv is None:
         return False
@@ -59,7 +56,7 @@ def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) ->
 
 
 def _iovec(memory: Bytes, starts: Integers, lengths: Integers) -> Integers:
-    """Return address and length of each row: int64 [n, 2], the kernel's ``iovec``."""
+    """Return the kernel's ``iovec``, address and length of each row: int64 [n, 2]."""
     rows = np.empty((len(starts), 2), np.int64)
     rows[:, 0], rows[:, 1] = starts, lengths
     first, last = int(starts.min()), int((starts + lengths).max())
@@ -89,7 +86,7 @@ def _readv_all(read: _ReadvCall, rows: Integers, target: int, wanted: int) -> bo
 
 
 def _remaining_iovec(rows: Integers, copied: int) -> Integers:
-    """Return the rows that are left; a call copies at most 2 GB, or up to an unreadable page."""
+    """Return the rows that are left: a call copies at most 2 GB, or up to an unreadable page."""
     ends = np.cumsum(rows[:, 1])
     first = int(np.searchsorted(ends, copied, side="right"))
     rest = rows[first:].copy()
@@ -134,14 +131,11 @@ LONG_ROW_BYTES = 16 * 1024
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows that begin anywhere into ``out``: NumPy's `Take`.
+    """Copy rows that begin anywhere (int64 [n]) into ``out``, uint8 [n, nbytes].
 
-    `numpy.take` needs rows without gaps in one array, so short rows are copied twice, as items
-    of their length. Pieces of the CPU's cache size would be a sixth faster, but would release
-    the GIL for each and wait to get it back.
-
-    memory: uint8 [k], starts: int64 [n], out: uint8 [n, nbytes]. Raises IndexError for a row
-    outside of the memory.
+    `numpy.take` needs rows without gaps, so short rows are copied twice, as items of their
+    length. Pieces of the CPU's cache size would be a sixth faster, but each would release the
+    GIL and wait to get it back.
     """
     nbytes = out.shape[1]
     if nbytes >= LONG_ROW_BYTES:
@@ -174,36 +168,26 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 
 
 class Transfer(Protocol):
-    """Brings batches to the memory of a device, concurrently with the loop."""
-
     def begin(self) -> None:
-        """Prepare for an epoch; called by the loop's thread."""
+        """Prepare for an epoch, in the loop's thread."""
 
     def enter(self) -> None:
-        """Prepare the calling thread, which makes batches; repeated calls are harmless.
-
-        Its work on the device is done before the next batch arrives.
-        """
+        """Prepare a thread that makes batches, repeatedly; its work is done before a batch arrives."""
 
     def lock(self, buffer: Bytes) -> None:
-        """Page-lock memory that is recycled for batches."""
+        """Page-lock recycled memory."""
 
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes: ...
 
     def send(self, batch: Any, origin: object = None) -> Any:
-        """Begin to copy a batch; called by threads that make batches.
-
-        Memory that the batch and its origin refer to must not change until the batch has arrived.
-        """
+        """Begin to copy; memory of the batch and its origin must not change until the batch arrives."""
 
     def receive(self, sent: Any) -> Any:
-        """Return the batch on the device; called by the loop's thread."""
+        """Return the batch on the device, in the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """The functions that a front door lends to the loader; NumPy's by default."""
-
     take: Take = take_rows
     take_slices: TakeSlices = take_slices
     join: Join = join_parts
@@ -229,11 +213,7 @@ RaggedHalf: TypeAlias = tuple[Integers, Integers, Bytes]  # starts, lengths, out
 
 
 class ParallelCopies:
-    """A framework's copies of rows, half of which another thread makes.
-
-    The other half belongs to the other thread once it begins: the first thread makes it too if
-    it is done before.
-    """
+    """Another thread copies half of the rows, unless the first thread is done before it begins."""
 
     def __init__(self, framework: Framework, waits: Callable[[], bool]) -> None:
         self._own = framework

@@ -1,10 +1,9 @@
 """Copy rows of mapped shards into a block: few large operations, in the planned order.
 
 An array over all addresses from the first map of a window to the last lets one operation per field
-copy out of every shard at once. Each operation releases the GIL once, and a thread that runs
-concurrently with a busy main thread gets it back only every switch interval. For the same reason
-small rows are gathered for many batches at once. Memory between the maps belongs to others, so a row
-is looked up in the tables of its shard before it becomes an address.
+copy out of every shard. Each operation releases the GIL once, and a busy main thread returns it only
+every switch interval; so small rows are gathered for many batches at once. Memory between the maps
+belongs to others, so a row is looked up in the tables of its shard before it becomes an address.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ ShardPlaces: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class ShardColumns(Protocol):
-    """A mapped shard.
-
-    Each of its fields is either one of equal rows, uint8 [samples, nbytes], or ragged.
-    """
+    """A mapped shard; each field is uint8 [samples, nbytes] or ragged."""
 
     @property
     def fields(self) -> Mapping[str, Bytes]: ...
@@ -58,16 +54,12 @@ class ShardColumns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """Memory from the first byte of several arrays to the last."""
-
     memory: Bytes  # uint8 [k]; only bytes of one of the arrays may be touched
     address: int
 
 
 @dataclass(frozen=True, slots=True)
 class FixedAddresses:
-    """A column of equal rows: the offset of each shard's column in the span, and its row size."""
-
     span: MemorySpan
     starts: Integers  # int64 [shards], the first row of each in the span
     strides: Integers  # int64 [shards], bytes from row to row
@@ -81,8 +73,6 @@ class FixedAddresses:
 
 @dataclass(frozen=True, slots=True)
 class RaggedAddresses:
-    """A column of values of different sizes."""
-
     span: MemorySpan
     firsts: Integers  # int64 [shards], values in the shards before
     starts: Integers  # int64 [values], bytes
@@ -90,7 +80,6 @@ class RaggedAddresses:
     dims: Integers  # int64 [values, k], the ragged dimensions
 
     def values(self, places: Integers, rows: Integers) -> ValueAddresses:
-        """Return starts, lengths and shapes of these rows."""
         found = self.firsts[places] + rows
         return ValueAddresses(self.starts[found], self.lengths[found], self.dims[found])
 
@@ -99,8 +88,6 @@ ColumnAddresses: TypeAlias = FixedAddresses | RaggedAddresses
 
 
 class ValueAddresses(NamedTuple):
-    """Where the values of some rows begin in the span of their field: int64 [n]."""
-
     begins: Integers  # int64 [n], bytes
     lengths: Integers | None = None  # int64 [n], bytes; None: fixed by the schema
     dims: Integers | None = None  # int64 [n, k], the ragged dimensions; None without
@@ -113,11 +100,7 @@ class ValueAddresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """Rows of shards, in the order of delivery.
-
-    They are looked up for a whole window, in the thread that opens it, because the thread that
-    copies would release the GIL in each of these operations and wait to get it back.
-    """
+    """Looked up where a window is opened: the thread that copies would wait for the GIL each time."""
 
     shards: MappedShards
     places: ShardPlaces  # unsigned [n], index of each row's shard
@@ -131,18 +114,15 @@ class MappedRows:
         return MappedRows(self.shards, self.places[which], values)
 
     def damaged(self) -> bool:
-        """Return whether some may be zeros, because their file was cut short."""
+        """Whether some may be zeros, because their file was cut short."""
         places = self.shards.damaged()
         return bool(places) and bool(np.isin(self.places, places).any())
 
     def memory(self, name: str) -> Bytes:
-        """Return uint8 [k], in which the values of a field are."""
         return self.shards.column(name).span.memory
 
 
 class MappedShards:
-    """Some mapped shards and their columns; they stay mapped until `close`."""
-
     def __init__(self, shards: Sequence[ShardColumns | None]) -> None:
         self._shards = tuple(shards)
         self._counts = np.array([0 if s is None else len(s) for s in shards], np.uint64)
@@ -169,7 +149,7 @@ class MappedShards:
         return MappedRows(self, places.astype(np.min_scalar_type(len(self))), values)
 
     def whole(self) -> bool:
-        """Return whether all bytes copied so far were there; asked after each copy."""
+        """Whether all bytes copied so far were there; ask after each copy."""
         return self._sentinels.hold() and not mapped.any_map_damaged()
 
     def damaged(self) -> list[int]:
@@ -177,7 +157,7 @@ class MappedShards:
         return [place for place, shard in shards if shard is not None and shard.damaged]
 
     def _check(self, places: Integers, rows: Integers) -> None:
-        # Below zero is beyond all as an unsigned number: one comparison less.
+        # As an unsigned number a negative one is beyond all: one comparison less.
         wrong = rows.view(np.uint64) >= self._counts.take(places)
         if wrong.any():
             i = int(wrong.argmax())
@@ -225,8 +205,6 @@ def _ragged_addresses(columns: Sequence[RaggedColumn | None]) -> RaggedAddresses
 
 
 class _Sentinels:
-    """The last bytes of some shards, checked in one operation."""
-
     def __init__(self, shards: Sequence[ShardColumns]) -> None:
         found = [sentinel for shard in shards for sentinel in shard.sentinels]
         addresses = np.array([sentinel.address for sentinel in found], np.int64)
@@ -253,7 +231,6 @@ class _AddressRange:
 
 
 def span_of(arrays: Sequence[Bytes]) -> MemorySpan:
-    """Return the memory from the first byte of these arrays to the last."""
     arrays = [array for array in arrays if array.size]
     if not arrays:
         return MemorySpan(np.empty(0, np.uint8), 0)
@@ -274,8 +251,6 @@ def _end_address(array: Bytes) -> int:
 
 
 class Gatherer:
-    """Fills recycled buffers with rows, block after block; used by one thread at a time."""
-
     def __init__(self, schema: Schema, rows: int, framework: Framework) -> None:
         self.filled = 0
         self._columns: list[_FixedColumn | _RaggedColumnBuffer] = [
@@ -291,13 +266,11 @@ class Gatherer:
         self.filled += len(rows)
 
     def rewind(self, filled: int) -> None:
-        """Drop all but the first rows of the block."""
         self.filled = filled
         for column in self._columns:
             column.rewind(filled)
 
     def finish(self) -> dict[str, Column]:
-        """Return the block: arrays [filled, *shape] in the dtypes of the schema, or `Ragged`."""
         rows, self.filled = self.filled, 0
         return {column.field.name: column.finish(rows) for column in self._columns}
 
@@ -365,5 +338,5 @@ def _row_view(buffer: Bytes, nbytes: int, start: int, stop: int) -> Bytes:
 
 
 def typed_rows(rows: Bytes, field: Field) -> Array:
-    """Return uint8 [n, nbytes] as [n, *shape] of the field's dtype, sharing memory."""
+    """Return uint8 [n, nbytes] as [n, *shape], sharing memory."""
     return rows.reshape(-1).view(field.item_dtype).reshape(len(rows), *field.fixed_shape)

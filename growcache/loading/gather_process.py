@@ -1,13 +1,12 @@
 """A producer in a gather process, outside of the trainer's GIL: when it is worth it, and both ends.
 
-A thread that copies needs no interpreter lock, but it needs the lock between two copies. While the
-loop is busy in Python the thread gets the lock only every switch interval (5 ms). A process helps
-where the thread stalls for much of the time that it makes blocks.
+A thread that copies needs no interpreter lock, except between two copies. While the loop is busy in
+Python the thread gets it only every switch interval (5 ms), and a process helps.
 
 The consumer's thread reads the socket and returns free buffers with the same message. A thread of
 the trainer takes part only where `batch_transform` or a device needs one. The end of the connection
 without a stop command is the trainer's death and ends the process at once, so that its leases are
-those of a dead reader, as the trainer's own would be.
+those of a dead reader.
 """
 
 from __future__ import annotations
@@ -63,11 +62,7 @@ MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth i
 
 
 class GatherChoice:
-    """Measures how long the thread that makes blocks stalls, until a process is worth it.
-
-    The thread stalls while it gathers a block and its CPU clock stands although it reads no disk,
-    because it waits for the interpreter's lock.
-    """
+    """A thread that does not run, and reads no disk, waits for the interpreter's lock."""
 
     def __init__(self) -> None:
         self._votes = 0
@@ -79,7 +74,6 @@ class GatherChoice:
         self._batches = 0
 
     def wants_process(self, now: float, block: Block) -> bool:
-        """Count a block that was received at a time; return whether a process is worth it."""
         if self._began is None:
             self._begin(now)
             return False
@@ -106,20 +100,16 @@ class GatherChoice:
 
 
 def may_switch_to_process(options: LoaderOptions) -> bool:
-    """Return whether a process may replace the thread.
+    """Other ranks follow the process that they know, and a transform runs in threads of the trainer.
 
-    Other ranks follow the process that they know, a fixed set is pinned by the pass that found it,
-    and a transform runs in threads of the trainer.
+    A fixed set is pinned by the pass that found it.
     """
     pinned = options.ranks.share or options.fixed or options.transform is not None
     return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
 
 
 def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) -> StageKind:
-    """Return the kind of the stage that replaces a dead gather process.
-
-    Raises CacheError if that one replaced another and delivered nothing, or if ranks follow it.
-    """
+    """Raises CacheError if that process had replaced another in vain, or if ranks follow it."""
     if options.gather != "auto" and (again or options.ranks.share):
         reason = "again, before its first batch" if again else "which other ranks follow"
         raise CacheError(
@@ -140,19 +130,13 @@ CUT_BLOCKS_AHEAD = 1
 
 @dataclass(frozen=True, slots=True)
 class GatherSetup:
-    """The first command to a gather process.
-
-    `argv` is the trainer's, whose command the leases name; `failed` is why the service of the
-    trainer has ended, if it has.
-    """
-
     options: LoaderOptions
     start: Position
     missing: MissingShards
     note: RankNote | None
-    argv: list[str]
+    argv: list[str]  # the trainer's, whose command the leases name
     level: int
-    failed: str | None
+    failed: str | None  # why the trainer's service has ended
     blocks_ahead: int
 
 
@@ -163,15 +147,10 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """The acknowledgement of a block.
-
-    Buffers `free` may be filled again; `spoiled` ones may not.
-    """
-
     delivered: PassPosition
     waited: bool
-    free: list[int]
-    spoiled: list[int]
+    free: list[int]  # buffers that may be filled again
+    spoiled: list[int]  # buffers that may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +160,6 @@ class EndPass:
 
 @dataclass(frozen=True, slots=True)
 class ServiceChanged:
-    """The trainer's service on the cache has ended, for this reason, or restarted (None)."""
-
     reason: str | None
 
 
@@ -199,8 +176,6 @@ class LogRecordSent:
 
 
 class RemoteDemand(Demand):
-    """A demand whose stage is in another process."""
-
     def __init__(self, epoch: int, child: ChildProcess) -> None:
         super().__init__(epoch, CUT_BLOCKS_AHEAD)
         self._child = child
@@ -215,8 +190,6 @@ class RemoteDemand(Demand):
 
 
 class ProcessStage(Stage):
-    """A producer in a gather process."""
-
     kind: StageKind = "process"
 
     def __init__(
@@ -289,7 +262,7 @@ class ProcessStage(Stage):
         self._child.send(Acknowledge(self.demand.delivered, waited, *buffers))
 
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Forward a change of the trainer's service; a forked child sends nothing."""
+        """Forward the change; a forked child sends nothing."""
         if root == self._root and not self._child.closed:
             self._child.send(ServiceChanged(reason))
 
@@ -355,7 +328,6 @@ LOCKED_ROW_BYTES = 8192
 
 
 def main(connection: MessageSocket) -> None:
-    """Serve the trainer until it sends stop, or is gone."""
     try:
         setup = connection.receive().head
     except EOFError:
@@ -388,11 +360,10 @@ def _run_producer(connection: MessageSocket, setup: GatherSetup) -> None:
 
 
 def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows like `growcache.loading.framework.take_rows`, long ones one by one.
+    """Copy long rows one by one: fastest, and no other thread here needs the interpreter's lock.
 
-    That is fastest, and holds the interpreter's lock, which no other thread needs here. With
-    rows of 256 KiB it has 1.1 times the speed of torch's copies, with 3 KiB three quarters; but
-    the import of torch takes two seconds and 150 MB.
+    Rows of 256 KiB come at 1.1 times the speed of torch's copies, those of 3 KiB at three
+    quarters; but the import of torch takes two seconds and 150 MB.
     """
     nbytes = out.shape[1]
     if nbytes < LOCKED_ROW_BYTES:

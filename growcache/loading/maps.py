@@ -1,12 +1,11 @@
 """The shards that this process has mapped and verified, shared by its snapshots of one cache.
 
-A map passes from one snapshot to the next where both hold the shard, because mapping anew for
-every epoch costs a third of the speed in page faults. A shard that was verified is not read
-again while its files are the same ones.
+A map passes from one snapshot to the next, because mapping anew for every epoch costs a third of the
+speed in page faults. A verified shard is not read again while its files are the same ones.
 
-A pass reads every shard once, so a page cache smaller than the cache forgets each shard just
-before it is wanted again. Of a cache beyond memory the same share of shards therefore stays
-resident from pass to pass, and the pages of the others are dropped once no window reads them.
+A pass reads every shard once, so a page cache smaller than the cache forgets each shard just before
+it is wanted again. Of a cache beyond memory the same share of shards therefore stays resident, and
+the pages of the others are dropped once no window reads them.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ SECOND_NS = 1_000_000_000
 
 
 def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
-    """Return values that stay the same while files are untouched; None where that is uncertain.
-
-    It is uncertain right after a change, and where times are whole seconds.
-    """
+    """None where it is uncertain: right after a change, and where times are whole seconds."""
     now, found = time.time_ns(), []
     for path in paths:
         try:
@@ -74,10 +70,9 @@ _HASH_RANGE = 1 << 64
 
 
 def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) -> float:
-    """Return the share of the shards that stay in memory.
+    """Return the share of the shards that stay in memory, in addition to those of a window.
 
-    `available_bytes` includes these shards' pages in the page cache; the shards of a window are in
-    memory in addition.
+    `available_bytes` includes these shards' pages in the page cache.
 
     >>> resident_share(10 * 10**9, 48 * 10**9, 10**9), resident_share(900 * 10**9, 40 * 10**9, 10**9)
     (1.0, 0.02)
@@ -89,10 +84,7 @@ def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) ->
 
 
 def is_resident(number: int, share: float) -> bool:
-    """Return whether a shard is among those that stay in memory.
-
-    All readers agree, and a shard that stays at one share stays at any larger one.
-    """
+    """All readers agree, and a shard that stays at one share stays at any larger one."""
     return (number * _GOLDEN_STEP) % _HASH_RANGE < share * _HASH_RANGE
 
 
@@ -131,8 +123,8 @@ class MapPool:
         self._bad: dict[ShardKey, str] = {}
         self._warned: set[ShardKey] = set()  # of corrupt ones, whether held or not
         self._users: Counter[ShardKey] = Counter()  # open windows
-        # Held while pages are let go of, so that no window begins to bring them meanwhile. Not
-        # the lock above: whoever takes or closes a snapshot would wait for the kernel.
+        # Held while pages are dropped, so that no window begins to bring them meanwhile. Not
+        # the lock above: a thread that takes or closes a snapshot would wait for the kernel.
         self._leaving = threading.RLock()
         self._asking: bool | None = None  # known when there is a cache
         self._seen: dict[ShardKey, float] = {}  # in memory, and when
@@ -140,7 +132,6 @@ class MapPool:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> MapPool:
-        """Return the pool that all snapshots of a cache in this process share."""
         where = Path(path).resolve()
         with _pools_lock:
             pool = _pools.get(where)
@@ -154,7 +145,6 @@ class MapPool:
             self._known = {key: s for key, s in self._known.items() if key in self._holds}
 
     def release(self, keys: Iterable[ShardKey]) -> None:
-        """Undo one `hold`; maps that no snapshot holds are closed."""
         with fork_lock(), self._lock:
             for key in keys:
                 self._holds[key] -= 1
@@ -171,10 +161,7 @@ class MapPool:
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
     ) -> MappedShard:
-        """Return the map of a held shard, checked and in memory.
-
-        Raises CorruptShardError if its content is not as written.
-        """
+        """Raises CorruptShardError if the shard's content is not as written."""
         key = shard_key(row)
         if key in self._bad:
             raise CorruptShardError(self._bad[key])
@@ -203,10 +190,7 @@ class MapPool:
             return self._maps.setdefault(key, mapped)
 
     def verify(self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify) -> None:
-        """Check a held shard for a reader that opens its files itself.
-
-        No map of it is kept, because that would keep its disk space after an eviction.
-        """
+        """Check a held shard without a map, which would keep its disk space after an eviction."""
         key, stamp = shard_key(row), self._stamp(row, cache_format)
         if key in self._bad:
             raise CorruptShardError(self._bad[key])
@@ -298,12 +282,10 @@ class MapPool:
         return nbytes
 
     def enter(self, keys: Iterable[ShardKey]) -> None:
-        """Keep the pages of these shards in memory until `leave`."""
         with self._leaving, fork_lock(), self._lock:
             self._users.update(keys)
 
     def leave(self, keys: Iterable[ShardKey], cache_format: str, share: float) -> None:
-        """Undo one `enter`; pages that no window reads may leave memory."""
         with fork_lock(), self._lock:
             self._users.subtract(keys)
             unused = [key for key in keys if self._users[key] <= 0]

@@ -26,7 +26,7 @@ from growcache.schema import Schema
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number of at least ``least``, whatever type it has, NumPy's or torch's.
+    """Return a whole number of any type, NumPy's or torch's.
 
     >>> whole_number("batch_size", np.int64(8), 1)
     8
@@ -84,16 +84,11 @@ def unknown_field(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of its job.
-
-    explicit: whether an argument or the environment named the ranks.
-    """
-
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    explicit: bool = False
+    explicit: bool = False  # named by an argument or the environment
 
     @property
     def share(self) -> bool:
@@ -109,7 +104,7 @@ ALONE = Ranks()
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """The checked arguments of a loader; see `growcache.loading.loader.Loader` for each."""
+    """The arguments of `growcache.loading.loader.Loader`, checked."""
 
     path: str | os.PathLike[str]
     batch_size: int
@@ -215,7 +210,6 @@ class LoaderOptions:
         return Path(self.path).absolute()
 
     def chosen(self, schema: Schema) -> Schema:
-        """Return the part of the cache's schema that is delivered."""
         if self.fields is None:
             return schema
         for name in self.fields:
@@ -241,7 +235,6 @@ class LoaderOptions:
 
     @property
     def min_pass_samples(self) -> int:
-        """Samples below which a pass has no step at all."""
         dropped = self.samples_per_epoch is None and not self.keep_last
         return self.step_samples if dropped else 1
 
@@ -251,7 +244,6 @@ class LoaderOptions:
 
     @property
     def alike(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks of a job."""
         return {name: getattr(self, name) for name in ORDER_OPTIONS}
 
     @property
@@ -290,7 +282,7 @@ def find_ranks(
     distributed: tuple[int, int] | None,
     environment: Mapping[str, str],
 ) -> Ranks:
-    """Return the ranks from the arguments, the framework or the environment, in this order."""
+    """Arguments come before the framework, and that before the environment."""
     if (rank is None) != (world_size is None):
         raise ConfigError(
             f"rank and world_size go together, found rank {rank!r} and world_size "
@@ -342,8 +334,6 @@ def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
 def launch_id(environment: Mapping[str, str], parent: int) -> str:
     """Return a name that all ranks of one start of a job share, and no other start has.
 
-    parent: this process's parent, which decides where the environment is not enough.
-
     >>> launch_id({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, 7)
     'MASTER_ADDR=localhost MASTER_PORT=29500'
     >>> launch_id({}, 7)
@@ -357,10 +347,9 @@ def launch_id(environment: Mapping[str, str], parent: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """How the rows of one epoch go to the ranks.
+    """Rows are numbered over all ranks of this machine.
 
-    Rows are numbered over all ranks of this machine. The last step may be smaller: its batches
-    have equal size on all ranks, and a rank with too few rows repeats the last one.
+    Batches of a smaller last step have equal size: a rank with too few rows repeats the last.
     """
 
     rows: int  # of all ranks of this machine
@@ -378,12 +367,10 @@ class RankShare:
 
     @property
     def delivered(self) -> int:
-        """Rows that this rank delivers, repeated ones included."""
         low, high = self.last
         return self.whole_rows // self.ranks + high - low + self.padding
 
     def mine(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return this rank's share of the rows from ``first`` to ``stop``, as ranges."""
         step = self.step_rows
         begins = range(first - first % step, min(stop, self.whole_rows), step)
         starts = [begin + self.rank * self.batch for begin in begins]
@@ -393,10 +380,7 @@ class RankShare:
 
 
 def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool) -> RankShare:
-    """Return this rank's share of an epoch of `samples` over all ranks.
-
-    keeps_last: whether rows that make no whole step are delivered.
-    """
+    """keeps_last: whether rows that make no whole step are delivered."""
     steps, rest = divmod(samples, batch_size * ranks.world_size)
     whole = steps * batch_size * ranks.local_world_size
     rest = rest if keeps_last else 0

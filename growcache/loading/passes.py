@@ -1,8 +1,8 @@
 """Endless passes over the cache, each over a snapshot of its own.
 
-The next step is always under way: entering a window starts the preparation of the next one in a
-thread (maps, checksums, read-ahead), and entering the last window of a pass prepares the next pass,
-as late as is safe, because samples that arrive until then are in it. There are two leases at most.
+Entering a window starts the preparation of the next one in a thread (maps, checksums, read-ahead).
+Entering the last window prepares the next pass, as late as is safe, because samples that arrive until
+then are in it. There are two leases at most.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def is_due(
 
 @dataclass(slots=True)
 class SnapshotTiming:
-    """Durations of earlier preparations and the consumer's pace; used by one thread at a time."""
-
     prepared: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     passed: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
@@ -81,7 +79,6 @@ class SnapshotTiming:
         pause: Callable[[float], bool],
         clock: Callable[[], float],
     ) -> None:
-        """Return when the next pass is to be prepared."""
         now, rows, seen = clock(), left(), 0.0
         self._note_pass(now, pass_rows, rows)
         known = max([min(self.passed), *self.paces])
@@ -112,10 +109,7 @@ EXPECTED_ERRORS = (StoppedError, GrowcacheError, OSError)
 
 
 class Passes:
-    """Rows in the order of the plans, pass after pass; used by one thread.
-
-    Waits raise StoppedError once `stop` is set.
-    """
+    """Used by one thread; waits raise StoppedError once `stop` is set."""
 
     def __init__(
         self,
@@ -161,11 +155,7 @@ class Passes:
             self._open_ahead(lambda: self._opener.resume(resume))
 
     def next_pass(self, *, hurry: bool = True) -> PassPlan:
-        """End the pass and enter the next one; return its plan.
-
-        hurry: whether the consumer may need rows of the next pass to get the last of this one,
-        because a block takes both.
-        """
+        """With `hurry` the consumer may wait for the next pass, because a block takes rows of both."""
         # A pass is left before its last window only with its epoch.
         self._hurry = hurry or self._next_pass is None
         if self._next_pass is None:
@@ -185,7 +175,7 @@ class Passes:
         return opened.plan
 
     def _wait_for_next_pass(self) -> None:
-        """Wait for the next pass, and release a delivered one meanwhile."""
+        """Release a delivered pass meanwhile."""
         while not self._next_pass_due.is_set():
             self._demand.pass_changed.wait()
             self._demand.pass_changed.clear()
@@ -197,7 +187,6 @@ class Passes:
                 self.release_delivered()
 
     def take(self, rows: int) -> list[Piece]:
-        """Return the next rows; fewer only where the pass ends."""
         if not self._retaken_pieces:
             self._close_finished_windows()  # the rows taken before have been copied
         window = self._window
@@ -226,7 +215,6 @@ class Passes:
         return pieces
 
     def retake(self, pieces: list[Piece]) -> None:
-        """Take the `pieces` of the last `take` again, without those of damaged shards."""
         rest, dropped = self._retaken_pieces, 0
         self._retaken_pieces = deque()
         for window, start, stop in _merge_pieces([*pieces, *rest]):
@@ -373,7 +361,6 @@ class Passes:
         self._open_ahead(prepare)
 
     def _left_rows(self) -> Callable[[], int]:
-        """Return a function that counts the rows of the running pass still to be consumed."""
         running, epoch = self._pass, None
         # Ranks wait for one another anyway, and a fixed cache has nothing new.
         if running is None or self._options.fixed or self._options.ranks.share:
@@ -414,10 +401,7 @@ class Passes:
         self._demand.pass_changed.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:
-        """Return the shards of the running pass that will still be used, by lease.
-
-        The next pass is requested in the last window, before the rows taken last are copied.
-        """
+        """By lease; the next pass is requested before the rows taken last are copied."""
         running, taken = self._pass, list(self._taken)
         if running is None or self._next_window is not None or self._is_left(self.epoch):
             return {}
@@ -439,7 +423,6 @@ def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
 
 
 def _end_in(whole: OpenWindow, window: OpenWindow, stop: int) -> int:
-    """Return how many of the first `stop` rows of a window are left in `whole`."""
     if len(whole) == len(window):
         return stop
     assert whole.offsets is not None

@@ -1,12 +1,12 @@
 """The order in which a pass visits the samples of a snapshot, and positions in it. Pure.
 
-A pass shuffles the shards and cuts them into windows of about equal size; inside a window the
-samples of all its shards are permuted. Every shard is a random mixture already, so a window of a
-few is shuffled as well as a whole epoch would be, while each gather finds many rows in one map.
+A pass shuffles the shards and cuts them into windows; inside a window the samples of all its shards
+are permuted. Every shard is a random mixture already, so a window of a few is shuffled as well as a
+whole epoch would be, while each gather finds many rows in one map.
 
-Ranks that share a cache follow the same plan side by side: step s of an epoch takes the next rows
-for all of them, a batch each. So the number of steps cannot differ, and the ranks share the pages in
-memory. Separate shards for each rank would need one window per rank in memory.
+Ranks that share a cache follow the same plan: step s of an epoch takes the next rows for all of them,
+a batch each. So they make equal numbers of steps and share the pages in memory; separate shards would
+need one window per rank.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ SampleOrder = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Shards that are shuffled together, and their place in a pass."""
-
     seed: int
     pass_number: int
     index: int
@@ -51,10 +49,7 @@ class Window:
         return sum(self.counts)
 
     def order(self) -> SampleOrder:
-        """Return the order of the samples, numbered shard after shard: [n], see `locate_samples`.
-
-        Four bytes per sample, because a window of small ones holds many.
-        """
+        """Return the samples [n], numbered shard after shard, in four bytes each."""
         order = _smallest_dtype(np.arange(len(self)))
         if self.shuffle:
             generator_at(self.seed, "window", self.pass_number, self.index).shuffle(order)
@@ -66,7 +61,7 @@ class Window:
 
 
 def locate_samples(order: SampleOrder, starts: SampleOrder) -> tuple[Integers, Integers]:
-    """Return for each sample the index of its shard and its row there: int64 [n] each."""
+    """Return the index of each sample's shard and its row there: int64 [n] each."""
     places = np.searchsorted(starts, order, side="right") - 1
     return places, (order - starts[places]).astype(np.int64)
 
@@ -89,7 +84,6 @@ def window_samples(sample_bytes: int, shard_samples: float = math.inf) -> int:
 def shard_order(
     shards: Iterable[tuple[int, int]], *, seed: int, pass_number: int, shuffle: bool = True
 ) -> list[tuple[int, int]]:
-    """Return the (number, samples) of shards with samples in the order of their visit."""
     chosen = sorted(shard for shard in shards if shard[1] > 0)
     if not shuffle:
         return chosen
@@ -114,7 +108,6 @@ def cut_windows(
 
 
 def _window_edges(counts: Sequence[int], target_samples: int) -> list[tuple[int, int]]:
-    """Cut where the running sum comes nearest to equal shares."""
     total, most = sum(counts), max(1, len(counts) // MIN_WINDOW_SHARDS)
     windows = min(most, max(1, round(total / target_samples)))
     ends = np.cumsum(counts, dtype=np.float64)
@@ -127,10 +120,7 @@ def _window_edges(counts: Sequence[int], target_samples: int) -> list[tuple[int,
 
 
 def substitute_rows(good: npt.NDArray[np.bool_]) -> Integers:
-    """Return for each row the one that is delivered in its place: itself, where it is good.
-
-    The substitutes are a function of the rows that are not good.
-    """
+    """Return the row that is delivered for each: itself, or a function of the bad rows."""
     chosen = np.arange(len(good), dtype=np.int64)
     chosen[~good] = np.resize(np.flatnonzero(good), int((~good).sum()))
     return chosen
@@ -140,11 +130,7 @@ T = TypeVar("T")
 
 
 class LazyPickle(Generic[T]):
-    """A value that the other process may never need; used by one thread.
-
-    Unpickling the plan of ten thousand shards would take milliseconds, for which the loop would
-    wait; unpickling this copies bytes.
-    """
+    """The plan of ten thousand shards takes milliseconds to unpickle, and may not be needed."""
 
     __slots__ = ("_data", "_value")
 
@@ -168,10 +154,7 @@ def _unpickle_lazily(data: bytes) -> LazyPickle[Any]:  # called by pickle
 
 
 class PlannedShard(NamedTuple):
-    """A shard in the plan of a pass.
-
-    A shard that stands in for another is planned with the samples of that one.
-    """
+    """A substitute is planned with the samples of the shard that it replaces."""
 
     number: int
     samples: int
@@ -180,8 +163,6 @@ class PlannedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """The shards and the window size from which, with the loader's arguments, a pass is ordered."""
-
     number: int
     shards: tuple[PlannedShard, ...]
     window_samples: int
@@ -200,11 +181,6 @@ class PassPlan:
 
 
 class PassPosition(NamedTuple):
-    """A place in a pass: the rows before it were delivered.
-
-    corrupt: shards of its window that could not be read, so their rows are not delivered.
-    """
-
     pass_number: int
     position: int  # rows of the plan before it
-    corrupt: tuple[int, ...] = ()
+    corrupt: tuple[int, ...] = ()  # shards of its window without delivered rows

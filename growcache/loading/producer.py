@@ -1,7 +1,6 @@
 """Make blocks ahead of the consumer, epoch after epoch.
 
-At the end of an epoch the producer puts a mark and continues, so the first batches of the next
-epoch are ready before they are asked for.
+The producer continues past the end of an epoch, so the next one's first batches are ready.
 """
 
 from __future__ import annotations
@@ -51,11 +50,7 @@ Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
 class GatherClock:
-    """Measures how long a thread gathers, and how long it stalls meanwhile.
-
-    It stalls where it does not run and no page had to be read from disk. Pages that have to be
-    are rare, because windows are read ahead.
-    """
+    """A thread stalls where it does not run and reads no page from disk, which is rare."""
 
     def __init__(self) -> None:
         self._seconds = self._stalled_seconds = 0.0
@@ -71,15 +66,12 @@ class GatherClock:
             self._stalled_seconds += max(0.0, seconds - (time.thread_time() - ran))
 
     def restart(self) -> tuple[float, float]:
-        """Return the seconds of a block, and those of them in which the thread stalled."""
         found = self._seconds, self._stalled_seconds
         self._seconds = self._stalled_seconds = 0.0
         return found
 
 
 class Producer:
-    """Makes the epochs of a loader, one after the other, until its channel is closed."""
-
     def __init__(
         self,
         options: LoaderOptions,
@@ -180,12 +172,7 @@ class Producer:
         *,
         whole_pass: bool = False,
     ) -> None:
-        """Produce this rank's share, over as many passes as it takes.
-
-        The rows of an epoch that the consumer has left are skipped to its end without copying, so
-        that later epochs do not depend on where it was left. Where each epoch is a pass, the
-        pass is left as well.
-        """
+        """The rest of an epoch that the consumer left is skipped, so that later epochs stay the same."""
         done = block_start = min(steps * share.step_rows, share.rows)
         empty_passes = 0
         self._shrink_if_awaited()
@@ -236,7 +223,6 @@ class Producer:
             raise self._unreadable()
 
     def _shrink_if_awaited(self) -> None:
-        """Make the current block small if the consumer will wait for it."""
         demand = self._demand
         if self._assembler is not None and (demand.waited or demand.waits):
             self._assembler.shrink()
@@ -244,7 +230,7 @@ class Producer:
     def _add(
         self, passes: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
     ) -> bool:
-        """Put this rank's rows into the block and count all ranks' rows; False if unreadable."""
+        """Take this rank's rows and count all ranks' rows; False if unreadable."""
         assert self._assembler is not None
         with self._clock.timed(self._copies):
             added = self._assembler.add(mine + padding, pieces)
@@ -300,7 +286,6 @@ def _first_rows(pieces: list[Piece], rows: int) -> list[Piece]:
 
 
 def _rank_pieces(pieces: list[Piece], first: int, share: RankShare) -> list[Piece]:
-    """Return this rank's share of the rows; ``first`` is the number of the first."""
     mine, begin = [], first
     for window, low, high in pieces:
         end = begin + high - low
@@ -320,8 +305,6 @@ def _padding_pieces(piece: Piece, share: RankShare) -> list[Piece]:
 
 
 class ThreadStage(QueuedStage):
-    """A producer in a thread of this process."""
-
     kind: StageKind = "thread"
 
     def __init__(

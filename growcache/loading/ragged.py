@@ -31,7 +31,7 @@ SMALL_ITEMS = 256
 
 
 def offsets_of(lengths: Integers) -> Integers:
-    """Return where values of these lengths begin, and the end of the last: [n + 1]."""
+    """Return the first place of each value, and the end of the last: [n + 1]."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends
@@ -46,7 +46,6 @@ class ValueRanges(NamedTuple):
 
 
 def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: TakeSlices) -> None:
-    """Copy values into ``out``, back to back."""
     if len(out) > SMALL_ITEMS * item_bytes * len(run.lengths):
         take_slices(*run, out)
     else:
@@ -67,8 +66,6 @@ def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The values of a ragged field, back to back, with their lengths and shapes."""
-
     field: Field
     values: Bytes
     ends: Integers
@@ -78,7 +75,6 @@ class Ragged:
         return len(self.dims)
 
     def __getitem__(self, i: int) -> Value:
-        """Return value ``i``; an array shares memory."""
         raw = self.values[self.ends[i] : self.ends[i + 1]]
         if self.field.is_blob:
             data = raw.tobytes()
@@ -107,14 +103,11 @@ class Ragged:
 
 @dataclass(slots=True)
 class RaggedStyler:
-    """Turns ragged values into a batch's arrays or lists; used by one thread."""
-
     _style: RaggedStyle
     _framework: Framework
     _pools: dict[str, BufferPool] = field(default_factory=dict)
 
     def batch(self, values: Ragged) -> dict[str, Any]:
-        """Return arrays, or a list, by name."""
         name = values.field.name
         if values.field.dtype == STR or self._style == "list":
             return {name: [values[i] for i in range(len(values))]}
@@ -152,7 +145,6 @@ def _with_offsets(values: Ragged) -> dict[str, Array]:
 
 
 def _pad_rows(values: Ragged, out: Bytes, join: Join) -> None:
-    """Copy each value to the start of a row, followed by zeros."""
     width, lengths = out.shape[1], np.diff(values.ends)
     if len(values.values) > SMALL_ITEMS * values.field.item_dtype.itemsize * len(values):
         run = ValueRanges(values.values, values.ends[:-1], lengths)

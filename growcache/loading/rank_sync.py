@@ -1,9 +1,9 @@
 """Ranks of one job read one snapshot: rank 0 takes it, the others copy its list.
 
-Ranks communicate through their leases only, so a dead rank's notes disappear with it. Rank 0
-takes a snapshot, settles its lease, and enters the pass only when every other rank has a lease of
-its own on the same list; until then rank 0's lease protects it for all. So no two ranks ever plan
-different passes, and none is ahead by more than one. A rank holds a lease for as long as it reads.
+Ranks communicate through their leases only, so a dead rank's notes disappear with it. Rank 0 takes a
+snapshot, settles its lease, and enters the pass only when every other rank has a lease of its own on
+the same list; until then rank 0's lease protects it for all. So no two ranks plan different passes,
+and none is ahead by more than one. A rank holds a lease for as long as it reads.
 """
 
 from __future__ import annotations
@@ -44,23 +44,18 @@ _walk_numbers: defaultdict[tuple[str, str, int], Iterator[int]] = defaultdict(it
 
 
 class RankGroup(Protocol):
-    """The ranks that share a cache, as one of them sees them."""
-
     def offers(self, pass_number: int) -> bool:
-        """Return whether another rank offers the snapshot of a pass."""
+        """Whether another rank offers this snapshot."""
 
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
         """Return the snapshot of a pass; None if ``watch`` stopped the wait."""
 
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
-        """Return when the pass may be entered, because its snapshot is final."""
+        """Return when the snapshot is final, so that its pass may be entered."""
 
 
 def next_rank_note(options: LoaderOptions) -> RankNote:
-    """Return the note that this rank announces to the others.
-
-    Called in the thread that iterates, so that all ranks count alike.
-    """
+    """Called in the thread that iterates, so that all ranks count alike."""
     return RankNote(
         run=launch_id(os.environ, os.getppid()),
         walk=next(_walk_numbers[str(options.root), options.job, options.ranks.local_rank]),
@@ -76,10 +71,7 @@ def rank_group(options: LoaderOptions, note: RankNote) -> RankGroup:
 
 
 def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
-    """Return the note in the lease of a resumed pass: only rank 0 counts its uses.
-
-    Every rank has the same state and so the same list; no rank copies it.
-    """
+    """Only rank 0 counts a resumed pass's uses; no rank copies its list, which is in every state."""
     ranks = options.ranks
     if ranks.leads:
         return None
@@ -87,8 +79,6 @@ def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
 
 
 class _Leader:
-    """Rank 0: it takes the snapshots, and enters one once all ranks have it."""
-
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
         self._note = note
@@ -138,7 +128,7 @@ class _Leader:
             nonlocal gone
             left = missing()
             absent = (left & self._seen_processes.keys()) - self._followers(self._names)
-            # Whoever was about to change leases is seen at the second look.
+            # A rank that was about to change leases is seen at the second look.
             over, gone = absent & gone, absent
             self._refuse_dead(over)
             return True if left <= over else None
@@ -156,10 +146,7 @@ class _Leader:
         self._followers([name])
 
     def _refuse_dead(self, ranks: set[int]) -> None:
-        """Raise CacheError if the process of another rank is gone.
-
-        One that closed its loader, or runs where its process cannot be seen, is not refused.
-        """
+        """A rank that closed its loader, or whose process cannot be seen, is not refused."""
         for rank in sorted(ranks):
             host, pid = self._seen_processes[rank]
             if host == socket.gethostname() and not is_process_running(pid):
@@ -169,7 +156,6 @@ class _Leader:
                 )
 
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
-        """Return the ranks that hold leases on the list of one of these leases."""
         found = {
             lease.ranks.rank: (lease.host, lease.pid)
             for lease in read_leases(self._options.root)
@@ -180,8 +166,6 @@ class _Leader:
 
 
 class _Follower:
-    """Every other rank: it copies the list of rank 0."""
-
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
         self._note = note
@@ -202,7 +186,6 @@ class _Follower:
     def _take(
         self, pass_number: int, watch: WaitControl, present: list[Lease]
     ) -> Snapshot | None:
-        """Return the snapshot; ``present`` takes a lease while rank 0 waits for samples."""
         absences = 0
 
         def settled() -> LeaseView | None:
@@ -218,7 +201,7 @@ class _Follower:
                     present.append(own)
                 watch.on_long_wait()
             if self._copied_lease:
-                # Whoever was about to change leases is seen at the second look.
+                # A rank that was about to change leases is seen at the second look.
                 absences = 0 if leases else absences + 1
                 if absences > 1:
                     raise self._leader_gone()
@@ -242,7 +225,6 @@ class _Follower:
         pass
 
     def _leader(self) -> list[LeaseView]:
-        """Return the leases of rank 0, the newest first."""
         mine, found = self._note, []
         for lease in read_leases(self._options.root):
             note = lease.ranks
@@ -277,10 +259,9 @@ class _Follower:
         return snapshot
 
     def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
-        """Return whether no shard can have gone before it was leased here.
+        """Whether no shard can have gone before it was leased here.
 
-        Rank 0 may have ended by an error after it saw this lease. Shards that are live then were
-        never released.
+        Rank 0 may have ended after it saw this lease. Shards that are live then were never released.
         """
         if lease.name in {view.name for view in self._leader()}:
             return True
@@ -305,7 +286,6 @@ class _Follower:
 
 
 def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) -> Lease | None:
-    """Return a lease on no shard, which shows that this rank is alive."""
     return wait_for_room(
         lambda: Lease.create(
             options.root, options.job, (), ranks=note, counters=LeaseCounters(counts=True)
@@ -316,7 +296,6 @@ def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) 
 
 
 def _of_pass(leases: Iterable[LeaseView], pass_number: int) -> LeaseView | None:
-    """Return the first lease of that pass with a final list."""
     for lease in leases:
         if lease.settled and lease.ranks and lease.ranks.pass_number == pass_number:
             return lease
@@ -350,7 +329,6 @@ def _wait_for_ranks(
     *,
     patient: Callable[[], bool],
 ) -> T | None:
-    """Return the result of ``look``; None if ``watch`` stopped the wait."""
     if (found := look()) is not None:
         return found
     began, warned, pause = time.monotonic(), False, Backoff(watch.wake)

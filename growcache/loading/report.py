@@ -1,8 +1,8 @@
 """Counts of deliveries: the user's report, and the counters in the lease.
 
-The lease belongs to the producer, which may be another process. The loop's process writes the
-counters into the same file, at fixed places: before a pass ends, and a few times a second from a
-thread, because each write releases the interpreter's lock.
+The lease belongs to the producer, which may be another process. The loop's process writes its
+counters into that file at fixed places: before a pass ends, and a few times a second from a thread,
+because each write releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -125,8 +125,6 @@ class PassFacts:
 
 @dataclass(slots=True)
 class UseSums:
-    """Sums over the uses u of all samples, for some shards."""
-
     once: float = 0.0
     squares: float = 0.0
     most: float = 0.0
@@ -141,10 +139,7 @@ class UseSums:
 
 
 class DeliveryCounts:
-    """Counts deliveries; used by the consumer's thread.
-
-    Evicted shards are kept as sums only. One that is refetched counts as a new one.
-    """
+    """Used by the consumer's thread. Evicted shards are kept as sums; a refetched one counts as new."""
 
     def __init__(self, root: Path) -> None:
         self._layout = CacheLayout(root)
@@ -165,7 +160,7 @@ class DeliveryCounts:
         self.begin_epoch()
 
     def begin_epoch(self) -> int:
-        """Start the counts of an epoch; return the epoch's number for `deliver`."""
+        """Return the number of the epoch for `deliver`."""
         self._epoch += 1
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -177,10 +172,7 @@ class DeliveryCounts:
         self._ended = time.monotonic()
 
     def begin_pass(self, number: int, facts: PassFacts, *, again: bool = False) -> None:
-        """Record the snapshot of a pass, or ``again`` one of a continued pass.
-
-        No array operation that computes, see `deliver`.
-        """
+        """Record the snapshot of a pass, ``again`` if it is continued; no array computes, see `deliver`."""
         self._passes += not again
         self._waited_cache += facts.waited_seconds
         numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
@@ -221,7 +213,6 @@ class DeliveryCounts:
         self._turn_over()
 
     def enter(self, pass_number: int) -> None:
-        """Drop the shards that only earlier passes held."""
         before = len(self._held)
         while self._held and self._held[0][0] < pass_number:
             self._held.popleft()
@@ -304,10 +295,6 @@ class DeliveryCounts:
 
 
 def _visit_hint(view: IndexView) -> str:
-    """Return a hint about `sampling.samples_per_object`, where it would help.
-
-    It helps where requests are the limit: each brings a few small samples of a larger object.
-    """
     if view.identity is None:
         return ""
     sizes = view.identity.sizes
@@ -330,7 +317,7 @@ def _sample_ages(facts: PassFacts) -> tuple[float, float]:
 
 
 class ReaderCounters:
-    """Counters of what one loop received; used by its thread, except `flush` and `close`."""
+    """Used by the loop's thread, except `flush` and `close`."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -345,7 +332,6 @@ class ReaderCounters:
         self._counters.epoch = number
 
     def begin_pass(self, number: int, lease: str) -> None:
-        """Count into this lease from now on."""
         self.flush()
         with self._turn:
             before, self._counters = self._counters, LeaseCounters(counts=True)
@@ -405,8 +391,6 @@ class ReaderCounters:
 
 
 class _CounterThread:
-    """Writes the counters of all loops a few times a second."""
-
     def __init__(self) -> None:
         self.unwritten = threading.Event()  # something was counted that is not written yet
         self.lock = threading.Lock()

@@ -1,10 +1,9 @@
 """The position of a loader as a value, and how another loader continues from it.
 
 A position counts the delivered rows of the pass's plan, whatever was made ahead since. It names the
-plan's shards with their digests, so the order of all that follows can be computed from it alone.
-
-A shard that was evicted since, or was never drawn on this machine, is refetched: the lease names it
-with its digest, and the service draws it again before anything new.
+plan's shards with their digests, so it decides the order of everything that follows. A shard that is
+not cached here is refetched: the lease names it with its digest, and the service draws it before
+anything new.
 """
 
 from __future__ import annotations
@@ -49,23 +48,16 @@ DIGEST_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a loader between two batches.
-
-    next_epoch is later than epoch where that was broken off; mark is None where the next epoch
-    begins with a new snapshot.
-    """
-
     epoch: int = 0  # of the mark; without one the epoch that comes next
     step: int = 0  # batches delivered of it
-    next_epoch: int = 0  # delivered by the next iteration
+    next_epoch: int = 0  # of the next iteration; later where the epoch was broken off
     next_pass: int = 0  # the first with a new snapshot
     fingerprint: str | None = None  # of the cache; None before a sample was seen
     transform_schema: TransformSchema | None = None
-    mark: PassPosition | None = None
+    mark: PassPosition | None = None  # None: the next epoch begins with a new snapshot
     plan: PassPlan | None = None
 
     def to_dict(self, options: LoaderOptions) -> dict[str, Any]:
-        """Return values that JSON can hold, with the arguments that decide the order."""
         return {
             "version": VERSION,
             "fingerprint": self.fingerprint,
@@ -80,10 +72,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: object, options: LoaderOptions) -> Self:
-        """Return the position that `to_dict` described.
-
-        Raises ConfigError for anything else, and for a loader with other arguments.
-        """
+        """Raises ConfigError for a loader with other arguments."""
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ConfigError(
                 f"expected what state_dict() of a loader returned, of version {VERSION}, "
@@ -165,15 +154,10 @@ def _pass_from_dict(values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
 
 @dataclass(frozen=True, slots=True)
 class RemainingPass:
-    """The rest of a pass that was left in the middle.
-
-    whole_window: whether rows that were delivered may stand in for others that cannot be read.
-    """
-
     plan: PassPlan
     windows: tuple[Window, ...]
     mark: PassPosition
-    whole_window: bool = False
+    whole_window: bool = False  # delivered rows may stand in for unreadable ones
 
     @property
     def first(self) -> int | None:
@@ -184,12 +168,10 @@ class RemainingPass:
         return None
 
     def started_shards(self) -> set[int]:
-        """Return the needed shards of which some rows were delivered."""
         before, _ = self._split()
         return before & self.needed()
 
     def needed(self) -> set[int]:
-        """Return the shards of which rows are still to be delivered, or may stand in."""
         if self.first is None:
             return set()
         before, after = self._split()
@@ -212,7 +194,6 @@ def _shards_of(window: Window, order: SampleOrder) -> set[int]:
 
 
 def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | None:
-    """Return the rest of the position's pass; None where no batch comes of it."""
     if state.plan is None or state.mark is None:
         return None
     left = len(state.plan) - state.mark.position
@@ -227,10 +208,9 @@ def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | N
 def with_substitutes(
     plan: PassPlan, others: Iterable[PlannedShard], gone: set[int]
 ) -> PassPlan:
-    """Return the plan with other shards in the places of those that are gone.
+    """A place goes to the shard with the nearest sufficient number of samples, or to the largest left.
 
-    Each place goes to the other shard with the nearest sufficient number of samples, or to the
-    largest left; the plan keeps its counts. Without enough others the places keep their shards.
+    The plan keeps its counts. Without enough others the places keep their shards.
     """
     left = sorted(others, key=_by_samples)
     chosen: dict[int, PlannedShard] = {}
@@ -285,11 +265,7 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
 def resume_pass(
     request: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
-    """Return a snapshot for the rest of a pass, and the rest; None if stopped.
-
-    It waits while shards are refetched. Raises CacheError if shards are gone and `missing`
-    forbids that.
-    """
+    """Wait for refetched shards; None if stopped, CacheError if `missing` forbids that shards are gone."""
     view = _wait_for_schema(request)
     if view is None:
         return None
@@ -309,7 +285,6 @@ def resume_pass(
 
 
 def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
-    """Return the index once it has the schema, without which there is no snapshot."""
     root, warned = request.options.root, False
     with closing(index_views(root, request.wake, request.stopped)) as views:
         for view in views:
@@ -327,7 +302,7 @@ def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
 def _lease_rest(
     request: ResumeRequest, rest: RemainingPass, view: IndexView
 ) -> Snapshot | None:
-    """Return the snapshot; None where a shard was evicted before it was leased, or if stopped."""
+    """Return None where a shard was evicted before it was leased, or if stopped."""
     options, digests = request.options, _needed_digests(rest)
     there = _held_shards(view, digests, options.root)
     # All of them, because a live shard may be retired before the lease is visible.
@@ -372,7 +347,7 @@ def _wait_for_refetch(
     digests: Mapping[int, str],
     rows: dict[int, ShardRow],
 ) -> IndexView | None:
-    """Wait until all shards are live, and add them to ``rows``; None if stopped."""
+    """Add the live shards to ``rows``; None if stopped."""
     root, warned = request.options.root, False
     with closing(index_views(root, request.wake, request.stopped)) as views:
         for view in views:
@@ -436,7 +411,6 @@ def _needed_digests(rest: RemainingPass) -> dict[int, str]:
 def _held_shards(
     view: IndexView, digests: Mapping[int, str], root: Path
 ) -> dict[int, ShardRow]:
-    """Return the shards of these digests that are live, or retired and held by a lease."""
     live = {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
     going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
     if not going:

@@ -1,9 +1,9 @@
 """Shared memory for blocks, between the process that fills it and the one that delivers it.
 
-Its buffers are memfds: anonymous, so nothing is left behind, and not bounded by the size of
-``/dev/shm``. The sender makes them, the receiver maps them, and neither keeps a descriptor. A buffer
-is filled again only when nothing in the receiving process refers to it. A buffer that is used once
-(because the user collects batches) is freed with its views.
+Buffers are memfds: anonymous, so nothing is left behind, and not bounded by the size of ``/dev/shm``.
+The sender makes them, the receiver maps them, and neither keeps a descriptor. A buffer is filled
+again only when nothing in the receiving process refers to it. A buffer that is used once, because
+the user collects batches, is freed with its views.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class BufferRange(NamedTuple):
 
 
 class NewBuffer(NamedTuple):
-    """A buffer, whose descriptor comes with the message."""
-
     number: int
     nbytes: int
     kept: bool  # filled again
@@ -57,8 +55,6 @@ def plain_message(item: Any) -> Message:
 
 
 class SharedReceiver:
-    """The side that delivers; used by one thread at a time."""
-
     def __init__(self, lock: Callable[[BufferBytes], None] | None = None) -> None:
         self._lock = lock
         self._bases: dict[int, BufferBytes] = {}
@@ -66,16 +62,12 @@ class SharedReceiver:
         self._lent: dict[int, object] = {}  # and the moment
 
     def receive(self, connection: MessageSocket) -> Any:
-        """Return the next item; its arrays are in shared memory and may be written to.
-
-        Raises EOFError where the connection ends.
-        """
+        """Return the next item, in writable shared memory; EOFError where the connection ends."""
         while (item := self.receive_message(connection)) is None:
             pass
         return item
 
     def receive_message(self, connection: MessageSocket) -> Any | None:
-        """Return an item as `receive` does, or None after a message that brings a new buffer."""
         frame = connection.receive()
         if frame.descriptor is not None:
             self._map(frame.head, frame.descriptor)
@@ -108,10 +100,7 @@ class SharedReceiver:
         return self._bases[place.buffer][place.start : place.start + place.nbytes]
 
     def take_back(self) -> tuple[list[int], list[int]]:
-        """Return the buffers that are referenced no more: (free, spoiled) numbers, each once.
-
-        A spoiled buffer must not be filled again, because a forked child may see it.
-        """
+        """Return the unreferenced buffers: (free, spoiled); a forked child may see the spoiled ones."""
         unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
         free, spoiled = list[int](), list[int]()
         for number in unused:
@@ -133,8 +122,6 @@ class _SentBuffer:
 
 
 class _SentBuffers:
-    """The live buffers by address, without a reference to them."""
-
     def __init__(self) -> None:
         self._made: dict[int, _SentBuffer] = {}
         self._addresses: list[int] = []  # ascending
@@ -173,10 +160,7 @@ class _SentBuffers:
 
 
 class SharedSender:
-    """The side that fills; used by one thread, except `returned`.
-
-    Each buffer is sent to those that may need it when it is made, so no descriptor is kept.
-    """
+    """Used by one thread, except `returned`; a new buffer goes at once to all that may need it."""
 
     def __init__(self, receiver: MessageSocket | None = None) -> None:
         self.receivers = [] if receiver is None else [receiver]
@@ -194,7 +178,7 @@ class SharedSender:
         *,
         to: Callable[[], Sequence[MessageSocket]] | None = None,
     ) -> BufferBytes:
-        """Return a new buffer, an `Allocate`; ``to`` returns other receivers than the usual."""
+        """Return a new buffer; ``to`` returns other receivers than the usual."""
         size = -(-nbytes // PAGE) * PAGE
         new = NewBuffer(next(self._numbers), size, kept is not None)
         receivers = set(self.receivers if to is None else to())
@@ -217,12 +201,11 @@ class SharedSender:
         return base
 
     def reaches(self, connection: MessageSocket, array: Array) -> bool:
-        """Return whether an array is in memory that the other side has mapped."""
         made, _ = self._register.find(_memory_of(array))
         return made is not None and connection in made.receivers
 
     def send(self, connection: MessageSocket, item: Any, *, lend: bool = True) -> None:
-        """Send an item; arrays in memory that the other side has mapped stay where they are."""
+        """Arrays in memory that the other side has mapped are not copied."""
         places: list[BufferRange] = []
 
         def apart(buffer: pickle.PickleBuffer) -> bool:
@@ -248,7 +231,6 @@ class SharedSender:
                 self._gone.setdefault(connection, []).append(made.number)
 
     def forget(self, connection: MessageSocket) -> None:
-        """Drop a receiver, which another one may replace: for that one buffers are made anew."""
         self._note_gone()
         self._gone.pop(connection, None)
         for made in self._register.all():

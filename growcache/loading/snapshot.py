@@ -25,7 +25,6 @@ from growcache.schema import Origin, Sample, Schema
 
 
 def mean_sample_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
-    """Return the mean bytes of a sample, with a format's overhead."""
     if not schema.is_ragged:
         return schema.nbytes
     samples = sum(row.samples for row in shards)
@@ -153,10 +152,10 @@ class Snapshot:
         verify: Verify,
         ranks: RankNote | None = None,
     ) -> Snapshot:
-        """Return a snapshot of the shards that another reader's lease holds, retired or not.
+        """Take the shards of another reader's settled lease, retired or not.
 
-        That lease is settled. The snapshot holds only if it is still open afterwards, which the
-        caller checks. Raises CacheError if the index does not know a shard of it any more.
+        The snapshot holds only if that lease is still open afterwards, which the caller checks.
+        CacheError if the index does not know a shard of it any more.
         """
         layout = CacheLayout(path)
         view = read_index(layout.root, retired=True)
@@ -232,20 +231,15 @@ class Snapshot:
         return found
 
     def mapped(self, number: int) -> MappedShard:
-        """Return a shard of this snapshot in memory, checked.
-
-        Batches must copy from it, because the map is closed with the snapshot.
-        """
+        """Return a checked shard; its memory is unmapped with the snapshot."""
         self._refuse_closed()
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
 
     def mark_corrupt(self, number: int) -> None:
-        """Count a shard as corrupt, because its map is damaged."""
         self._maps.mark_corrupt(self._rows[number], self.view.cache_format)
 
     def enter(self, numbers: Iterable[int]) -> None:
-        """Keep the pages of these shards in memory until `leave`."""
         self._maps.enter(self._keys(numbers))
 
     def leave(self, numbers: Iterable[int]) -> None:
@@ -261,7 +255,7 @@ class Snapshot:
         return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
     def is_whole(self, number: int) -> bool:
-        """Return whether a shard's files are as they were written, without a map of them."""
+        """Whether a shard's files are as they were written, without a map of them."""
         self._refuse_closed()
         view = self.view
         try:
@@ -296,7 +290,6 @@ class Snapshot:
             self.lease.mark_begun(*new)
 
     def finish(self, numbers: Iterable[int]) -> None:
-        """Record that nothing more of these shards will be read."""
         if done := self._begun.intersection(numbers):
             self._begun -= done
             self.lease.mark_read(*done, mapped=True)
@@ -313,7 +306,6 @@ class Snapshot:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return not self._finalizer.alive
 
     def __enter__(self) -> Snapshot:

@@ -1,9 +1,8 @@
 """Shards for a reader that opens the files itself, as TensorFlow does.
 
 Such a reader asks for files long before it reads them, and reads samples long before it delivers
-them. So a shard is counted, and its bytes are released, once all of its samples were delivered.
-Nothing here waits for the reader's progress, because that would be a deadlock: where no shard may be
-given yet, the answer is "nothing now".
+them. So a shard is counted and released once all of its samples were delivered. Nothing here waits
+for the reader's progress, which would be a deadlock: the answer is "nothing now".
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class GivenShard:
 
 @dataclass(slots=True)
 class StreamPass:
-    """One visit of every shard of a snapshot."""
-
     number: int
     snapshot: Snapshot
     rows: list[ShardRow]
@@ -70,7 +67,6 @@ def open_stream_pass(
     min_samples: int,
     watch: WaitControl | None = None,
 ) -> StreamPass:
-    """Return a pass over the cached shards, once they are enough."""
     watch = watch or WaitControl(threading.Event(), lambda: False)
     while True:
         choice = wait_for_stream(options, min_samples, watch)
@@ -94,10 +90,7 @@ def wait_for_stream(
 
 
 class ShardStream:
-    """The shards of one iteration, pass after pass, with at most two leases.
-
-    `shards`, `read` and `delivered` are called by any of the reader's threads.
-    """
+    """At most two leases; any thread may call `shards`, `read` and `delivered`."""
 
     def __init__(
         self,
@@ -137,10 +130,7 @@ class ShardStream:
         return opened
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (path, token, samples) of verified, leased shards in planned order.
-
-        The token names the shard; `NOTHING_NOW` means "ask again".
-        """
+        """Yield (path, token, samples); `NOTHING_NOW` means "ask again"."""
         while not self._closed:
             running = self._pass
             yield from self._shards_of(running)
@@ -169,7 +159,6 @@ class ShardStream:
             )
 
     def read(self, token: int) -> None:
-        """Record that the reader has all samples of a shard in memory."""
         with self._lock:
             shard = self._given.get(token)
             if shard is None:
@@ -178,7 +167,6 @@ class ShardStream:
         self._news.set()
 
     def delivered(self, tokens: Integers) -> None:
-        """Count the samples of a batch."""
         values, counts = np.unique(tokens, return_counts=True)
         with self._lock:
             for token, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -201,7 +189,7 @@ class ShardStream:
                 del self._late[token]
 
     def close(self) -> None:
-        """Free the leases; a shard that was delivered in part counts as used."""
+        """A shard that was delivered in part counts as used."""
         if self._pid != os.getpid():  # a forked child has no leases, and none of the threads
             return
         self._closed = True
@@ -227,7 +215,6 @@ class ShardStream:
         self._news.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:
-        """Return the shards that will be used, by lease."""
         return {p.lease.name: [row.number for row in p.rows] for p in list(self._passes)}
 
     def _give(self, running: StreamPass, row: ShardRow) -> int | None:

@@ -38,7 +38,6 @@ LOADING_DIR = Path(__file__).parent
 
 @contextmanager
 def blame_function(what: str, function: Callable[..., Any], on: str = "") -> Iterator[None]:
-    """Add a note to errors of the user's function: its name and line."""
     try:
         yield
     except BaseException as error:
@@ -49,7 +48,6 @@ def blame_function(what: str, function: Callable[..., Any], on: str = "") -> Ite
 
 
 def portable_error(error: BaseException, where: str) -> BaseException:
-    """Return an error that another process can raise, with a note of where it happened."""
     if not isinstance(error, GrowcacheError):
         error.add_note(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
     try:
@@ -83,13 +81,13 @@ def _function_file(function: Callable[..., Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A function as bytes; a process that only forwards it need not be able to import it."""
+    """A process that only forwards the function need not be able to import it."""
 
     code: bytes
     takes: frozenset[str]
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; ConfigError where its module cannot be imported."""
+        """ConfigError where the function's module cannot be imported."""
         function: Callable[..., Any] = pickle.loads(self.code)
         return function
 
@@ -99,7 +97,7 @@ UserFunction: TypeAlias = Callable[..., Any] | PickledFunction
 
 
 def pickle_function(function: UserFunction, takes: frozenset[str]) -> PickledFunction:
-    """Return the function pickled: by name, or by value from scripts and notebooks."""
+    """Pickle by name, or by value from scripts and notebooks."""
     import cloudpickle  # here, because only workers need it
 
     if isinstance(function, PickledFunction):
@@ -118,10 +116,7 @@ MAX_TIMEOUT_SECONDS = 1e7
 
 
 class SlowCallWatch:
-    """Warns about long calls of some threads; used by one thread.
-
-    A call is reported after ``timeout_seconds``, and again each time that has doubled.
-    """
+    """Warns after ``timeout_seconds``, and each time that has doubled; used by one thread."""
 
     def __init__(self, timeout_seconds: float, report: Callable[[int, float], object]) -> None:
         self.pause_seconds = min(1.0, timeout_seconds / 4)
@@ -146,7 +141,6 @@ NAMED_ARGUMENTS = ("rng", "origin")
 
 
 def function_arguments(function: UserFunction) -> frozenset[str]:
-    """Return which of ``rng`` and ``origin`` the function takes with the sample."""
     if isinstance(function, PickledFunction):
         return function.takes
     if not callable(function):
@@ -177,8 +171,6 @@ ResultColumns: TypeAlias = Mapping[str, Array | list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TransformRows:
-    """The arguments of the calls, row by row."""
-
     columns: Mapping[str, Column]
     places: Sequence[tuple[int, int]]
     origins: Sequence[Origin] | None
@@ -196,8 +188,6 @@ class TransformRows:
 
 
 class TransformCall:
-    """The user's function and its arguments other than the sample."""
-
     def __init__(self, function: Callable[..., Mapping[str, Any]], seed: int) -> None:
         self.running: dict[int, tuple[int, float]] = {}
         self._function = function
@@ -247,17 +237,12 @@ class Executor(Protocol):
         schema: Schema | None = None,
         out: ResultColumns | None = None,
     ) -> list[Any]:
-        """Return the result of each row as `TransformCall.plain` does.
-
-        With a schema, store them in ``out`` instead; FormatError for one that does not fit.
-        """
+        """With a schema, store the results in ``out``; FormatError for one that does not fit."""
 
     def close(self) -> None: ...
 
 
 class ThreadExecutor:
-    """Threads of this process; used by one thread at a time."""
-
     def __init__(self, call: TransformCall, stopped: Callable[[], bool] = never) -> None:
         self._call = call
         self._stopped = stopped
@@ -368,9 +353,8 @@ _log = logging.getLogger(__name__)
 class BlockTransform:
     """Applies a function to the rows of blocks; used by one thread at a time.
 
-    The function may change the sample's arrays in place, because they are copies; its results
-    are copied into the batch. The first results decide about the fields: those have one shape,
-    or are ragged where they are bytes, strings, or named as a ragged field of the cache.
+    The first results decide about the fields: those have one shape, or are ragged where they are
+    bytes, strings, or named as a ragged field of the cache.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The processes of ``num_workers``, which call the user's `transform`: both ends.
 
-Rows are in memory that the processes have mapped, and results of a fixed size are written into
-such memory as well; ragged, small and first results come over the socket. Processes outlive
-snapshots and hold no state. The end of the connection ends them at once.
+Rows and results of a fixed size are in shared memory; ragged, small and first results come over the
+socket. Processes outlive snapshots and hold no state. The end of the connection ends them at once.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class TransformWork:
-    """Rows to be transformed, and where the results go."""
-
     rows: TransformRows
     schema: Schema | None = None
     out: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +62,7 @@ class TransformWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The rows were transformed: all results, or those that do not fit."""
+    """All results, or those that do not fit."""
 
     values: Any
 
@@ -77,8 +74,6 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """A call has taken this many seconds, and continues."""
-
     row: int
     seconds: float
 
@@ -97,8 +92,6 @@ class _Worker:
 
 
 class ProcessExecutor:
-    """Worker processes; used by one thread at a time."""
-
     def __init__(
         self,
         count: int,

@@ -1,7 +1,7 @@
 """Wait until a snapshot can be taken: enough samples, shards below the reuse limit, room for the lease.
 
-Changes in the cache's directory wake the wait. The reuse limit (`cache.max_reuse`) is in the
-index; uses are those of finished leases, from the index, plus those that open leases report.
+Changes in the cache's directory wake the wait. A job's uses are those of finished leases, from the
+index, plus those that open leases report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _seen_services: dict[
 
 
 def warn_if_service_stopped(root: Path, view: IndexView) -> None:
-    """Warn, once, where the service seen earlier has stopped."""
     layout = CacheLayout(root)
     runs = is_locked(layout.supervisor_lock)
     with _seen_services_lock:
@@ -66,10 +65,7 @@ T = TypeVar("T")
 
 
 def samples_wanted(view: IndexView, min_samples: int) -> int:
-    """Return how many samples a reader that asked for ``min_samples`` waits for.
-
-    The known population bounds it, and so does the complete cache.
-    """
+    """The known population bounds ``min_samples``, and so does the complete cache."""
     if view.complete:
         return min(min_samples, view.totals.samples)
     if view.population_samples is not None:
@@ -88,13 +84,10 @@ def wait_for_samples(
 ) -> IndexView:
     """Return the index once the cache holds ``min_samples``, however long that takes.
 
-    The cache need not exist yet. The wait is logged once, as a warning.
+    The cache may appear later, unless it is `known`, because the caller has read from it. `complete`
+    waits for the whole population. After `wake`, `stopped` is asked at once.
 
-    complete: wait until the whole population is cached; wake: an event after which ``stopped`` is
-    asked at once; stopped: whether to return the index as it is; known: whether the caller has read
-    from the cache, so that its folder must be there.
-
-    Raises CacheMissingError if that folder is gone, ConfigError if the cache can never hold that many
+    Raises CacheMissingError if a known cache is gone, ConfigError if it can never hold that many
     samples, CacheError if it is complete without one or the service of this process has failed.
     """
     layout, warned, full_cache = CacheLayout(path), False, _FullCacheCheck()
@@ -191,8 +184,6 @@ def _refuse_impossible(layout: CacheLayout, view: IndexView, min_samples: int) -
 
 
 class _FullCacheCheck:
-    """Notices that a cache stays full with fewer samples than are waited for."""
-
     def __init__(self) -> None:
         self._samples = -1
         self._since = 0.0
@@ -228,11 +219,7 @@ def _describe_wait(
 
 
 class Backoff:
-    """The time to the next check: short after a change, then longer and longer.
-
-    SQLite writes a commit and shows it once it is synced, so a change is seen before it can be
-    read.
-    """
+    """SQLite writes a commit before it syncs it, so a change is seen before it can be read."""
 
     def __init__(self, wake: threading.Event) -> None:
         self._wake = wake
@@ -261,8 +248,6 @@ _warned_of_reuse: set[tuple[Path, str]] = set()
 
 @dataclass(frozen=True, slots=True)
 class WaitControl:
-    """Events that end a wait early, and hooks of a long wait."""
-
     wake: threading.Event
     stopped: Callable[[], bool]
     on_long_wait: Callable[[], None] = lambda: None
@@ -272,7 +257,6 @@ class WaitControl:
 def wait_for_pass(
     options: LoaderOptions, min_samples: int, watch: WaitControl, *, known: bool = False
 ) -> IndexView:
-    """Return the index once there is enough for a pass, or the wait was stopped."""
     view = wait_for_samples(
         options.root,
         max(min_samples, options.min_pass_samples),
@@ -293,18 +277,14 @@ def wait_for_pass(
 
 
 class SnapshotChoice(NamedTuple):
-    """The index when a snapshot was decided on, and the shards that it leaves out."""
-
     view: IndexView
     without: frozenset[int] = frozenset()
     counts: bool = False
 
 
 class ReuseLimit(NamedTuple):
-    """How often a job may use a shard, and whether it waits when all are used up."""
-
     most: int
-    waits: bool
+    waits: bool  # when all shards are used up
 
 
 def reuse_limit(view: IndexView) -> ReuseLimit | None:
@@ -321,7 +301,6 @@ def shards_at_limit(
     most: int,
     unread_shards: Mapping[str, Iterable[int]],
 ) -> frozenset[int]:
-    """Return the shards that a job has used as often as it may."""
     uses = Counter(view.uses)
     for lease in leases:
         if lease.job == job and lease.name not in view.counted:
@@ -332,11 +311,7 @@ def shards_at_limit(
 def choose_shards(
     options: LoaderOptions, watch: WaitControl, view: IndexView
 ) -> SnapshotChoice:
-    """Choose the shards of a job's next snapshot; it may wait for samples.
-
-    A wait ends when enough samples are cached that were used less; it is logged once. None if
-    stopped.
-    """
+    """Choose the shards of a job's next snapshot; it may wait for samples that were used less."""
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
     warned = False
@@ -371,7 +346,7 @@ def take_snapshot(
     choice: SnapshotChoice,
     ranks: RankNote | None = None,
 ) -> Snapshot | None:
-    """Return the snapshot that was decided on, once there is room for its lease."""
+    """Wait for room for the lease; None if stopped."""
     views = iter([choice.view])  # at the second attempt it is old
 
     def attempt() -> Snapshot:
@@ -393,7 +368,6 @@ def take_snapshot(
 def take_new_snapshot(
     options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
 ) -> Snapshot | None:
-    """Return a snapshot of the shards that this job may still use; None if stopped."""
     return take_snapshot(options, watch, choose_shards(options, watch, view), note)
 
 

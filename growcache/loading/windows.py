@@ -1,7 +1,7 @@
 """Open a pass and its windows: a snapshot is taken and planned, shards are mapped and verified.
 
-Rows that cannot be read are skipped. They count when the consumer goes past their place, with the
-next batch or at the end of the epoch, so each counts once even if another process continues the pass.
+Rows that cannot be read are skipped. They count when the consumer goes past their place, so each
+counts once even if another process continues the pass.
 """
 
 from __future__ import annotations
@@ -44,12 +44,6 @@ from growcache.threads import StoppedError
 
 @dataclass(slots=True)
 class OpenWindow:
-    """A window whose shards are mapped and checked.
-
-    offsets: planned places of the rows, where not all are there; valid: False for rows that
-    stand in for others.
-    """
-
     snapshot: Snapshot
     plan: Window
     numbers: tuple[int, ...]  # of its shards; substitutes follow the planned ones
@@ -84,13 +78,12 @@ class OpenWindow:
         return np.arange(first + start, first + stop, dtype=np.int64)
 
     def position(self, row: int) -> int:
-        """Return the place of one row in the pass, without an array: each batch asks."""
+        """Return one row's place in the pass, without an array: each batch asks."""
         if self.offsets is not None:
             return self.plan.first + int(self.offsets[row])
         return self.plan.first + len(self.plan) - len(self) + row
 
     def lost_until(self, row: int) -> int:
-        """Return how many rows were lost up to one of these."""
         if self.offsets is None or not self.lost:
             return self.lost_before
         first = len(self.plan) - len(self) - self.lost
@@ -101,7 +94,6 @@ class OpenWindow:
         self.snapshot.leave(self.plan.numbers)
 
     def chosen(self, chosen: Integers, *, padding: bool = False) -> OpenWindow:
-        """Return some of the rows; `padding` ones repeat others."""
         valid = None if self.valid is None else self.valid[chosen]
         if self.offsets is not None:
             offsets = self.offsets[chosen]
@@ -118,8 +110,6 @@ class OpenWindow:
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of a window."""
-
     window: OpenWindow
     start: int
     stop: int
@@ -158,11 +148,7 @@ def open_window(
     unreadable: Container[int],
     stopped: Callable[[], bool],
 ) -> OpenWindow:
-    """Return the rows of a window from position ``start``.
-
-    Unreadable rows are left out; where ranks share the cache, others stand in for them, so that
-    all ranks make equal steps.
-    """
+    """Leave out unreadable rows; ranks that share the cache get substitutes, to make equal steps."""
     snapshot.enter(plan.numbers)
     try:
         window = _map_window(options, snapshot, plan, start, unreadable, stopped)
@@ -200,7 +186,6 @@ def _without_missing(
     sizes: Integers,
     unread: Sequence[int],
 ) -> OpenWindow:
-    """Return the window without its first rows and those that are missing."""
     plan = window.plan
     places, rows = window.located(0, len(window))
     wanted, there = np.arange(len(window)) >= skip, rows < sizes[places]
@@ -217,10 +202,7 @@ def _without_missing(
 
 
 def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> OpenWindow:
-    """Return a window without the rows of shards that were damaged since it was opened.
-
-    Where ranks share the cache, other rows stand in for them.
-    """
+    """Drop the rows of shards damaged since the opening; ranks that share the cache get substitutes."""
     places = window.shards.damaged()
     if not places:
         return window
@@ -297,8 +279,6 @@ def _add_substitute_shard(
 
 
 class SkippedRows:
-    """Counts the rows that a pass lost, batch by batch; used by the producer's thread."""
-
     def __init__(self) -> None:
         self._reported = 0  # of those that the walk counts
         self._stand_ins: list[Integers] = []  # where they are in the current block
@@ -318,7 +298,6 @@ class SkippedRows:
         return lost
 
     def until(self, lost: int) -> int:
-        """Return how many lost rows were not reported yet."""
         new, self._reported = lost - self._reported, lost
         return new
 
@@ -328,8 +307,6 @@ class SkippedRows:
 
 @dataclass(slots=True)
 class OpenPass:
-    """A pass with the window in which it begins."""
-
     snapshot: Snapshot
     plan: PassPlan
     windows: tuple[Window, ...]
@@ -344,7 +321,7 @@ class OpenPass:
 
 
 class PassOpener:
-    """Opens one pass after the other; used by one thread at a time, except `window`."""
+    """Used by one thread at a time, except `window`."""
 
     def __init__(
         self,
@@ -360,7 +337,6 @@ class PassOpener:
         self.waited = 0.0
 
     def open(self, number: int, min_samples: int) -> OpenPass:
-        """Open a pass over what the cache holds, once that is enough; StoppedError if stopped."""
         began = time.monotonic()
         while True:
             snapshot = self._take(number, min_samples)
@@ -383,7 +359,6 @@ class PassOpener:
             raise
 
     def resume(self, found: Callable[[], tuple[Snapshot, RemainingPass] | None]) -> OpenPass:
-        """Open the rest of a pass; StoppedError if stopped."""
         began = time.monotonic()
         rested = found()
         if rested is None:
@@ -453,7 +428,6 @@ class PassOpener:
 
 
 def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> PassPlan:
-    """Return the plan of the pass of that number over all of a snapshot."""
     order = shard_order(
         [(row.number, row.samples) for row in snapshot.shards],
         seed=options.seed,

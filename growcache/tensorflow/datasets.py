@@ -280,7 +280,6 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 def _unoptimized(*, tunes: bool) -> Any:
-    """Return the options of a pipeline that TensorFlow does not rewrite per iterator."""
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = tunes
@@ -288,7 +287,6 @@ def _unoptimized(*, tunes: bool) -> Any:
 
 
 def _wait_for_schema(options: LoaderOptions, reader: Reader) -> Schema:
-    """Return the schema of the cache's samples, once it is known."""
     identity = read_identity(options.root) or wait_for_samples(options.root, 1).identity
     assert identity is not None  # it is written before the first sample
     if reader == "native" and identity.cache_format != "tfrecord":

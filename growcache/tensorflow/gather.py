@@ -1,9 +1,8 @@
 """The pipeline whose batches growcache's own gather makes (``reader="gather"``).
 
-A thread of `growcache.loading` copies rows out of maps into recycled buffers, and these buffers are
-what TensorFlow's tensors are: each holds a reference, so a buffer is reused only when no tensor needs
-it. A call into Python takes TensorFlow longer than copying a batch of small samples, so it gets several
-batches at once, where all fields are of fixed shape, and cuts them itself, which copies nothing.
+TensorFlow's tensors are the gather's recycled buffers, which each tensor refers to. A call into Python
+takes TensorFlow longer than copying a batch of small samples. So it gets several batches at once,
+where all fields are of fixed shape, and cuts them itself without copying.
 """
 
 from __future__ import annotations
@@ -36,17 +35,16 @@ from growcache.tensorflow.tensors import (
     tensor_spec,
 )
 
-# After an epoch so long the next one is kept ready, with its lease, threads and memory.
+# The next epoch is kept ready this long, with its lease, threads and memory.
 IDLE_SECONDS = 5.0
 
 
 class ConsumerPool:
-    """One consumer per iterator, and one for the next iteration.
+    """One consumer per iterator, and one that makes the next iteration's epoch ahead.
 
-    After an iteration its consumer makes the next epoch ahead. If no iterator comes within the
-    time, it releases everything, because evictions wait for its lease and TensorFlow does not
-    say when a dataset is dropped; the next epoch stays the same. After a broken iteration the
-    consumer is closed, and the next one need not verify its shards again.
+    If no iterator comes in time, that one releases everything, because evictions wait for its
+    lease and TensorFlow does not report a dropped dataset. A consumer of a broken iteration is
+    closed, but the next one need not verify its shards again.
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
@@ -134,8 +132,6 @@ ENDLESS_STEPS = 2**40
 
 
 class GatherPipeline(Pipeline):
-    """Hands growcache's batches to TensorFlow on request."""
-
     def __init__(self, options: LoaderOptions, form: BatchForm, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
         self._form = form
@@ -171,7 +167,7 @@ class GatherPipeline(Pipeline):
         made = GeneratorDataset(
             self._iterate, [tensor_spec(tf.bool, [None]), *specs.values()]
         ).dataset
-        # In this order, because a filter that waits for a passing element is not told to end. And
+        # In this order, because a filter that waits for a passing element does not see the end. And
         # without a map among them, because TensorFlow would run it ahead.
         made = made.prefetch(1 if self._cuts else PREFETCH_BATCHES)
         made = made.filter(lambda there, *_: tf.size(there) > 0)

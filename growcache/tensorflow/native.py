@@ -1,7 +1,7 @@
 """The pipeline in which TensorFlow's own code reads, shuffles, batches and parses (``reader="native"``).
 
-Python names the next shard, once per shard, and counts where samples came from, once per block of
-batches that are decoded at once. Every record travels with a number that identifies its shard.
+TensorFlow calls Python once per shard, and once per block of batches to count their samples. Every
+record travels with a number that identifies its shard.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ UNBUFFERED = 0  # to where it stays: a copy less
 
 
 class _FixedRecords:
-    """Records of one length, in which every value has a fixed place.
-
-    TFRecord's own checksums are not checked, because each shard's digest was.
-    """
+    """TFRecord's own checksums are not checked, because each shard's digest was."""
 
     def __init__(self, schema: Schema, form: BatchForm) -> None:
         where = record_layout(schema)
@@ -157,7 +154,7 @@ def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[s
 
 
 def _shapes(raw: Tensor, field: Field) -> Tensor:
-    """Return int64 [batch, rank], read from the bytes of the values."""
+    """Return int64 [batch, rank]."""
     found = _lengths(raw, field)
     sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
     return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
@@ -185,18 +182,14 @@ BLOCKS_PER_PASS = 4
 
 @dataclass(frozen=True)
 class PipelineSizes:
-    """The number and size of the cached samples when an iteration begins."""
+    """The cached samples when an iteration begins."""
 
     samples: int
     sample_bytes: int
     runs_on: bool
 
     def buffer_samples(self) -> int:
-        """Return the size of the shuffle buffer.
-
-        In endless passes it stays well below one pass, because a sample may stay in the buffer
-        for several times its size.
-        """
+        """In endless passes, well below one: a sample may stay for several times the buffer's size."""
         wanted = min(SHUFFLE_SAMPLES, self._fit(SHUFFLE_BYTES))
         most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
         return max(1, min(wanted, most))
@@ -206,11 +199,7 @@ class PipelineSizes:
         return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
 
     def block_samples(self, batch_size: int) -> int:
-        """Return how many samples are decoded at once, in whole batches.
-
-        In endless passes they are a small part of one, because a block waits for samples that
-        are not cached yet.
-        """
+        """In endless passes, a small part of one: a block waits for samples that are not cached yet."""
         batches = min(BLOCK_BATCHES, self._fit(BLOCK_BYTES) // batch_size)
         if self.runs_on:
             batches = min(batches, self.samples // (BLOCKS_PER_PASS * batch_size))
@@ -240,11 +229,7 @@ class NativeIteration:
         self._lock = threading.Lock()
 
     def shard(self, turn: int) -> tuple[str, int, int] | None:
-        """Return the next (path, token, samples); None after the last.
-
-        Threads ask in any order. TensorFlow asks again after an error, which is raised each
-        time.
-        """
+        """Return the next (path, token, samples); threads ask in any order, and again after an error."""
         with self._lock:
             while turn not in self._waiting:
                 self._waiting[next(self._turns)] = self._next()
@@ -261,11 +246,7 @@ class NativeIteration:
 
 
 class NativePipeline(Pipeline):
-    """Tells TensorFlow which shards to read, and counts what it delivered.
-
-    It holds no lease itself: an iteration's are in its `ShardStream`, which its generator
-    closes.
-    """
+    """It holds no lease itself: an iteration's are in its `ShardStream`, which its generator closes."""
 
     def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
@@ -281,12 +262,12 @@ class NativePipeline(Pipeline):
     def pipeline(self) -> Dataset:
         """Return the dataset of decoded batches.
 
-        An iteration is one element of the outermost dataset, whose generator stands still while
-        the inner pipeline runs: TensorFlow closes it with the iterator.
+        An iteration is one element of the outermost dataset, whose generator stands still while the
+        inner pipeline runs: TensorFlow closes it with the iterator.
 
         TensorFlow prepares each function of a pipeline for each iterator anew, which takes
-        milliseconds, and twice as long where one makes the dataset in which another one is. So
-        there are few functions, as far outside as possible.
+        milliseconds, and twice as long where one makes the dataset that another one is in. So the
+        functions are few, and as far outside as possible.
         """
         iterations = GeneratorDataset(self._iterate, [tensor_spec(tf.int64)] * 5).dataset
         sizes, full = self._epoch_sizes(), self._full_batches
@@ -315,11 +296,7 @@ class NativePipeline(Pipeline):
         buffer_samples: Tensor,
         block_samples: Tensor,
     ) -> Dataset:
-        """Return the records of one iteration, by batch or by block of batches.
-
-        They are counted here, because the iteration releases its shards when the last were
-        asked for.
-        """
+        """Count records here, because the iteration releases its shards when the last were asked for."""
         threads, shuffles = self._records.threads, self._options.is_shuffled
         samples = tf.data.Dataset.range(turns).interleave(
             lambda turn: self._samples(name, turn),
@@ -337,10 +314,7 @@ class NativePipeline(Pipeline):
         return groups.map(self._delivered)
 
     def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
-        """Return (number, record) of each sample of a shard, and note when it was read.
-
-        The numbers come first, so that one more is requested after the last record.
-        """
+        """Return (number, record), the number first, so that one is requested after the last record."""
         types = [tf.string, *[tf.int64] * 4]
         found = tf.numpy_function(self._shard, [name, turn], types)
         for value, shape in zip(found, ([None], [], [], [], []), strict=True):

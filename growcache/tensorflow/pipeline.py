@@ -57,11 +57,7 @@ def close_at_exit(what: _Closable) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop TensorFlow's threads from calling Python before the interpreter goes.
-
-    A thread that asks for the next element would never return from a call into a finalized
-    interpreter, and TensorFlow waits for its threads.
-    """
+    """Keep TensorFlow's threads, which it waits for, from calling a finalized interpreter."""
     live = list(_live)
     for what in live:
         what.close()
@@ -73,10 +69,7 @@ Dataset: TypeAlias = Any
 
 
 class Pipeline(ABC):
-    """Makes the pipeline, and answers TensorFlow's calls while it runs.
-
-    TensorFlow keeps it for the life of the process, so its resources end with its iterations.
-    """
+    """TensorFlow keeps it for the life of the process, so its resources end with its iterations."""
 
     def __init__(self, options: LoaderOptions, *, runs_on: bool) -> None:
         self._options = options
@@ -88,7 +81,7 @@ class Pipeline(ABC):
     def pipeline(self) -> Dataset: ...
 
     def epochs(self) -> Dataset:
-        """Return the pipeline cut into epochs that continue where the last one ended."""
+        """Cut the pipeline into epochs that continue where the last one ended."""
         steps = self._options.steps_per_epoch
         assert steps is not None
         iterator, self._shares = iter(self.pipeline()), True
@@ -108,7 +101,6 @@ class Pipeline(ABC):
         return 1 if self._begun else self._options.min_samples
 
     def _epoch_sizes(self) -> list[int] | None:
-        """Return the batch sizes of an epoch whose last batch is kept and is smaller."""
         options = self._options
         if options.samples_per_epoch is None or not options.keep_last:
             return None
@@ -120,10 +112,7 @@ class Pipeline(ABC):
 
 
 class GeneratorDataset:
-    """A dataset, each iterator of which is one of Python's.
-
-    TensorFlow keeps it for the life of the process.
-    """
+    """Each iterator is one of Python's; TensorFlow keeps this for the life of the process."""
 
     def __init__(
         self, begin: Callable[[], Iterator[tuple[Any, ...]]], specs: Sequence[Spec]

@@ -33,8 +33,6 @@ def tensor_spec(dtype: Any, shape: Sequence[int | None] = ()) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """Which fields batches are made of, and how."""
-
     fields: tuple[Field, ...]
     style: str
     as_tuple: tuple[str, ...] | None
@@ -113,7 +111,6 @@ def nested_ragged(flat: Tensor, shapes: Tensor, field: Field) -> Tensor:
 
 
 def loader_style(form: BatchForm) -> RaggedStyle:
-    """Return the ragged style for the loader: single values suit bytes and strings."""
     ragged = [field for field in form.fields if field.is_ragged]
     if all(field.is_blob for field in ragged):
         return "list"
@@ -122,8 +119,6 @@ def loader_style(form: BatchForm) -> RaggedStyle:
 
 @dataclass(frozen=True)
 class TensorColumn:
-    """A field on its way from the loader into a tensor."""
-
     field: Field
     style: RaggedStyle
 
@@ -146,7 +141,7 @@ class TensorColumn:
         return {name: tensor_spec(dtype, [None]), f"{name}_shapes": shapes}
 
     def arrays(self, batch: Mapping[str, Any]) -> list[Array]:
-        """Return this field's arrays of a loader's batch, in the order of `specs`."""
+        """Return this field's arrays, in the order of `specs`."""
         if self.field.is_blob:
             return [self._blobs(batch)]
         return [batch[name] for name in self.specs]

@@ -1,7 +1,4 @@
-"""The loaders of PyTorch, and copies of rows by torch's operations, which release the GIL once for many.
-
-`EpochDataLoader` is for trainers that insist on a `DataLoader`.
-"""
+"""The loaders of PyTorch, and copies of rows by torch's operations, which release the GIL once for many."""
 
 from __future__ import annotations
 
@@ -32,12 +29,11 @@ from growcache.torch.transfer import call_loaded, transfer_to
 # that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
 GRAIN_ELEMENTS = 32_768
 SMALLEST_CHUNK = 2048
-# From more numbers on NumPy lets go of the GIL to compute.
+# NumPy releases the GIL to compute more numbers.
 UNLOCKED_NUMBERS = 500
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows that begin anywhere into ``out``, in one operation that releases the GIL once."""
     nbytes = out.shape[1]
     chunk = _chunk_bytes(nbytes)  # long rows are copied as many short ones
     index = _chunk_starts(starts, nbytes, chunk)
@@ -50,7 +46,7 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 
 def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
-    """Return where the chunks of all rows begin: int64 [chunks]."""
+    """Return the first place of each chunk of all rows: int64 [chunks]."""
     if chunk == nbytes:
         return starts
     before = np.arange(0, nbytes, chunk)
@@ -77,11 +73,7 @@ def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) 
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
-    """Copy the parts back to back; long ones without holding the GIL in between.
-
-    For short ones, making tensors takes as long as the copy. Empty ones cost `torch.cat` its
-    fast path.
-    """
+    """Tensors of short parts take as long as the copy; empty ones cost `torch.cat` its fast path."""
     if len(out) < LONG_ROW_BYTES * len(parts):
         np.concatenate(parts, out=out)
         return
@@ -92,9 +84,8 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 def copy_in_this_thread_alone() -> None:
     """Keep torch's operations of the calling thread out of its pool of threads.
 
-    They would wait for a second thread that is preempted, or busy with the user's step, which
-    costs a factor of ten. OpenMP keeps the number per thread, so others are unaffected;
-    `torch.set_num_threads` would change them.
+    A wait for a second thread that is preempted, or busy with the user's step, costs a factor of
+    ten. OpenMP keeps the number per thread; `torch.set_num_threads` would change all threads.
     """
     torch.get_num_threads()  # torch sets the number when a thread first asks for it
     call_loaded("gomp|iomp5|omp", "omp_set_num_threads", 1)
@@ -148,19 +139,14 @@ REMADE_ARGUMENTS = ("dataset", "sampler", "batch_sampler")
 
 
 class BatchRow(NamedTuple):
-    """A sample: row `index` of a batch."""
-
     batch: Any
     row: int
 
 
 class RowDataset(IterableDataset[BatchRow]):
-    """The samples of a loader; each iteration is its next epoch.
+    """The rows of a loader's batches, which `collate_rows` puts together without a copy.
 
-    A `DataLoader` takes samples and puts them together. Here they are together already, so this
-    yields the rows of each batch, and `collate_rows` returns the batch without touching it. So
-    a trainer may make a `DataLoader` of its own over this dataset, with the batch size and
-    ``collate_fn`` of the first one.
+    So a trainer may make a `DataLoader` of its own, with this batch size and ``collate_fn``.
     """
 
     def __init__(self, loader: EpochLoader) -> None:
@@ -183,7 +169,6 @@ class RowDataset(IterableDataset[BatchRow]):
 
 
 def collate_rows(rows: list[BatchRow]) -> Any:
-    """Return the batch that these are all the rows of."""
     batch = rows[0].batch
     if any(row.batch is not batch or row.row != i for i, row in enumerate(rows)):
         raise ConfigError(
@@ -196,7 +181,6 @@ def collate_rows(rows: list[BatchRow]) -> Any:
 def _with_arguments_of(
     base: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a method the arguments of another one, and `REMADE_ARGUMENTS`."""
     signature = inspect.signature(base)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)

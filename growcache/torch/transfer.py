@@ -1,17 +1,17 @@
 """Bring batches to a device concurrently with the loop, from memory that is page-locked.
 
-The thread that makes batches begins the copies in a stream of its own and records an event after
-them. The computations of `batch_transform` on the device are in that stream, too. The loop's stream waits
-for the event, which costs the process nothing. Two kinds of memory must not be reused too early:
+The thread that makes batches begins the copies in a stream of its own, where `batch_transform`
+computes, too. The loop's stream waits for an event after them, which costs the process nothing. Two
+kinds of memory must not be reused too early:
 
 - the source of a copy: buffers are recycled when nothing refers to them, so a reference is kept
   until the event has happened;
 - the target of a copy: it belongs to the copying stream, and the user's stream may still compute with
   a tensor that the user has dropped, so that use is registered (``record_stream``).
 
-Buffers are page-locked where they are (``cudaHostRegister``) instead of allocated by CUDA, so shared
-memory can be locked as well. Every thread has a current device, GPU 0 at first, and its first call of
-CUDA opens a context there, so every thread sets its device first.
+Buffers are page-locked where they are (``cudaHostRegister``), so shared memory can be locked as well.
+The first call of CUDA in a thread opens a context on its current device, GPU 0 at first, so every
+thread sets its device before.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from growcache.loading.framework import Bytes
 
 
 def call_loaded(names: str, function: str, *arguments: int) -> None:
-    """Call a function of each mapped library of that name that has it.
-
-    By file, because another copy of a library, loaded by its name, would have a state of its
-    own.
-    """
+    """Call by file, because a library loaded by its name may be another copy with its own state."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -59,11 +55,6 @@ class CopyEvent(Protocol):
 
 
 class DeviceCopies(Protocol):
-    """Copies to a device, made by threads that entered it.
-
-    Events are awaited, and batches arrive, in any thread.
-    """
-
     def enter(self) -> None: ...
 
     def lock(self, buffer: Bytes) -> None: ...
@@ -76,8 +67,6 @@ class DeviceCopies(Protocol):
 
 
 class PassedEvent:
-    """The event of copies that are done when they return."""
-
     def query(self) -> bool:
         return True
 
@@ -85,7 +74,7 @@ class PassedEvent:
 
 
 class BlockingCopies:
-    """Copies that are awaited where they begin: any device except CUDA."""
+    """For any device except CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -123,8 +112,6 @@ class CudaEvent(NamedTuple):
 
 
 class CudaCopies:
-    """Copies in a stream of their own."""
-
     def __init__(self, device: torch.device) -> None:
         found: int | None = device.index  # its type says that there always is one
         self._device = torch.device(
@@ -139,7 +126,7 @@ class CudaCopies:
         torch.cuda.set_stream(self._stream)
 
     def lock(self, buffer: Bytes) -> None:
-        """Page-lock a buffer until it is freed; without, copies are slower, not wrong."""
+        """Without the lock copies are slower, not wrong."""
         if not self._locks:
             return
         where, runtime = buffer.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -183,10 +170,7 @@ def _unregister(where: int, device: torch.device, pid: int) -> None:
 
 
 def _forget_error() -> None:
-    """Clear the last CUDA error of this thread, because its next kernel would raise it.
-
-    Torch asks for it where it starts a kernel, such as one of the user's `batch_transform`.
-    """
+    """Clear the last CUDA error of this thread, because torch raises it at its next kernel."""
     call_loaded("cudart", "cudaGetLastError")
     call_loaded("amdhip64", "hipGetLastError")
 
@@ -202,8 +186,6 @@ class SentBatch(NamedTuple):
 
 
 class DeviceTransfer:
-    """Brings batches to a device: torch's `growcache.loading.framework.Transfer`."""
-
     def __init__(self, make_copies: Callable[[], DeviceCopies]) -> None:
         self._make_copies = make_copies
         self._copies: DeviceCopies | None = None
@@ -236,7 +218,6 @@ class DeviceTransfer:
         self._device_copies.lock(buffer)
 
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes:
-        """Return memory for batches; recycled memory is page-locked."""
         if kept is None:
             return allocate_private(nbytes, kept)
         buffer = allocate_pages(nbytes)
@@ -244,7 +225,6 @@ class DeviceTransfer:
         return buffer
 
     def send(self, batch: Any, origin: object = None) -> SentBatch:
-        """Begin to copy the tensors of a batch of nested dicts, lists and tuples."""
         self.enter()
         with self._turn:
             while self._under_way and self._under_way[0].mark.query():
@@ -258,7 +238,6 @@ class DeviceTransfer:
         return SentBatch(there, mark)
 
     def receive(self, sent: SentBatch) -> Any:
-        """Return the batch once the current stream of this thread waits for it."""
         self._device_copies.arrive(sent.mark, list(tensors_of(sent.batch)))
         return sent.batch
 
@@ -292,7 +271,6 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) ->
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, in the order of `map_tensors`."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, dict | list | tuple):
@@ -301,10 +279,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def transfer_to(device: Any) -> DeviceTransfer | None:
-    """Return the transfer to a device; None where that is memory.
-
-    Raises ConfigError for a device that torch does not know, or that is absent.
-    """
+    """Return None for memory; ConfigError for a device that is unknown or absent."""
     found = _known_device(device)
     if found.type == "cpu":
         return None
@@ -315,7 +290,6 @@ def transfer_to(device: Any) -> DeviceTransfer | None:
 
 
 def _known_device(device: Any) -> torch.device:
-    """Return a device that torch knows; whether it is there, only CUDA is asked later."""
     try:
         found = torch.device(device)
         if found.type != "cuda":
@@ -330,10 +304,7 @@ def _known_device(device: Any) -> torch.device:
 
 
 def _refuse_absent(device: torch.device) -> None:
-    """Raise ConfigError for a GPU that is not there.
-
-    The count comes from NVML, without initializing CUDA, so a process may fork afterwards.
-    """
+    """Ask NVML for the count: without CUDA initialized a process may fork afterwards."""
     count = torch.cuda.device_count()
     if count > (device.index or 0):
         return
