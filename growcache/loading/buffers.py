@@ -102,7 +102,7 @@ def blocks_in_flight(nbytes: int) -> int:
 
 
 class BufferPool:
-    """Each buffer keeps its size: shared and page-locked memory is resident even if untouched."""
+    """Each buffer keeps its size, because shared and page-locked memory is resident even if untouched."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class Demand:
             self._changed.notify_all()
 
     def deliver(self, position: PassPosition) -> None:
-        """Record a delivered batch, without a lock."""
+        """Record a delivered batch; without a lock, because the loop calls it once a batch."""
         before, self._delivered_at = self._delivered_at, time.monotonic()
         self.step_seconds = self._delivered_at - before
         self.delivered = position

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """The stage starts with the first epoch and ends with `close`, collection or the interpreter."""
+    """The first epoch starts the stage; `close`, garbage collection or the interpreter's end stops it."""
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options

@@ -100,7 +100,7 @@ class ValueAddresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """Looked up where a window is opened: the thread that copies would wait for the GIL each time."""
+    """Rows are looked up when a window is opened, because the copying thread would wait for the GIL."""
 
     shards: MappedShards
     places: ShardPlaces  # unsigned [n], index of each row's shard

@@ -62,7 +62,7 @@ MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth i
 
 
 class GatherChoice:
-    """A thread that does not run, and reads no disk, waits for the interpreter's lock."""
+    """Measures stalls: a thread that neither runs nor reads from disk waits for the interpreter's lock."""
 
     def __init__(self) -> None:
         self._votes = 0

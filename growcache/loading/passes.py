@@ -401,7 +401,7 @@ class Passes:
         self._demand.pass_changed.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:
-        """By lease; the next pass is requested before the rows taken last are copied."""
+        """The next pass is requested before the rows taken last are copied, so those shards count, too."""
         running, taken = self._pass, list(self._taken)
         if running is None or self._next_window is not None or self._is_left(self.epoch):
             return {}

@@ -120,7 +120,7 @@ def _window_edges(counts: Sequence[int], target_samples: int) -> list[tuple[int,
 
 
 def substitute_rows(good: npt.NDArray[np.bool_]) -> Integers:
-    """Return the row that is delivered for each: itself, or a function of the bad rows."""
+    """Return the row that is delivered for each: itself where good, else a function of the bad rows."""
     chosen = np.arange(len(good), dtype=np.int64)
     chosen[~good] = np.resize(np.flatnonzero(good), int((~good).sum()))
     return chosen
@@ -183,4 +183,4 @@ class PassPlan:
 class PassPosition(NamedTuple):
     pass_number: int
     position: int  # rows of the plan before it
-    corrupt: tuple[int, ...] = ()  # shards of its window without delivered rows
+    corrupt: tuple[int, ...] = ()  # shards of its window that could not be read

@@ -50,7 +50,7 @@ Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
 class GatherClock:
-    """A thread stalls where it does not run and reads no page from disk, which is rare."""
+    """A thread stalls where it does not run, unless it reads a page from disk; windows are read ahead."""
 
     def __init__(self) -> None:
         self._seconds = self._stalled_seconds = 0.0

@@ -146,7 +146,7 @@ class _Leader:
         self._followers([name])
 
     def _refuse_dead(self, ranks: set[int]) -> None:
-        """A rank that closed its loader, or whose process cannot be seen, is not refused."""
+        """Raises CacheError, but not for a rank that closed its loader or whose process cannot be seen."""
         for rank in sorted(ranks):
             host, pid = self._seen_processes[rank]
             if host == socket.gethostname() and not is_process_running(pid):

@@ -72,7 +72,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: object, options: LoaderOptions) -> Self:
-        """Raises ConfigError for a loader with other arguments."""
+        """Raises ConfigError for any other values, and for a loader with other arguments."""
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ConfigError(
                 f"expected what state_dict() of a loader returned, of version {VERSION}, "
@@ -265,7 +265,7 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
 def resume_pass(
     request: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
-    """Wait for refetched shards; None if stopped, CacheError if `missing` forbids that shards are gone."""
+    """Return None if stopped; raises CacheError if `missing` forbids that shards are gone."""
     view = _wait_for_schema(request)
     if view is None:
         return None

@@ -92,7 +92,7 @@ class ConsumerPool:
     def _keep(self, consumer: Consumer) -> None:
         self._pop()
         self._idle, self._ahead = consumer, True
-        # A fixed one may stay: nothing is evicted from under it, and it sees to that.
+        # The consumer of a fixed cache may stay, because nothing there is evicted.
         if not self._options.fixed and not self._closed:
             self._begin_timer(consumer)
 

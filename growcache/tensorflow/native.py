@@ -189,7 +189,7 @@ class PipelineSizes:
     runs_on: bool
 
     def buffer_samples(self) -> int:
-        """In endless passes, well below one: a sample may stay for several times the buffer's size."""
+        """Endless passes need a small buffer, because a sample may stay for several times its size."""
         wanted = min(SHUFFLE_SAMPLES, self._fit(SHUFFLE_BYTES))
         most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
         return max(1, min(wanted, most))
@@ -199,7 +199,7 @@ class PipelineSizes:
         return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
 
     def block_samples(self, batch_size: int) -> int:
-        """In endless passes, a small part of one: a block waits for samples that are not cached yet."""
+        """Endless passes need small blocks, because a block waits for samples that are not cached yet."""
         batches = min(BLOCK_BATCHES, self._fit(BLOCK_BYTES) // batch_size)
         if self.runs_on:
             batches = min(batches, self.samples // (BLOCKS_PER_PASS * batch_size))
@@ -314,7 +314,7 @@ class NativePipeline(Pipeline):
         return groups.map(self._delivered)
 
     def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
-        """Return (number, record), the number first, so that one is requested after the last record."""
+        """Return (number, record), the number first: one more is requested after the last record."""
         types = [tf.string, *[tf.int64] * 4]
         found = tf.numpy_function(self._shard, [name, turn], types)
         for value, shape in zip(found, ([None], [], [], [], []), strict=True):
