@@ -189,7 +189,7 @@ def test_a_leak_is_found(cache: Filled, monkeypatch: pytest.MonkeyPatch, what: s
     cache.complete()
     monkeypatch.setattr(DeliveryCounts, "begin_pass", leaking)
     options: dict[str, Any] = {"batch_size": 7, "fixed": True, "gather": "thread"}
-    found = pytest.raises(AssertionError, match="identity.py" if what == "facts" else what)
+    found = pytest.raises(AssertionError, match="index/reader.py" if what == "facts" else what)
     try:
         with EpochLoader(cache.root, **options) as loader, found:
             refuse_leaks(loader, cache.root, nothing)
