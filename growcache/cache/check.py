@@ -128,7 +128,7 @@ def side_file_findings(layout: CacheLayout, contents: IndexContents) -> Iterator
 def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
     for lease in survey_leases(layout.root)[1]:
         if lease.protects:
-            # Another user's may well be sound: who may not look into it has found nothing.
+            # Another user's lease may well be sound, because it could not be read.
             severity: Severity = "error" if lease.opened else "info"
             yield Finding(severity, None, f"{lease.path}: {lease.reason}; {lease.advice}")
         else:  # a power cut leaves such, for leases are not synced

@@ -424,8 +424,8 @@ def _leased_numbers(root: Path) -> set[int]:
 
     They are those of settled leases. A lease is settled once each of its shards was seen, after
     the lease became visible, either live or in a lease settled earlier. A shard that was live
-    then was retired later, and an evictor reads the leases after it retires. So no evictor
-    deletes the shard before that lease ends, and one that looks afterwards finds the caller's.
+    then was retired later, and the supervisor reads the leases after it retires. So it keeps the
+    shard until that lease ends, and a supervisor that looks afterwards finds the caller's lease.
 
     Other leases prove nothing: they may name shards that were retired before they came, whose
     files go while the index still lists them.

@@ -125,7 +125,7 @@ class Snapshot:
         )
         try:
             # Only shards that are still live once the lease is visible are safe, because the
-            # evictor retires first and reads the leases then.
+            # supervisor retires first and reads the leases then.
             live = live_numbers(layout.root)
             found = [row for row in wanted if row.number in live]
             if len(found) < len(wanted):
