@@ -42,6 +42,7 @@ from benchmarks.epoch_switch import BATCH, KINDS, LIVE, wait_filled, writer
 from benchmarks.measure import parser, report, verdict
 from growcache.cache.index.reader import read_index
 from growcache.loading.blocks import batches_per_block
+from growcache.loading.buffers import THREAD_BLOCK_BYTES
 from growcache.torch import EpochLoader
 
 EARLY = 3  # epochs of a first loader, with which all modules are imported
@@ -123,7 +124,7 @@ def settle(loader: EpochLoader, root: Path, kind: str, least: int) -> None:
         done += sum(1 for _ in epochs(loader, 1))
     dtype, shape, _ = KINDS[kind]
     sample_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    block, taken = batches_per_block(sample_bytes, BATCH), 0
+    block, taken = batches_per_block(sample_bytes, BATCH, THREAD_BLOCK_BYTES), 0
     held: deque[Any] = deque(maxlen=HELD_BLOCKS)
     while taken < STILL * block:
         for batch in loader:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from growcache.errors import CorruptShardError
-from growcache.loading.buffers import BLOCK_BYTES, Allocate
+from growcache.loading.buffers import Allocate
 from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
 from growcache.loading.gather import Gatherer, MappedRows, ShardPlaces
 from growcache.loading.options import VALID_FIELD, LoaderOptions
@@ -47,17 +47,19 @@ FIRST_BYTES = 2_000_000
 RAMP_FACTOR = 4
 
 
-def batches_per_block(sample_bytes: int, batch_size: int, *, transformed: bool = False) -> int:
+def batches_per_block(
+    sample_bytes: int, batch_size: int, block_bytes: int, *, transformed: bool = False
+) -> int:
     """Return how many batches are gathered at once.
 
-    >>> batches_per_block(64 * 1024, 64), batches_per_block(3072, 64)
+    >>> batches_per_block(64 * 1024, 64, 35_000_000), batches_per_block(3072, 64, 35_000_000)
     (8, 128)
-    >>> [batches_per_block(nbytes, 64, transformed=True) for nbytes in (256 * 1024, 64)]
+    >>> [batches_per_block(n, 64, 35_000_000, transformed=True) for n in (256 * 1024, 64)]
     [1, 64]
     """
     if transformed and sample_bytes >= LARGE_ROW_BYTES:
         return 1
-    batches, nbytes = BLOCK_BATCHES, BLOCK_BYTES
+    batches, nbytes = BLOCK_BATCHES, block_bytes
     if transformed:
         batches, nbytes = TRANSFORMED_BATCHES, TRANSFORMED_BYTES
     return max(1, min(batches, nbytes // max(1, sample_bytes * batch_size)))
@@ -180,7 +182,7 @@ class BlockAssembler:
         schema = options.chosen(snapshot.schema)
         nbytes = snapshot.sample_bytes if schema.is_ragged else schema.nbytes
         batch, transformed = options.batch_size, options.transform is not None
-        most = batches_per_block(nbytes, batch, transformed=transformed)
+        most = batches_per_block(nbytes, batch, framework.block_bytes, transformed=transformed)
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
         if (
             framework.batches_at_once > 1 and not transformed

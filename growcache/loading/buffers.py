@@ -71,6 +71,9 @@ MIN_IN_FLIGHT, MAX_IN_FLIGHT = 5, 12
 # The size of a block, unless one batch is larger. Each new block costs the thread that copies and
 # the loop that receives it some tenths of a millisecond, because the CPU's caches are cold.
 BLOCK_BYTES = BUFFER_BYTES // MIN_IN_FLIGHT
+# Of a thread, which also waits for the interpreter's lock after each block; a gather process
+# takes 90 MB for itself.
+THREAD_BLOCK_BYTES = 72_000_000
 HEADROOM_DIVISOR = 8  # where sizes vary, an eighth more is allocated than was asked for
 MAX_OVERSIZE = 4  # times the requested size; larger buffers are kept for larger requests
 

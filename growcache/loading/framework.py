@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from growcache.cache.formats import mapped
 from growcache.errors import CorruptShardError
-from growcache.loading.buffers import Allocate, allocate_private
+from growcache.loading.buffers import THREAD_BLOCK_BYTES, Allocate, allocate_private
 from growcache.schema import Array
 from growcache.threads import DaemonThread
 
@@ -199,6 +199,7 @@ class Framework:
     allocate: Allocate = allocate_private
     transfer: Transfer | None = None
     batches_at_once: int = 1  # batches handed over in one piece, which the door cuts
+    block_bytes: int = THREAD_BLOCK_BYTES
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
 
 

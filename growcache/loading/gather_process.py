@@ -28,7 +28,7 @@ from growcache.cache.system import release_at_sigterm
 from growcache.errors import CacheError
 from growcache.loading import framework
 from growcache.loading.blocks import BatchCutter, Block
-from growcache.loading.buffers import BufferBytes
+from growcache.loading.buffers import BLOCK_BYTES, BufferBytes
 from growcache.loading.channel import (
     EPOCH_IS_OVER,
     LAST_ITEMS,
@@ -353,7 +353,11 @@ def _run_producer(connection: MessageSocket, setup: GatherSetup) -> None:
         functools.partial(_receive_commands, connection, shared_sender, demand, setup),
     )
     ranks = None if setup.note is None else rank_group(setup.options, setup.note)
-    lent = Framework(take_rows_locked, take_slices_locked, allocate=shared_sender.allocate)
+    lent = Framework(
+        *(take_rows_locked, take_slices_locked),
+        allocate=shared_sender.allocate,
+        block_bytes=BLOCK_BYTES,
+    )
     put = functools.partial(_put, connection, shared_sender, demand)
     begin = setup.start, setup.missing, ranks
     Producer(setup.options, demand, put, lent, *begin, shared_sender=shared_sender).run()

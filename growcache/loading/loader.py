@@ -132,8 +132,8 @@ class Loader:
             device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
                 loader alone has any. They are copied there concurrently with the loop, after
                 ``batch_transform``; large columns that it hands on as they are come from
-                page-locked memory. Up to 176 MB, or five batches if those are more, are there,
-                the loop's among them. Not yet run on a GPU.
+                page-locked memory. Up to 176 MB (360 MB with ``gather="thread"``), or five batches
+                if those are more, are there, the loop's among them. Not yet run on a GPU.
                 ``"cuda"`` is the device that is current in the loop's thread when it first
                 iterates. None leaves them in memory.
             timeout_seconds: that ``transform`` may take for a sample before a warning names the

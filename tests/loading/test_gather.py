@@ -87,10 +87,17 @@ def test_a_block_may_be_shorter_than_the_longest(tmp_path: Path) -> None:
     assert np.asarray(arrays["y"]).tolist() == [int(shard[5]["y"]), int(shard[2]["y"])]
 
 
-@given(st.integers(1, 10**9), st.integers(1, 10_000), st.booleans())
-def test_blocks_are_bounded(sample_bytes: int, batch_size: int, transformed: bool) -> None:
-    batches = batches_per_block(sample_bytes, batch_size, transformed=transformed)
-    most = 8_000_000 if transformed else 72_000_000
+@given(
+    st.integers(1, 10**9),
+    st.integers(1, 10_000),
+    st.integers(8_000_000, 72_000_000),
+    st.booleans(),
+)
+def test_blocks_are_bounded(
+    sample_bytes: int, batch_size: int, block_bytes: int, transformed: bool
+) -> None:
+    batches = batches_per_block(sample_bytes, batch_size, block_bytes, transformed=transformed)
+    most = 8_000_000 if transformed else block_bytes
     assert batches == 1 or batches * batch_size * sample_bytes <= most
     assert 1 <= batches <= 128
 
