@@ -227,7 +227,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
             states=states,
             settled=flag == STAGE_SETTLED,
             counters=counters,
-            **_parse_header(data[start : start + length], len(states)),
+            **parse_header(data[start : start + length], len(states)),
         )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
@@ -254,7 +254,7 @@ def _parse_counters(data: bytes) -> LeaseCounters:
 
 
 @functools.lru_cache(maxsize=HEADERS_KEPT)
-def _parse_header(data: bytes, states: int) -> Mapping[str, Any]:
+def parse_header(data: bytes, states: int) -> Mapping[str, Any]:
     header: dict[str, Any] = orjson.loads(data)
     return {
         "job": _checked_text(header["job"]),

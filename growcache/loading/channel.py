@@ -95,15 +95,15 @@ class Demand:
         self.wanted = epoch
         self._delivered_at = -math.inf
         self._woken = False  # whether the producer waited for the consumer, and has not yielded
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self.allow(blocks_ahead)
 
     # The consumer's side
 
     def begin(self, epoch: int) -> None:
-        with self._changed:
+        with self.changed:
             self.wanted = epoch
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def deliver(self, position: PassPosition) -> None:
         """Record a delivered batch; without a lock, because the loop calls it once a batch."""
@@ -140,13 +140,13 @@ class Demand:
         return epoch >= self.wanted and not self.stop.is_set()
 
     def wait_begun(self, epoch: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
+        with self.changed:
+            self.changed.wait_for(lambda: self.wanted >= epoch or self.stop.is_set())
         self.stop.wait(self.head_start())
 
     def pause(self, epoch: int, seconds: float) -> bool:
-        with self._changed:
-            self._changed.wait_for(
+        with self.changed:
+            self.changed.wait_for(
                 lambda: self.wanted > epoch or self.stop.is_set(), timeout=seconds
             )
         return self.stop.is_set()
@@ -176,9 +176,9 @@ class Demand:
         return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
     def close(self) -> None:
-        with self._changed:
+        with self.changed:
             self.stop.set()
-            self._changed.notify_all()
+            self.changed.notify_all()
         self.wake.set()
         self.tokens.put(True)
 
@@ -238,14 +238,14 @@ class AckQueue(queue.SimpleQueue[Item]):
 class QueuedStage(Stage):
     def __init__(self, options: LoaderOptions) -> None:
         super().__init__(options)
-        self._items = AckQueue()
+        self.items = AckQueue()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._waited = False
 
     @property
     def taken(self) -> int:
-        return self._items.taken
+        return self.items.taken
 
     def _start_thread(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="growcache-loader", daemon=True)
@@ -253,11 +253,11 @@ class QueuedStage(Stage):
 
     def next(self, seconds: float | None = None) -> Item | None:
         demand = self.demand
-        demand.waits = self._items.empty()
+        demand.waits = self.items.empty()
         self._waited |= demand.waits
         began = time.monotonic()
         try:
-            item = self._items.get(timeout=seconds)
+            item = self.items.get(timeout=seconds)
         except queue.Empty:
             return None
         finally:
@@ -275,7 +275,7 @@ class QueuedStage(Stage):
         self._end_thread()
 
     def _end_thread(self) -> None:
-        self._items.put(Failure(RuntimeError(EPOCH_IS_OVER)))  # wakes the consumer
+        self.items.put(Failure(RuntimeError(EPOCH_IS_OVER)))  # wakes the consumer
         # The collector may run this in the very thread that it is to end, or in one of those
         # that the thread waits for.
         ours = threading.current_thread().name.startswith("growcache-")

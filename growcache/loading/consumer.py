@@ -60,7 +60,7 @@ class Consumer:
         self._options = options
         self._framework = framework
         self._batches_at_once = framework.batches_at_once
-        self._stage: Stage | None = None
+        self.stage: Stage | None = None
         self._handled = 0  # items of the stage
         self._iteration = object()  # of the iterator that may go on
         self._pid = os.getpid()
@@ -69,7 +69,7 @@ class Consumer:
         self._missing: MissingShards = "refetch"
         self._tracker = PositionTracker(options, Position())
         self._finalizer: weakref.finalize[..., Consumer] | None = None
-        self._deliveries = DeliveryCounts(options.root)
+        self.deliveries = DeliveryCounts(options.root)
         self._counters = ReaderCounters(CacheLayout(options.root))
         self._counted_pass: int | None = None  # the one that started last, and
         self._delivered_pass: int | None = None  # that of the latest batch
@@ -94,7 +94,7 @@ class Consumer:
         iteration = self._iteration = object()
         stage.demand.begin(number)
         self._tracker.begin_epoch(number)
-        counted = self._deliveries.begin_epoch()
+        counted = self.deliveries.begin_epoch()
         self._counters.begin_epoch(number)
         while True:
             item = self._receive(iteration, number, pause_seconds)
@@ -111,23 +111,23 @@ class Consumer:
                 yield from self._batches(item, iteration, counted)
                 del item  # its memory is wanted for the block after the next
             elif isinstance(item, EpochEnd):
-                self._deliveries.skip(item.lost)
+                self.deliveries.skip(item.lost)
                 self._end_epoch(number)
                 return
 
     def _end_epoch(self, number: int) -> None:
         self._tracker.end_epoch(number)
         self._counters.flush()  # the lease may go with its pass
-        if self._options.samples_per_epoch is None and self._stage is not None:
-            self._stage.demand.end_pass(self._next_pass - 1)
-        self._deliveries.end_epoch()
+        if self._options.samples_per_epoch is None and self.stage is not None:
+            self.stage.demand.end_pass(self._next_pass - 1)
+        self.deliveries.end_epoch()
 
     @property
     def report(self) -> Report:
-        stage = self._stage
+        stage = self.stage
         if self._running_block is not None:
             self._count_delivered(self._running_block)
-        return replace(self._deliveries.report(), gather=stage.kind if stage else self._kind)
+        return replace(self.deliveries.report(), gather=stage.kind if stage else self._kind)
 
     def position(self) -> Position:
         return self._tracker.state
@@ -167,7 +167,7 @@ class Consumer:
             self._kind, self._switching = "process", False
         self._counters.close()
         self._finish_previous()
-        finalizer, self._finalizer, self._stage = self._finalizer, None, None
+        finalizer, self._finalizer, self.stage = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
 
@@ -176,11 +176,11 @@ class Consumer:
             self._forked()
         if self._loaded is not None:  # left before the first batch, so it is loaded again
             self.close()
-        if self._stage is not None and self._stage.taken != self._handled:
+        if self.stage is not None and self.stage.taken != self._handled:
             self._replace_after_lost_item()
-        if self._stage is None:
+        if self.stage is None:
             return self._start()
-        return self._stage
+        return self.stage
 
     def _replace_after_lost_item(self) -> None:
         self.close()
@@ -194,7 +194,7 @@ class Consumer:
         self._loaded = self._resume_position()
 
     def _forked(self) -> None:
-        self._stage, self._close_previous, self._pid = None, None, os.getpid()
+        self.stage, self._close_previous, self._pid = None, None, os.getpid()
         self._switching = False
         self._counters = ReaderCounters(CacheLayout(self._options.root))
         if self._finalizer is not None:
@@ -214,7 +214,7 @@ class Consumer:
         return stage
 
     def _adopt(self, stage: Stage, start: Position) -> Stage:
-        self._stage, self._handled = stage, 0
+        self.stage, self._handled = stage, 0
         self._tracker = PositionTracker(self._options, start)
         # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
         self._finalizer = weakref.finalize(self, _end_stage, self._counters, stage)
@@ -246,11 +246,11 @@ class Consumer:
                 raise RuntimeError(EPOCH_IS_OVER)
             if self._switching:
                 self._switch_to_process()
-            if (stage := self._stage) is None:
+            if (stage := self.stage) is None:
                 raise RuntimeError(EPOCH_IS_OVER)
             began = time.perf_counter()
             item = stage.next(pause_seconds)
-            self._waited(time.perf_counter() - began)
+            self.count_wait(time.perf_counter() - began)
             if item is None:
                 return None
             self._finish_previous()  # its successor has leases now, or failed
@@ -270,8 +270,8 @@ class Consumer:
             if not isinstance(item, PassStarted) and item.epoch == number:
                 return item
 
-    def _waited(self, seconds: float) -> None:
-        self._deliveries.waited(seconds)
+    def count_wait(self, seconds: float) -> None:
+        self.deliveries.waited(seconds)
         self._counters.wait(seconds)
 
     def _switch_to_process(self) -> None:
@@ -297,12 +297,12 @@ class Consumer:
         fingerprint = item.facts.view.fingerprint
         self._tracker.begin_pass(item.number, item.plan, fingerprint)
         again = item.number == self._counted_pass
-        self._deliveries.begin_pass(item.number, item.facts, again=again)
+        self.deliveries.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number
         self._counters.begin_pass(item.number, item.lease)
 
     def _batches(self, block: Block, iteration: object, counted: int) -> Iterator[Any]:
-        stage = self._stage
+        stage = self.stage
         assert stage is not None
         rows, size = block.rows, self._options.batch_size
         delivered = 0
@@ -319,7 +319,7 @@ class Consumer:
                 self._delivered_pass = mark.pass_number
                 self._tracker.deliver(block.epoch, mark, block.transform_schema)
                 if lost:
-                    self._deliveries.skip(lost)
+                    self.deliveries.skip(lost)
                 if i % self._batches_at_once == 0 or delivered == rows:
                     yield self._cut(block)
         except GeneratorExit:
@@ -331,9 +331,9 @@ class Consumer:
                 self._running_block = None
 
     def _count_delivered(self, running: _DeliveredBlock) -> None:
-        self._deliveries.deliver(running.uncounted(), running.counted)
+        self.deliveries.deliver(running.uncounted(), running.counted)
         if self._delivered_pass is not None:
-            self._deliveries.enter(self._delivered_pass)
+            self.deliveries.enter(self._delivered_pass)
 
     def _cut(self, block: Block) -> Any:
         try:

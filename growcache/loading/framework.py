@@ -40,7 +40,7 @@ def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) ->
     A tenth to a sixth slower than ``memcpy``, but a row that cannot be read (file cut short,
     failing disk) raises CorruptShardError instead of a SIGBUS.
     """
-    if _process_vm_readv is None:
+    if process_vm_readv is None:
         return False
     if sum(lengths.tolist()) != len(out):  # the kernel would write beyond it
         raise ValueError(f"rows of {sum(lengths.tolist())} bytes for {len(out)}")
@@ -49,7 +49,7 @@ def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) ->
         some = slice(first, first + MAX_IOVEC_ROWS)
         rows = _iovec(memory, starts[some], lengths[some])
         wanted = sum(rows[:, 1].tolist())
-        if not _readv_all(_process_vm_readv, rows, out.ctypes.data + done, wanted):
+        if not _readv_all(process_vm_readv, rows, out.ctypes.data + done, wanted):
             return False
         done += wanted
     return True
@@ -112,7 +112,7 @@ def _load_process_vm_readv() -> _ReadvCall | None:
     return found
 
 
-_process_vm_readv = _load_process_vm_readv()
+process_vm_readv = _load_process_vm_readv()
 
 
 # take(memory, starts, out): out[i] = memory[starts[i] : starts[i] + nbytes]; uint8 [k], of which

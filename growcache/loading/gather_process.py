@@ -303,7 +303,7 @@ class CutStage(QueuedStage):
         try:
             self._cut_all()
         except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
-            self._items.put(Failure(error))
+            self.items.put(Failure(error))
 
     def _cut_all(self) -> None:
         demand, has_room, last = self.demand, False, False
@@ -316,7 +316,7 @@ class CutStage(QueuedStage):
             if isinstance(item, Block):
                 self._cutter.cut_now(item, functools.partial(demand.wants, item.epoch))
                 has_room = False
-            self._items.put(item)
+            self.items.put(item)
             last = isinstance(item, LAST_ITEMS)
             del item  # its memory is wanted again
 

@@ -319,7 +319,7 @@ class ThreadStage(QueuedStage):
         self.demand = Demand(position.next_epoch)
         ranks = rank_group(options, next_rank_note(options)) if options.ranks.share else None
         producer = Producer(
-            *(options, self.demand, self._items.put, self._framework),
+            *(options, self.demand, self.items.put, self._framework),
             *(position, missing, ranks, self._cutter.cut_now),
         )
         self._start_thread(producer.run)

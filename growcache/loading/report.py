@@ -346,15 +346,15 @@ class ReaderCounters:
                 self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
             self._written = False
         self.flush()
-        _counter_thread.write(self)
+        counter_thread.write(self)
 
     def receive(self, samples: int) -> None:
         counters = self._counters  # no call where none is needed: this is done for each batch
         counters.delivered += samples
         counters.batches += 1
         self._written = False
-        if not _counter_thread.unwritten.is_set():
-            _counter_thread.unwritten.set()
+        if not counter_thread.unwritten.is_set():
+            counter_thread.unwritten.set()
 
     def wait(self, seconds: float) -> None:
         self._counters.wait(seconds)
@@ -421,12 +421,12 @@ class _CounterThread:
                 counters.pop().flush()
 
 
-_counter_thread = _CounterThread()
+counter_thread = _CounterThread()
 
 
 def _forget_parents_thread() -> None:
-    global _counter_thread
-    _counter_thread = _CounterThread()
+    global counter_thread
+    counter_thread = _CounterThread()
 
 
 os.register_at_fork(after_in_child=_forget_parents_thread)

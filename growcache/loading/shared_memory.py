@@ -126,11 +126,11 @@ class _SentBuffers:
         self._made: dict[int, _SentBuffer] = {}
         self._addresses: list[int] = []  # ascending
         self.gone: list[_SentBuffer] = []
-        self._turn = threading.RLock()  # the collector may end a base wherever a thread is
+        self.lock = threading.RLock()  # the collector may end a base wherever a thread is
         self._pid = os.getpid()
 
     def add(self, made: _SentBuffer, base: BufferBytes) -> None:
-        with self._turn:
+        with self.lock:
             self._made[made.address] = made
             bisect.insort(self._addresses, made.address)
         weakref.finalize(base, self._end, made).atexit = False
@@ -138,20 +138,20 @@ class _SentBuffers:
     def _end(self, made: _SentBuffer) -> None:
         if self._pid != os.getpid():  # a forked child fills nothing, and may wait for ever
             return
-        with self._turn:
+        with self.lock:
             del self._made[made.address]
             self._addresses.remove(made.address)
         self.gone.append(made)
 
     def all(self) -> list[_SentBuffer]:
-        with self._turn:
+        with self.lock:
             return list(self._made.values())
 
     def find(self, memory: memoryview) -> tuple[_SentBuffer | None, BufferRange | None]:
         if not memory.nbytes:
             return None, None
         address = _address_of(np.frombuffer(memory, np.uint8))
-        with self._turn:
+        with self.lock:
             i = bisect.bisect_right(self._addresses, address) - 1
             made = self._made[self._addresses[i]] if i >= 0 else None
         if made is None or address >= made.address + made.nbytes:
@@ -165,7 +165,7 @@ class SharedSender:
     def __init__(self, receiver: MessageSocket | None = None) -> None:
         self.receivers = [] if receiver is None else [receiver]
         self._numbers = itertools.count()
-        self._register = _SentBuffers()
+        self.buffers = _SentBuffers()
         self._kept: dict[int, list[BufferBytes]] = {}  # of which pool which buffer is
         self._lent: dict[int, BufferBytes] = {}
         self._gone: dict[MessageSocket, list[int]] = {}
@@ -197,11 +197,11 @@ class SharedSender:
             self._kept[new.number] = kept
         address, where = _address_of(base), weakref.ref(base)
         made = _SentBuffer(new.number, address, size, new.kept, where, receivers)
-        self._register.add(made, base)
+        self.buffers.add(made, base)
         return base
 
     def reaches(self, connection: MessageSocket, array: Array) -> bool:
-        made, _ = self._register.find(_memory_of(array))
+        made, _ = self.buffers.find(_memory_of(array))
         return made is not None and connection in made.receivers
 
     def send(self, connection: MessageSocket, item: Any, *, lend: bool = True) -> None:
@@ -209,7 +209,7 @@ class SharedSender:
         places: list[BufferRange] = []
 
         def apart(buffer: pickle.PickleBuffer) -> bool:
-            made, place = self._register.find(buffer.raw())
+            made, place = self.buffers.find(buffer.raw())
             if made is None or place is None or connection not in made.receivers:
                 return True  # in the message itself
             places.append(place)
@@ -224,8 +224,8 @@ class SharedSender:
         connection.send(Message((places, self._gone.pop(connection, [])), body))
 
     def _note_gone(self) -> None:
-        while self._register.gone:
-            made = self._register.gone.pop()
+        while self.buffers.gone:
+            made = self.buffers.gone.pop()
             self._kept.pop(made.number, None)
             for connection in made.receivers:
                 self._gone.setdefault(connection, []).append(made.number)
@@ -233,7 +233,7 @@ class SharedSender:
     def forget(self, connection: MessageSocket) -> None:
         self._note_gone()
         self._gone.pop(connection, None)
-        for made in self._register.all():
+        for made in self.buffers.all():
             if connection in made.receivers and made.recycled:
                 self._let_die(made.number, made.base())
             made.receivers.discard(connection)

@@ -243,7 +243,7 @@ def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
 
 
 _log = logging.getLogger(__name__)
-_warned_of_reuse: set[tuple[Path, str]] = set()
+warned_of_reuse: set[tuple[Path, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +373,8 @@ def take_new_snapshot(
 
 def _warn_of_reuse(options: LoaderOptions, limit: ReuseLimit) -> None:
     key = (options.root, options.job)
-    if key not in _warned_of_reuse:
-        _warned_of_reuse.add(key)
+    if key not in warned_of_reuse:
+        warned_of_reuse.add(key)
         _log.warning(
             "job %s has used all samples of %s %d times (cache.max_reuse), and goes on with them: "
             "training outruns the remote store",

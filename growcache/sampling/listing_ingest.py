@@ -129,7 +129,7 @@ class ListingIngest:
         self._fail = fail
         self._retried = retried
         self._answered = answered
-        self._pages: deque[list[Entry]] = deque()
+        self.pages: deque[list[Entry]] = deque()
         self._firsts = first_urls(config.sources)
         self._shown: set[int] = set()  # sources with a listed object
         self._listing: ListingThread | None = None
@@ -182,7 +182,7 @@ class ListingIngest:
     def _page(self, page: list[Entry]) -> None:
         self._has_listed = True
         self._answered()
-        self._pages.append(page)
+        self.pages.append(page)
         self._wake()
 
     def _ended(self, error: GrowcacheError | None) -> None:
@@ -197,10 +197,10 @@ class ListingIngest:
 
         ``awaited``: the service waits for the listing before it can make room.
         """
-        while self._pages and self._is_due():
-            if not self._has_room_for(self._pages[0], allocator, awaited=awaited):
+        while self.pages and self._is_due():
+            if not self._has_room_for(self.pages[0], allocator, awaited=awaited):
                 break
-            page = self._pages.popleft()
+            page = self.pages.popleft()
             if self.watched:
                 self.relisted += [entry for entry in page if entry.key in self.watched]
             self._shown.update(
@@ -212,7 +212,7 @@ class ListingIngest:
             self._cache.space.catalog_bytes = self._catalog.allocated_bytes
         if not self.listed:
             self._cache.space.listing_ahead = self._reserved_for_listing(allocator)
-        if not self._over or self._pages or self.listed:
+        if not self._over or self.pages or self.listed:
             return
         self._refuse_empty()
         self._catalog.flush()

@@ -204,7 +204,7 @@ class GatherPipeline(Pipeline):
 
     def _epoch(self, consumer: Consumer) -> Iterator[tuple[Any, ...]]:
         few = PREFETCH_BATCHES * self._options.batch_size
-        for made in map(self._arrays, consumer.epoch(PAUSE_SECONDS)):
+        for made in map(self.arrays, consumer.epoch(PAUSE_SECONDS)):
             several, ready = len(made[0]) > few, [made]
             del made  # its memory is wanted once TensorFlow has done with it
             yield ready.pop()
@@ -213,7 +213,7 @@ class GatherPipeline(Pipeline):
                 # next batch, or the end, only when it needs it.
                 yield self._nothing
 
-    def _arrays(self, batch: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    def arrays(self, batch: Mapping[str, Any] | None) -> tuple[Any, ...]:
         if batch is None:
             return self._nothing
         arrays = [array for each in self._columns for array in each.arrays(batch)]

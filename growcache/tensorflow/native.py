@@ -332,7 +332,7 @@ class NativePipeline(Pipeline):
         return noted
 
     def _delivered(self, numbers: Tensor, records: Tensor) -> Any:
-        counted = tf.numpy_function(self._count, [numbers], tf.bool)
+        counted = tf.numpy_function(self.count, [numbers], tf.bool)
         with tf.control_dependencies([counted]):
             return tf.identity(records)
 
@@ -387,7 +387,7 @@ class NativePipeline(Pipeline):
             iteration.stream.read(int(first) >> ROW_BITS)
         return np.False_
 
-    def _count(self, numbers: Any) -> np.bool_:
+    def count(self, numbers: Any) -> np.bool_:
         for iteration in list(self._iterations.values()):
             iteration.stream.delivered(numbers >> ROW_BITS)
         return np.True_

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +196,10 @@ class CacheMachine(RuleBasedStateMachine):
         lease.close()
 
     def _samples_ever(self, number: int) -> int:
-        rows = self.it.index_writer.index._connection.execute(
-            "SELECT samples FROM shards WHERE number = ?", [number]
-        ).fetchall()
+        with closing(sqlite3.connect(self.it.layout.index)) as connection:
+            rows = connection.execute(
+                "SELECT samples FROM shards WHERE number = ?", [number]
+            ).fetchall()
         return int(rows[0][0]) if rows else 0
 
     # Time passes

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.formats.base import PartlyReadError, Visit, read_partly
-from growcache.formats.tar_scan import pax_records, sample_key_and_extension
+from growcache.formats.tar_scan import SampleScan, pax_records, sample_key_and_extension
 from tests.formats.held import Held, Row, visited
 
 RAW = {"decode": "none"}
@@ -120,9 +120,9 @@ def test_a_border_at_every_block_of_long_names() -> None:
     files.insert(2, ("big.x", bytes(300_000)))
     for dialect in DIALECTS[1:]:
         data = archive(files, dialect)
-        object_format = open_format("tar", {})
+        scan = SampleScan()
         for at in range(0, 8192, 512):
-            found = [asyncio.run(object_format._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
+            found = [asyncio.run(scan.samples_in(Held(data), *ends)).samples
                      for ends in ((0, at), (at, len(data)))]  # fmt: skip
             assert [one.key for some in found for one in some] == [n[:-2] for n, _ in files]
 
@@ -342,9 +342,9 @@ def test_a_border_within_names_longer_than_what_is_read_before_it(
 ) -> None:
     files = [(f"{name}{n}.x", data) for n, (name, data) in enumerate(made)]
     data = archive([("big.x", bytes(300_000)), *files], dialect)
-    object_format = open_format("tar", RAW)
+    scan = SampleScan()
     for at in range(300_000, len(data), 1536):
-        found = [asyncio.run(object_format._samples.samples_in(Held(data), *ends)).samples  # type: ignore[attr-defined]
+        found = [asyncio.run(scan.samples_in(Held(data), *ends)).samples
                  for ends in ((0, at), (at, len(data)))]  # fmt: skip
         keys = [one.key for some in found for one in some]
         assert keys == ["big", *(name[:-2] for name, _ in files)]

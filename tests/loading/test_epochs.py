@@ -349,8 +349,8 @@ def test_a_pass_that_is_over_keeps_no_lease_where_all_of_the_next_one_is_made(
 
 def items(loader: Consumer) -> Any:
     """What a thread has made, and the loop has not received."""
-    source: Any = loader._stage
-    return source._items
+    source: Any = loader.stage
+    return source.items
 
 
 @pytest.mark.mutant(
@@ -750,7 +750,7 @@ def test_an_interrupt_that_comes_with_the_last_word_leaves_a_loader_that_reads(
     cache.add(0)
     made = make_consumer(cache, batch_transform=bad)
     with monkeypatch.context() as patch:
-        patch.setattr(Consumer, "_waited", interrupted)
+        patch.setattr(Consumer, "count_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(made.epoch())
     with pytest.raises(ZeroDivisionError):

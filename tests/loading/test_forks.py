@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import pytest
 from growcache.loading import report
 from growcache.loading.buffers import RECYCLE_BYTES, BufferPool
 from growcache.loading.channel import EPOCH_IS_OVER
+from growcache.loading.consumer import Consumer
 from growcache.loading.maps import MapPool, ShardKey
+from growcache.loading.options import LoaderOptions
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
@@ -190,12 +193,14 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
     cache = make_cache()
     cache.add(*range(4))
     taken, over = threading.Event(), threading.Event()
-    with EpochLoader(cache.root, batch_size=7, min_samples=1, **options) as loader:
-        next(iter(loader))
-        source: Any = loader._consumer._stage
+    loader_options = LoaderOptions(path=cache.root, batch_size=7, min_samples=1, **options)
+    with closing(Consumer(loader_options)) as loader:
+        next(loader.epoch())
+        stage = loader.stage
+        assert stage is not None
 
         def take() -> None:
-            with source.demand._changed:
+            with stage.demand.changed:
                 taken.set()
                 over.wait()
 
@@ -206,7 +211,7 @@ def test_a_child_lets_go_of_a_loader_whose_locks_were_taken(
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which pytest may have taken
             signal.alarm(30)
-            source.close()
+            stage.close()
             os._exit(0)
         over.set()
         taker.join()
@@ -269,7 +274,7 @@ def test_a_child_counts_what_it_reads_whatever_lock_a_thread_of_its_parent_held(
     taken, over = threading.Event(), threading.Event()
 
     def take() -> None:
-        with report._counter_thread.lock:
+        with report.counter_thread.lock:
             taken.set()
             over.wait()
 

@@ -69,7 +69,7 @@ def at_rest(root: Path) -> Counter[str]:
 def held() -> Lines:
     """The bytes that each line of growcache's holds, but for what is in caches with a bound."""
     sys._clear_type_cache()  # it holds names, those of unpickled attributes among them
-    lease_views._parse_header.cache_clear()
+    lease_views.parse_header.cache_clear()
     gc.collect()
     traces = tracemalloc.take_snapshot().filter_traces([OURS]).statistics("lineno")
     return Lines({str(line.traceback): line.size for line in traces})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -81,12 +81,9 @@ def test_ages_are_those_of_the_snapshot(cache: Filled, loader: EpochLoader) -> N
     assert 0 <= report.age_seconds_mean <= report.age_seconds_max < 60
 
 
-def test_shards_that_are_gone_count_on_and_take_no_memory(
-    cache: Filled, loader: EpochLoader
-) -> None:
+def test_shards_that_are_gone_count_on(cache: Filled, loader: EpochLoader) -> None:
     """The figures are those of all shards, as if each were known still."""
     uses: dict[int, int] = {}
-    kept = 0
     for number in range(40):
         cache.add(number)
         cache.retire(*range(number - 1))  # two are there
@@ -99,8 +96,19 @@ def test_shards_that_are_gone_count_on_and_take_no_memory(
         assert report.uses_max == max(uses.values())
         assert report.reuse == pytest.approx(total / len(uses))
         assert report.new_samples == (10 if times == 1 else 0)
-        kept = max(kept, *map(len, known_of(loader)))
-    assert kept <= 4
+
+
+def test_a_shard_that_is_gone_leaves_nothing_that_grows(cache: Filled) -> None:
+    tally, sizes = DeliveryCounts(cache.root), list[int]()
+    for number in range(40):
+        cache.add(number)
+        cache.retire(*range(number - 1))  # two are there
+        with Snapshot.take(cache.root) as snapshot:
+            tally.begin_pass(number, PassFacts.of(snapshot, 0.0))
+            tally.deliver({row.number: row.samples for row in snapshot.shards}, 1)
+            tally.enter(number)
+        sizes.append(len(pickle.dumps(tally)))
+    assert max(sizes[20:]) <= 1.05 * sizes[20]
 
 
 def test_shards_that_a_snapshot_leaves_out_are_not_gone(cache: Filled) -> None:
@@ -128,12 +136,6 @@ def test_what_is_told_late_of_a_shard_that_is_gone_is_no_new_sample(cache: Fille
     tally.deliver({0: 5, 1: 5}, 1)
     report = tally.report()
     assert (report.samples, report.new_samples, report.reuse) == (20, 15, 20 / 15)
-
-
-def known_of(loader: EpochLoader) -> list[Any]:
-    """What is kept by shard."""
-    tally = loader._consumer._deliveries
-    return [tally._sizes, tally._delivered, tally._objects_of, *(n for _, n in tally._held)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

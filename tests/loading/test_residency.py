@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterator
@@ -112,9 +113,11 @@ def is_here(memory: Any, start: int, nbytes: int) -> bool:
     """
     first = memory.ctypes.data + start
     page = first // mmap.PAGESIZE * mmap.PAGESIZE
-    told = np.zeros(-(-(first + nbytes - page) // mmap.PAGESIZE), np.uint8)
-    assert mapped._libc.mincore(page, first + nbytes - page, told.ctypes.data) == 0
-    return bool((told & 1).all())
+    pages = np.zeros(-(-(first + nbytes - page) // mmap.PAGESIZE), np.uint8)
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    assert mincore(page, first + nbytes - page, pages.ctypes.data) == 0
+    return bool((pages & 1).all())
 
 
 def test_the_thread_that_copies_never_waits_for_the_disk(

@@ -40,9 +40,9 @@ MakeCache = Callable[..., Filled]
 
 @pytest.fixture(autouse=True)
 def unwarned() -> Iterator[None]:
-    waiting._warned_of_reuse.clear()
+    waiting.warned_of_reuse.clear()
     yield
-    waiting._warned_of_reuse.clear()
+    waiting.warned_of_reuse.clear()
 
 
 def test_who_waited_for_room_takes_what_the_index_says_then(

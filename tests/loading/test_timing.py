@@ -312,7 +312,7 @@ class Items(QueuedStage):
         raise NotImplementedError
 
     def put(self, item: Item) -> None:
-        self._items.put(item)
+        self.items.put(item)
 
 
 def a_block() -> Block:
@@ -339,5 +339,5 @@ def test_an_item_that_was_taken_and_not_returned_is_noticed(tmp_path: Path) -> N
         assert stage.taken == n
         assert stage.next() == EpochEnd(n)
     stage.put(EpochEnd(3))
-    stage._items.get()  # an interrupt came here
+    stage.items.get()  # an interrupt came here
     assert stage.taken == 4

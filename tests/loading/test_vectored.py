@@ -61,7 +61,7 @@ def test_what_a_call_leaves_over_is_copied_by_the_next(
 ) -> None:
     """As of more than 2 GB: here calls end early, wherever it is in a row."""
     limits = iter(least)
-    real = framework._process_vm_readv
+    real = framework.process_vm_readv
     assert real is not None
 
     def short(pid: int, into: ctypes.Array[ctypes.c_size_t], *rest: int) -> int:
@@ -71,7 +71,7 @@ def test_what_a_call_leaves_over_is_copied_by_the_next(
 
     starts = [7 * i for i in range(len(lengths))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framework, "_process_vm_readv", short)
+        patch.setattr(framework, "process_vm_readv", short)
         found = copied(starts, lengths)
     expected = [MEMORY[s : s + n] for s, n in zip(starts, lengths, strict=True)]
     assert (found == np.concatenate(expected)).all()
@@ -171,7 +171,7 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         return -1
 
     monkeypatch.setattr(
-        framework, "_process_vm_readv", None if request.param == "unknown" else refused
+        framework, "process_vm_readv", None if request.param == "unknown" else refused
     )
 
 

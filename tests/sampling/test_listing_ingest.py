@@ -78,7 +78,7 @@ class Service:
                 await asyncio.wait_for(woken.wait(), SECONDS)
                 woken.clear()
                 self.ingest.take(self.allocator if allocator else None, awaited=awaited)
-                if self.ingest._pages:
+                if self.ingest.pages:
                     return False
                 assert self.cache.bytes_left() >= 0
                 if not self.ingest.listed:

@@ -14,11 +14,11 @@ from growcache.cache.eviction_policy import RETIRED_SHARE
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import KEPT_JOBS
 from growcache.cache.lease_views import LeaseCounters
-from growcache.cache.locks import close_owned
 from growcache.cache.reader_lease import Lease
 from growcache.config import CacheConfig
 from growcache.sampling.space_allocator import SpaceAllocator
 from tests.cache.making import MAX_BYTES, add, opened
+from tests.dead_readers import killed
 from tests.disks import filled_up, small_disk
 
 SHARDS = 7
@@ -130,9 +130,8 @@ def resumable(cache: Cache, job: str, numbers: Iterable[int]) -> Lease:
 
 
 def kill(lease: Lease) -> None:
-    """Let its reader die: no word of the end gets into the lease."""
-    lease._file._open = False
-    close_owned(lease._file._descriptor)
+    with killed(lease):
+        lease.close()
 
 
 @pytest.mark.mutant(

@@ -28,7 +28,6 @@ from growcache.cache.incoming import write_incoming
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_views import read_leases
-from growcache.cache.locks import close_owned
 from growcache.cache.reader_lease import Lease
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
@@ -46,6 +45,7 @@ from growcache.sampling.sizing import Sizing
 from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
+from tests.dead_readers import killed
 
 SCHEMA = Schema.from_sample({"x": np.zeros(512, "<f4")})
 SIZING = Sizing(
@@ -306,10 +306,8 @@ class Service(RuleBasedStateMachine):
     @rule(pick=PICK)
     def a_reader_dies(self, pick: int) -> None:
         reader = self.readers.pop(pick % len(self.readers))
-        file = reader.lease._file
-        file._open = False  # so that no word of the end gets into the lease
-        close_owned(file._descriptor)
-        reader.close()
+        with killed(reader.lease):
+            reader.close()
 
     @rule(pick=PICK)
     def a_shard_goes_between_two_looks_of_a_reader(self, pick: int) -> None:

@@ -198,13 +198,13 @@ def test_python_is_asked_once_for_many_batches(
 ) -> None:
     """To ask takes longer than to copy a small batch, and waits where the loop is in Python."""
     given: list[int] = []
-    arrays = GatherPipeline._arrays
+    arrays = GatherPipeline.arrays
 
     def noting(feed: GatherPipeline, batches: Any) -> Any:
         given.append(0 if batches is None else len(batches["id"]))
         return arrays(feed, batches)
 
-    monkeypatch.setattr(GatherPipeline, "_arrays", noting)
+    monkeypatch.setattr(GatherPipeline, "arrays", noting)
     cache.add(*range(40))
     seen = ids(gathered(cache, batch_size=4, endless=True).take(100))
     assert max(Counter(seen).values()) == 1

@@ -107,13 +107,13 @@ def test_an_epoch_ends_when_all_of_it_is_counted(
     cache: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.add(*range(4))
-    count = NativePipeline._count
+    count = NativePipeline.count
 
     def late(feed: NativePipeline, numbers: Any) -> np.bool_:
         time.sleep(0.1)
         return count(feed, numbers)
 
-    monkeypatch.setattr(NativePipeline, "_count", late)
+    monkeypatch.setattr(NativePipeline, "count", late)
     assert len(list(gtf.dataset(cache.root, batch_size=5, min_samples=1))) == 8
     assert cache.uses() == dict.fromkeys(range(4), 1)
 
@@ -123,13 +123,13 @@ def test_python_counts_once_for_a_block_of_batches(
 ) -> None:
     cache.add(*range(12))  # 120 samples
     counted: list[int] = []
-    count = NativePipeline._count
+    count = NativePipeline.count
 
     def look(feed: NativePipeline, numbers: Any) -> np.bool_:
         counted.append(len(numbers))
         return count(feed, numbers)
 
-    monkeypatch.setattr(NativePipeline, "_count", look)
+    monkeypatch.setattr(NativePipeline, "count", look)
     batches = list(gtf.dataset(cache.root, batch_size=5, min_samples=1))
     assert sorted(ids(batches)) == written(*range(12))
     assert [len(batch["id"]) for batch in batches] == [5] * 24
