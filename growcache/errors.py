@@ -117,6 +117,7 @@ class TransientStoreError(StoreError):
     """A failure that another try may cure: timeout, throttling, reset."""
 
     since: float | None = None  # first failure of several tries, monotonic seconds
+    status: int | None = None  # of HTTP, where the store answered with an error
 
 
 class ObjectMissingError(StoreError):
@@ -146,6 +147,10 @@ class CredentialsError(StoreRefusedError, AccessError):
     """The store refuses this client: credentials, permissions of all keys, clock or certificate."""
 
     wanted = "credentials"
+
+
+class BudgetSpentError(StoreRefusedError):
+    """`sampling.max_egress` does not let this run read any more."""
 
 
 class StoreMissingError(StoreRefusedError, ObjectMissingError):

@@ -39,7 +39,6 @@ from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import LABELS, PartVisit, Permit
-from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value
@@ -214,9 +213,7 @@ async def _draw_again(
     weighted = WEIGHT in identity.schema.names
     if weighted:  # it follows from all that was listed then, not from the object
         visit = replace(visit, weight=float(np.asarray(peeked.sample[WEIGHT])))
-    filler = GroupFiller(
-        sources, transform, sampling.seed, 1, ByteRateLimit(None), weighted=weighted
-    )
+    filler = GroupFiller(sources, transform, sampling.seed, 1, weighted=weighted)
     try:
         reader = sources.reader(visit.entry)
         first = visit.entry.store - reader.entry.store  # among the URLs of all sources

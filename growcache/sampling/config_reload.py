@@ -23,7 +23,8 @@ from growcache.sampling.fingerprint import server_options
 
 LIVE = (
     *("cache.max_bytes", "cache.min_free", "cache.min_uses"),
-    *("cache.max_reuse", "cache.on_max_reuse", "sampling.max_egress"),
+    *("cache.max_reuse", "cache.on_max_reuse"),
+    *("sampling.max_egress", "sampling.max_bytes_per_second"),
 )
 LOOK_SECONDS = 1.0  # between looks when nothing stirs: events may get lost, or be unavailable
 SETTLE_SECONDS = 0.25  # that a file must have been the same

@@ -12,6 +12,7 @@ from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
 from growcache.errors import CacheFullError, SamplingError
+from growcache.sampling.byte_budget import ByteBudget, EgressEstimate
 from growcache.sampling.draw_sequence import DrawSequence
 from growcache.sampling.draws import GroupDraw
 from growcache.sampling.failed_visits import (
@@ -20,7 +21,7 @@ from growcache.sampling.failed_visits import (
     object_name,
 )
 from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchScheduler
-from growcache.sampling.messages import Message, PartVisit, Permit
+from growcache.sampling.messages import Message, PartVisit, Permit, stored_bytes
 from growcache.sampling.objects import Objects
 from growcache.sampling.rate_limiter import (
     CircuitBreaker,
@@ -70,6 +71,7 @@ class Dispatcher:
         identity: Identity,
         sizing: Sizing,
         limits: RunLimits,
+        budget: ByteBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -105,7 +107,8 @@ class Dispatcher:
         self.breaker = CircuitBreaker()
         self.failures = 0
         self.last_error = self._retry_event = ""
-        self.egress_bytes = 0
+        self._budget = budget or ByteBudget()
+        self._egress = EgressEstimate(self._budget)
         self.verdict = Verdict(False, "waiting", "the first samplers to start")
 
     def turn(self, slots: Sequence[SamplerSlot]) -> None:
@@ -155,6 +158,9 @@ class Dispatcher:
                 return self.written(permit_id)
             case "failed":
                 slot.forget(permit_id)
+                if message["spent"]:
+                    self.budget_spent(permit_id)
+                    return []
                 if message["refused"]:
                     self.store_refused(permit_id, message["refused"])
                 elif message["set_aside"]:
@@ -245,6 +251,7 @@ class Dispatcher:
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.writes.permits[permit.id] = IssuedPermit(permit, estimate, fresh=fresh)
         self.breaker.granted(permit.id)
+        self._egress.listed_bytes = sum(map(stored_bytes, visits)) / len(visits)
         return permit
 
     def _may_set_aside(self, group: int) -> bool:
@@ -338,6 +345,7 @@ class Dispatcher:
             for f in self.writes.permits.values()
             if f.fresh
         )
+        left = sum(len(f.permit.visits) - f.visited for f in self.writes.permits.values())
         now = self._clock()
         return LimiterInputs(
             refused=self.breaker.waiting_for if self.breaker.is_open(now) else "",
@@ -351,8 +359,11 @@ class Dispatcher:
             retry_event=self._retry_event,
             drawn_samples=0 if for_refetch else self.drawn_this_run + samples,
             max_drawn_samples=self._limits.samples,
-            egress_bytes=self.egress_bytes,
-            max_egress_bytes=sampling.max_egress,
+            egress_bytes=self._budget.spent,
+            max_egress_bytes=self._budget.most,
+            egress_spent=self._budget.is_spent,
+            egress_in_flight=self._egress.of_visits(left),
+            group_egress=self._egress.of_visits(0 if draw is None else len(draw.parts)),
             index_ok=cache.index_writer.ok,
             disk_ok=cache.free_disk_ok(),
             group_bytes=group_bytes,
@@ -435,8 +446,12 @@ class Dispatcher:
             self._forecast.learn(issued.permit, nbytes)
             self.breaker.answered(permit_id, whole=True)
 
-    def visited(self, permit_id: str) -> None:
+    def visited(self, permit_id: str, visits: int) -> None:
+        """Record how many visits of a permit are over, a further one among them."""
         self.breaker.answered(permit_id, whole=False)
+        if issued := self.writes.permits.get(permit_id):
+            self._egress.visits += visits - issued.visited
+            issued.visited = visits
 
     def written(self, permit_id: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes."""
@@ -467,6 +482,10 @@ class Dispatcher:
     def store_refused(self, permit_id: str, waiting_for: str) -> None:
         if issued := self._pop(permit_id):
             self.breaker.refused(permit_id, printable(waiting_for), self._clock())
+            self.queue.returned(issued.permit.group)
+
+    def budget_spent(self, permit_id: str) -> None:
+        if issued := self._pop(permit_id):
             self.queue.returned(issued.permit.group)
 
     def failed(self, permit_id: str, error: str, *, disk: bool) -> None:

@@ -20,6 +20,7 @@ from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.incoming import bytes_to_reserve, encode_shard
 from growcache.cache.sidecar import EMPTY, Hole, Origins, SampleOrigin, Sidecar, version_of
 from growcache.errors import (
+    BudgetSpentError,
     ConfigError,
     FormatError,
     StoreError,
@@ -28,8 +29,13 @@ from growcache.errors import (
 )
 from growcache.formats.base import Visit, read_partly
 from growcache.formats.memory import DecodeGate
-from growcache.sampling.messages import LabelValues, PartVisit, Permit, hole_reason
-from growcache.sampling.rate_limiter import ByteRateLimit
+from growcache.sampling.messages import (
+    LabelValues,
+    PartVisit,
+    Permit,
+    hole_reason,
+    stored_bytes,
+)
 from growcache.sampling.sampler_memory import (
     GroupLimits,
     MemoryBudget,
@@ -115,7 +121,6 @@ class GroupFiller:
         transform: SampleTransform | None,
         seed: int,
         concurrency: int,
-        byte_rate: ByteRateLimit,
         *,
         weighted: bool = False,
     ) -> None:
@@ -123,7 +128,6 @@ class GroupFiller:
         self._transform = transform
         self._seed = seed
         self._concurrency = concurrency
-        self._byte_rate = byte_rate
         self._weighted = weighted
         self._turns = asyncio.Lock()
         self.gate = DecodeGate()
@@ -162,10 +166,9 @@ class GroupFiller:
                         budget.put(place, VisitResult(left_out=True))
                         on_visit()
                         continue
-                    if not await budget.begin(place, _stored_bytes(visit)):
+                    if not await budget.begin(place, stored_bytes(visit)):
                         on_visit()
                         continue
-                    await self._byte_rate.wait()
                     with self.gate.visit(largest):
                         try:
                             visited = await self._visited(permit, visit, schema, began)
@@ -187,6 +190,9 @@ class GroupFiller:
                 if tasks:
                     await started.wait()
             await asyncio.gather(*tasks)
+        except BudgetSpentError:
+            await asyncio.wait(tasks)  # what the others have booked counts as read
+            raise
         finally:
             for task in tasks:  # one failed visit fails the group: the others are in vain
                 task.cancel()
@@ -290,10 +296,6 @@ class GroupFiller:
         except FormatError as error:
             maker = f"{self._transform.code.name} on " if self._transform else ""
             raise FormatError(f"{maker}{short_key(key)}: {error}") from None
-
-
-def _stored_bytes(visit: PartVisit) -> float:
-    return (visit.entry.size + sum(partner.size for partner in visit.partners)) / visit.parts
 
 
 def _with_weight(sample: Sample, weight: float) -> Sample:

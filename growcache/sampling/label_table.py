@@ -224,7 +224,7 @@ ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 class ReadBudget:
     most_bytes: int | None = None
     piece_bytes: int | None = None
-    spent: Callable[[int], Awaitable[None]] | None = None
+    book: Callable[[int], Awaitable[None]] | None = None  # before a piece is read
 
 
 UNBOUNDED_BUDGET = ReadBudget()
@@ -271,9 +271,10 @@ async def _read_pieces(store: Store, entry: Entry, budget: ReadBudget) -> Buffer
     piece = budget.piece_bytes or max(1, entry.size)
     pieces: list[Buffer] = []
     for start in range(0, entry.size, piece):
-        pieces.append(await store.read(entry, start, min(entry.size, start + piece)))
-        if budget.spent is not None:
-            await budget.spent(memoryview(pieces[-1]).nbytes)
+        stop = min(entry.size, start + piece)
+        if budget.book is not None:
+            await budget.book(stop - start)
+        pieces.append(await store.read(entry, start, stop))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

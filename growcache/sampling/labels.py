@@ -7,6 +7,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from growcache.sampling.label_table import (
     read_table,
 )
 from growcache.sampling.messages import LabelValues
-from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sources import first_urls, make_each, name_source, source_of_url
 from growcache.store.retries import RetryPolicy
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
@@ -208,27 +208,30 @@ class LabelsReader:
         self,
         sources: Sequence[SourceConfig],
         sampling: SamplingConfig,
-        on_bytes: Callable[[int], None],
+        book: Callable[[object, int, Callable[[bool], None]], None],
         on_end: Callable[[Labels | GrowcacheError], None],
         on_retry: Callable[[BaseException], None],
         retries_forever: Callable[[TransientStoreError], bool],
     ) -> None:
         self.sources = sources
         self._timeout_seconds = sampling.timeout_seconds
-        self._byte_rate = ByteRateLimit(sampling.max_bytes_per_second)
         paced = None if sampling.max_bytes_per_second is None else BUDGET_PIECE_BYTES
-        self._budget = ReadBudget(sampling.max_egress, paced, self._spent)
-        self._on_bytes = on_bytes
+        self._budget = ReadBudget(sampling.max_egress, paced, self._booked)
+        self._book = book
         self._on_end = on_end
         self._on_retry = on_retry
         self._retries_forever = retries_forever
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="labels", daemon=True).start()
 
-    async def _spent(self, nbytes: int) -> None:
-        self._call_soon(self._on_bytes, nbytes)
-        self._byte_rate.charge(nbytes)
-        await self._byte_rate.wait()
+    async def _booked(self, nbytes: int) -> None:
+        """Wait until a piece may be read, which the supervisor's thread says."""
+        answer: Future[bool] = Future()
+        self._call_soon(lambda size: self._book(self, size, answer.set_result), nbytes)
+        if not await asyncio.wrap_future(answer):
+            raise ConfigError(
+                "reading all of it takes more than sampling.max_egress; raise that"
+            )
 
     def _call_soon(self, callback: Callable[[T], None], value: T) -> None:
         if not self._loop.is_closed():

@@ -1,7 +1,7 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
-    supervisor -> sampler   setup, probe, permit, grant, revoke, storage
-    sampler -> supervisor   ready, refused, probed, progress, called, setback, need, written, failed
+    supervisor -> sampler   setup, budget, probe, permit, booked, grant, revoke, storage
+    sampler -> supervisor   ready, refused, probed, book, unread, progress, called, setback, need, written, failed
 
 The end of the pipe is a message too: its reader stops.
 """
@@ -68,6 +68,10 @@ class PartVisit:
         if "partners" in more:
             more["partners"] = tuple(Entry(*partner) for partner in more["partners"])
         return cls(Entry(*entry), part, parts, **more)
+
+
+def stored_bytes(visit: PartVisit) -> float:
+    return (visit.entry.size + sum(partner.size for partner in visit.partners)) / visit.parts
 
 
 def entry_values(entry: Entry) -> list[Any]:
@@ -148,6 +152,11 @@ class Permit:
 
 def setup_message(config: Config) -> Message:
     return {"type": "setup", "config": to_json_value(config.model_dump())}
+
+
+def budget_message(config: Config) -> Message:
+    limits = (config.sampling.max_egress, config.sampling.max_bytes_per_second)
+    return {"type": "budget", "is_limited": any(one is not None for one in limits)}
 
 
 def storage_message(config: Config) -> Message:

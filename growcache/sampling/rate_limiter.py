@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+BURST_SECONDS = 0.25
+
 
 class ByteRateLimit:
     """A debt model: the next read waits until the debt of earlier ones is worked off.
 
-    So no burst is saved up, and large objects need no special case.
+    So large objects need no special case. Hardly any burst is saved up: just enough that a busy event loop, which is
+    late, costs nothing.
     """
 
     def __init__(
@@ -25,14 +27,11 @@ class ByteRateLimit:
 
     def charge(self, nbytes: int) -> None:
         if self._rate:
-            self._free_at = max(self._free_at, self._clock()) + nbytes / self._rate
+            earliest = self._clock() - BURST_SECONDS
+            self._free_at = max(self._free_at, earliest) + nbytes / self._rate
 
     def seconds_left(self) -> float:
-        return max(0.0, self._free_at - self._clock())
-
-    async def wait(self) -> None:
-        while (seconds := self.seconds_left()) > 0:
-            await asyncio.sleep(seconds)
+        return max(0.0, self._free_at - self._clock()) if self._rate else 0.0
 
 
 LimiterState = Literal["running", "waiting", "full", "complete"]
@@ -53,6 +52,9 @@ class LimiterInputs:
     max_drawn_samples: int | None = None
     egress_bytes: int = 0  # read from the store in this run
     max_egress_bytes: int | None = None
+    egress_spent: bool = False  # a read was refused that does not fit
+    egress_in_flight: float = 0.0  # that groups in flight will read, expected; 0 without any
+    group_egress: float = 0.0  # that the next group will read, expected
     index_ok: bool = True  # inside its budget
     disk_ok: bool = True  # has its ``min_free``
     group_bytes: int = 0  # of the next group on disk, estimated
@@ -126,13 +128,22 @@ def _for_work(o: LimiterInputs) -> Verdict | None:
 def _for_budgets(o: LimiterInputs) -> Verdict | None:
     if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
         return _wait("the groups in flight: --samples is reached")
-    if o.max_egress_bytes is not None and o.egress_bytes >= o.max_egress_bytes:
-        event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
-        return Verdict(False, "waiting", event, final=True)
+    if o.max_egress_bytes is not None and (verdict := _for_egress(o, o.max_egress_bytes)):
+        return verdict
     if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut
         return _wait("free space on the disk: less than cache.min_free is left")
     if not o.index_ok:
         return _wait("room in the index: its budget is used up, or a reader holds its log")
+    return None
+
+
+def _for_egress(o: LimiterInputs, most: int) -> Verdict | None:
+    """At its end the budget is left to the groups in flight, because what an unfinished group read is lost."""
+    if o.egress_spent or o.egress_bytes >= most:
+        event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
+        return Verdict(False, "waiting", event, final=True)
+    if o.egress_in_flight and o.egress_bytes + o.egress_in_flight + o.group_egress > most:
+        return _wait("the groups in flight: they may need what sampling.max_egress leaves")
     return None
 
 

@@ -29,12 +29,14 @@ from growcache.cache.system import memory_bytes
 from growcache.config import Config, SamplingConfig
 from growcache.config_text import from_json_value
 from growcache.errors import (
+    BudgetSpentError,
     ConfigError,
     CredentialsError,
     GrowcacheError,
     StoreRefusedError,
     TransientStoreError,
 )
+from growcache.sampling.byte_budget import ReadBookings
 from growcache.sampling.fill import (
     WEIGHT,
     EncodedShard,
@@ -54,7 +56,6 @@ from growcache.sampling.messages import (
     pack,
     unpack,
 )
-from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sampler_memory import GroupLimits
 from growcache.sampling.schema_probe import SchemaProbe
 from growcache.sampling.sources import open_sources
@@ -159,9 +160,7 @@ class Sampler:
         self._direct = exceeds_page_cache(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
         self._progress = Progress()
-        self._byte_rate = ByteRateLimit(
-            _rate_per_worker(sampling.max_bytes_per_second, sampling.workers)
-        )
+        self._bookings = ReadBookings(line.send)
         self._transform: SampleTransform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
@@ -172,6 +171,7 @@ class Sampler:
             on_retry=self._retried,
             on_bytes=self._read,
             without_credentials=True,
+            meter=self._bookings,
         )
         if not self._sources.listed:
             _refuse_choices(config)
@@ -180,7 +180,6 @@ class Sampler:
             self._transform,
             sampling.seed,
             sampling.concurrency,
-            self._byte_rate,
             weighted=sampling.strata is not None,
         )
         declared = None if sampling.schema == "auto" else _declared_schema(sampling)
@@ -232,6 +231,10 @@ class Sampler:
                     case "revoke" if event := self._grants.get(message["id"]):
                         self._revoked.add(message["id"])
                         event.set()
+                    case "booked":
+                        self._bookings.answered(message["may_begin"])
+                    case "budget":
+                        self._bookings.is_limited = message["is_limited"]
                     case "storage":
                         tasks.create_task(self._adopt(message["options"]))
 
@@ -270,6 +273,8 @@ class Sampler:
                 self._cache_format,
             )
             await self._write(permit, shards)
+        except BudgetSpentError as error:
+            self._fail(permit, str(error), spent=True)
         except StoreRefusedError as error:
             self._fail(permit, str(error), refused=awaited_event(error))
         except TransientStoreError as error:
@@ -310,16 +315,21 @@ class Sampler:
         disk: bool = False,
         set_aside: bool = False,
         refused: str = "",
+        spent: bool = False,
     ) -> None:
         self.report()
-        what = {"disk": disk, "set_aside": set_aside, "refused": refused}
+        what = {"disk": disk, "set_aside": set_aside, "refused": refused, "spent": spent}
         self._line.send({"type": "failed", "id": permit.id, "error": error, **what})
 
     def _set_aside(self, permit_id: str, place: int, error: str) -> None:
         self._line.send({"type": "setback", "id": permit_id, "place": place, "error": error})
 
     async def _probe(self, visits: list[PartVisit]) -> None:
-        found = await self._schema_probe.probe(visits)
+        try:
+            found = await self._schema_probe.probe(visits)
+        except BudgetSpentError as error:
+            refusal = f"{error} by a first look at a few objects; raise it"
+            found = {"type": "refused", "error": refusal, "exit_code": ConfigError.exit_code}
         self.report()
         self._line.send(found)
 
@@ -334,16 +344,16 @@ class Sampler:
 
     def report(self) -> None:
         """Report the progress since the last report; from any thread."""
-        paced = self._byte_rate.seconds_left() > 0
         with self._reporting:  # bytes are reported once
-            self._line.send({**self._progress.take_message(), "paced": paced})
+            unbooked, paced = self._bookings.take_unbooked(), self._bookings.waiting
+            progress = self._progress.take_message()
+            self._line.send({**progress, "unbooked": unbooked, "paced": paced})
 
     def _visited(self, permit_id: str) -> None:
         self._progress.parts[permit_id] += 1
 
     def _read(self, nbytes: int) -> None:
         self._progress.nbytes += nbytes
-        self._byte_rate.charge(nbytes)
 
     def _retried(self, error: BaseException) -> None:
         self._progress.retries += 1
@@ -370,7 +380,3 @@ def _declared_schema(sampling: SamplingConfig) -> Schema:
     assert sampling.schema != "auto"
     added = {} if sampling.strata is None else {WEIGHT: ("<f4",)}
     return Schema.declared({**sampling.schema, **added})
-
-
-def _rate_per_worker(rate: int | None, workers: int) -> float | None:
-    return None if rate is None else rate / workers

@@ -261,6 +261,9 @@ class SamplerSlot:
         if self.process is not None:
             self.process.send(message)
 
+    def answer_booking(self, may_begin: bool) -> None:
+        self.send({"type": "booked", "may_begin": may_begin})
+
     def note_progress(self) -> None:
         self.progress_at = time.monotonic()
 

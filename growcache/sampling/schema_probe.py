@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean, median
 
-from growcache.errors import FormatError, StoreError, StoreRefusedError, TransientStoreError
+from growcache.errors import (
+    BudgetSpentError,
+    FormatError,
+    StoreError,
+    StoreRefusedError,
+    TransientStoreError,
+)
 from growcache.formats.base import Measure, ObjectFormat, Visit, measure_object, read_partly
 from growcache.sampling.fill import GroupFiller
 from growcache.sampling.messages import Message, PartVisit, Permit, awaited_event, hole_reason
@@ -120,6 +126,8 @@ class SchemaProbe:
         look = self._look_at_parts if object_format.ranged else self._look_at_whole
         looks = [self._counted(look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
+        if spent := next((one for one in found if isinstance(one, BudgetSpentError)), None):
+            raise spent  # a schema of fewer objects would depend on the budget
         set_aside = 0
         for visit, result in zip(objects, found, strict=True):
             if isinstance(result, TransientStoreError):

@@ -20,7 +20,7 @@ from growcache.errors import GrowcacheError, TransientStoreError
 from growcache.formats import open_source
 from growcache.formats.base import ObjectFormat
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.store import ReadMeter, RemoteStore, open_store
 
 _Made = TypeVar("_Made")
 
@@ -117,6 +117,7 @@ def open_sources(
     on_retry: Callable[[BaseException], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
     without_credentials: bool = False,
+    meter: ReadMeter | None = None,
 ) -> Sources:
     def opened(source: SourceConfig) -> OpenSource:
         store = open_store(
@@ -126,6 +127,7 @@ def open_sources(
             on_retry=on_retry,
             on_bytes=on_bytes,
             without_credentials=without_credentials,
+            meter=meter,
         )
         return OpenSource(store, open_source(source))
 

@@ -309,6 +309,7 @@ class IssuedPermit:
     asked_at: float = 0.0
     awaited_since: float = math.inf
     fresh: tuple[int, ...] = ()  # shards that were never committed
+    visited: int = 0
 
     @property
     def waits(self) -> bool:

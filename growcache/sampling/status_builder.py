@@ -22,6 +22,7 @@ from growcache.cache.status import (
 )
 from growcache.config import Config
 from growcache.errors import StoreRefusedError
+from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.messages import Message, awaited_event
 from growcache.sampling.objects import Objects
@@ -41,13 +42,18 @@ class StatusBuilder:
     """Counts what no other component counts, and puts the status together."""
 
     def __init__(
-        self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
+        self,
+        config: Config,
+        cache: Cache,
+        catalog: Catalog,
+        objects: Objects,
+        budget: ByteBudget,
     ) -> None:
         self.failures = 0  # requests and visits that are tried again
-        self.egress_bytes = 0
         self.last_errors: deque[str] = deque(maxlen=5)
         self.silences = {client: StoreSilence() for client in (LISTING, TABLES, SAMPLERS)}
         self._notice = OutageNotice()
+        self._budget = budget
         self._config = config
         self._cache = cache
         self._catalog = catalog
@@ -63,9 +69,6 @@ class StatusBuilder:
         self._subsets: list[SubsetStatus] = []
         self._sources: list[tuple[int, float]] = []
 
-    def note_bytes(self, nbytes: int) -> None:
-        self.egress_bytes += nbytes
-
     def note_retry(self, client: str, error: BaseException) -> None:
         self.failures += 1
         refused = isinstance(error, StoreRefusedError)
@@ -73,7 +76,7 @@ class StatusBuilder:
 
     def note_progress(self, message: Message) -> None:
         self.failures += message["retries"]
-        self.egress_bytes += message["nbytes"]
+        self._budget.note_unbooked(message["unbooked"])
         if message["retries"]:
             self.last_errors.append(message["last_error"])
         if message["nbytes"]:
@@ -116,7 +119,7 @@ class StatusBuilder:
             "delivered": totals.delivered,
             "holes": totals.holes,
             "failures": self.failures,
-            "egress_bytes": self.egress_bytes,
+            "egress_bytes": self._budget.spent,
         }
 
     def status(
@@ -134,7 +137,7 @@ class StatusBuilder:
         cache, totals = self._cache, self._cache.totals()
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
-        self._bytes.note(now, self.egress_bytes)
+        self._bytes.note(now, self._budget.spent)
         state: State
         waiting_for: str | None
         if stopped:
@@ -184,7 +187,7 @@ class StatusBuilder:
             retired_bytes=totals.retired_bytes,
             retired_shards=totals.retired_shards,
             reserved_bytes=cache.space.reserved,
-            egress_bytes=self.egress_bytes,
+            egress_bytes=self._budget.spent,
             objects=0 if endless else self._objects.listed,
             retries=self.failures,
             restarts=pool.restarts,

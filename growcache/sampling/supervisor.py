@@ -33,6 +33,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.formats import check_source
+from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
 from growcache.sampling.failed_visits import has_new_version
@@ -42,6 +43,7 @@ from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
 from growcache.sampling.messages import (
     Message,
+    budget_message,
     identity_message,
     setup_message,
     storage_message,
@@ -149,7 +151,9 @@ class Supervisor:
             skips=config.sources[0].on_missing == "skip",
             firsts=first_urls(config.sources),
         )
-        self._status = StatusBuilder(config, cache, self._catalog, self._objects)
+        sampling = config.sampling
+        self._budget = ByteBudget(sampling.max_egress, sampling.max_bytes_per_second)
+        self._status = StatusBuilder(config, cache, self._catalog, self._objects, self._budget)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
@@ -244,7 +248,7 @@ class Supervisor:
             self._labels = LabelsReader(
                 self._config.sources,
                 self._config.sampling,
-                self._status.note_bytes,
+                self._budget.book,
                 self._labels_read,
                 lambda error: self._status.note_retry(TABLES, error),
                 self._retries_labels,
@@ -324,6 +328,12 @@ class Supervisor:
             case "called":
                 slot.note_user_call(message["ended"], message["call"])
                 return
+            case "book":
+                self._budget.book(slot, message["bytes"], slot.answer_booking)
+                return
+            case "unread":
+                self._budget.give_back(message["bytes"])
+                return
         slot.note_progress()
         match message["type"]:
             case "ready":
@@ -345,7 +355,7 @@ class Supervisor:
                 slot.note_progress()
                 work.done = done
                 if self._dispatcher is not None:
-                    self._dispatcher.visited(permit_id)
+                    self._dispatcher.visited(permit_id, done)
         self._status.note_progress(message)
 
     def _adopt(self, config: Config) -> None:
@@ -359,6 +369,9 @@ class Supervisor:
         else:
             self._cache.adopt_settings(config.cache)
         self._config = config
+        sampling = config.sampling
+        self._budget.adopt(sampling.max_egress, sampling.max_bytes_per_second)
+        self._pool.broadcast(budget_message(config))
         if is_new:
             self._pool.setup = setup_message(config)
             self._pool.broadcast(storage_message(config))
@@ -368,6 +381,7 @@ class Supervisor:
 
     def _sampler_ready(self, slot: SamplerSlot, message: Message) -> None:
         slot.ready = True
+        slot.send(budget_message(self._config))
         slot.send(storage_message(self._config))  # it may have changed since the setup
         first, self._introduction = self._introduction is None, message
         if first and runs_user_format(self._config):
@@ -393,6 +407,7 @@ class Supervisor:
     def _sampler_died(
         self, slot: SamplerSlot, permit_ids: list[str], death: SamplerDeath
     ) -> None:
+        self._budget.forget(slot)
         self._search.lost(slot, death)
         for permit_id in permit_ids:
             if self._dispatcher is not None:
@@ -431,6 +446,7 @@ class Supervisor:
             found.identity,
             found.sizing,
             self._limits,
+            self._budget,
         )
         dispatcher.check_bound(self._config)
         self._identity, self._dispatcher = found.identity, dispatcher
@@ -462,7 +478,6 @@ class Supervisor:
             self._identify()
         if self._dispatcher is not None:
             self._try_holes_again(self._dispatcher)
-            self._dispatcher.egress_bytes = self._status.egress_bytes
             self._dispatcher.turn(self._pool.slots)
         if self._due("upkeep", now, UPKEEP_SECONDS):
             self._upkeep()

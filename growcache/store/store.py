@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from growcache.config import SourceConfig
 from growcache.errors import (
@@ -60,6 +60,14 @@ MOST_ASKED_OBJECTS = 2  # other objects, to find out whether only one fails
 _CONCURRENT_HEADS = 16  # objects of known names that are requested at once
 
 
+class ReadMeter(Protocol):
+    async def book(self, nbytes: int) -> None:
+        """Wait until a read may begin; BudgetSpentError if it never may."""
+
+    def give_back(self, nbytes: int) -> None:
+        """Give back the bytes of an attempt that the store answered with an error."""
+
+
 class RemoteStore:
     def __init__(
         self,
@@ -69,8 +77,10 @@ class RemoteStore:
         concurrency: int,
         on_bytes: Callable[[int], None] | None = None,
         settings: ClientSettings | None = None,
+        meter: ReadMeter | None = None,
     ) -> None:
         self.source = source
+        self._meter = meter
         self._settings = settings
         self._locations = [location for location, _ in clients]
         self._clients = [client for _, client in clients]
@@ -114,11 +124,14 @@ class RemoteStore:
     async def _read_with_retries(self, entry: Entry, start: int, stop: int) -> Buffer:
         client = self._clients[entry.store]
         generation = client.generation
+        if self._meter is not None:
+            await self._meter.book(stop - start)
         try:  # without the function of a retry, because a read seldom needs one
             data = await client.get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
             return data
         except StoreError as error:
+            self._give_back(error, stop - start)
             if is_transient(error) and self.given_up(entry):
                 raise
             return await self._retry_read(error, entry, (start, stop), generation)
@@ -131,14 +144,28 @@ class RemoteStore:
             try:
                 if isinstance(failure, BrokenReadError):  # was the object rewritten?
                     await self._check_unchanged(entry)
-                data = await self._clients[entry.store].get(entry, *wanted)
-                check_length(entry, wanted, len(data))  # type: ignore[arg-type]
-                return data
+                return await self._read_again(entry, *wanted)
             except StoreError as error:
                 failure = error
                 raise
 
         return await self._retry(failure, entry, attempt, generation)
+
+    async def _read_again(self, entry: Entry, start: int, stop: int) -> Buffer:
+        if self._meter is not None:
+            await self._meter.book(stop - start)
+        try:
+            data = await self._clients[entry.store].get(entry, start, stop)
+            check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+            return data
+        except StoreError as error:
+            self._give_back(error, stop - start)
+            raise
+
+    def _give_back(self, error: StoreError, nbytes: int) -> None:
+        """Give back the bytes of an attempt unless some of them may have been sent."""
+        if self._meter is not None and (not is_transient(error) or error.status is not None):
+            self._meter.give_back(nbytes)
 
     async def _check_unchanged(self, entry: Entry) -> None:
         try:
@@ -402,6 +429,7 @@ def open_store(
     on_bytes: Callable[[int], None] | None = None,
     without_credentials: bool = False,
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
+    meter: ReadMeter | None = None,
 ) -> RemoteStore:
     """Return the store that holds the objects of a source, without a request yet.
 
@@ -413,6 +441,7 @@ def open_store(
         on_bytes: called with the size of every successful read.
         without_credentials: if there are no credentials, raise at the first request.
         retries_forever: whether a failure is retried without end; see `RetryPolicy`.
+        meter: books every attempt at a read before it begins.
 
     Raises:
         ConfigError: a URL or option that no client understands.
@@ -434,7 +463,7 @@ def open_store(
             location = getattr(client.backend, "location", location)
         opened.append((location, clients[key]))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
-    return RemoteStore(source, opened, retries, concurrency, on_bytes, settings)
+    return RemoteStore(source, opened, retries, concurrency, on_bytes, settings, meter)
 
 
 def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[object, ...]:

@@ -150,10 +150,16 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
             "and .. as a component); use source.client: auto or fsspec"
         )
     if answer.status is None or answer.status >= 500 or answer.status in (408, 425, 429):
-        return TransientStoreError(f"{where}: {said or _no_answer_text(answer, option)}")
+        return _transient_error(f"{where}: {said or _no_answer_text(answer, option)}", answer)
     if answer.code in _TRANSIENT_CODES:
-        return TransientStoreError(f"{where}: {said}")
+        return _transient_error(f"{where}: {said}", answer)
     return StoreError(f"{where}: the store answered {said}")
+
+
+def _transient_error(text: str, answer: FailedRequest) -> TransientStoreError:
+    error = TransientStoreError(text)
+    error.status = answer.status
+    return error
 
 
 def _access_error(

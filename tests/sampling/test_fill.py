@@ -14,7 +14,6 @@ from growcache.errors import FormatError, StoreError, TransientStoreError
 from growcache.formats.base import ObjectFormat, PartlyReadError
 from growcache.sampling.fill import GroupFiller, SampleTransform, load_transform
 from growcache.sampling.messages import PartVisit, Permit
-from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Schema
 from growcache.store.contract import Entry, Store
@@ -66,7 +65,7 @@ def permit(*keys: str) -> Permit:
 def filler(object_format: Reading, transform: SampleTransform | None = None) -> GroupFiller:
     store = SimpleNamespace(source=SourceConfig(url=("memory://x",)))
     sources = Sources([OpenSource(cast(Store, store), cast(ObjectFormat, object_format))])
-    return GroupFiller(sources, transform, 0, 4, ByteRateLimit(None))
+    return GroupFiller(sources, transform, 0, 4)
 
 
 def visit(*keys: str) -> list[Any]:

@@ -17,7 +17,6 @@ from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.sampling.fill import GroupFiller, load_transform
 from growcache.sampling.messages import Message, PartVisit
-from growcache.sampling.rate_limiter import ByteRateLimit
 from growcache.sampling.schema_probe import (
     PROBE_BYTES,
     PROBE_OBJECTS,
@@ -70,9 +69,7 @@ def test_of_what_is_fetched_together_one_visit_is_looked_at(tmp_path: Path) -> N
     store = open_store(source, on_bytes=read.append)
     object_format = open_format("hdf5", {"axis": 0})
     sources = Sources([OpenSource(store, object_format)])
-    prober = SchemaProbe(
-        sources, GroupFiller(sources, None, 0, 4, ByteRateLimit(None)), 0, None
-    )
+    prober = SchemaProbe(sources, GroupFiller(sources, None, 0, 4), 0, None)
     found = asyncio.run(prober.probe([*map(PartVisit, next(iter(store.pages())))]))
     assert found["measure"]["together"] == 100
     assert found["sample_bytes"] == 4000
@@ -105,7 +102,7 @@ def probed(
     object_format = open_format("npy", options)
     code = load_transform(transform, {}, 0)
     sources = Sources([OpenSource(store, object_format)])
-    filler = GroupFiller(sources, code, 0, 4, ByteRateLimit(None))
+    filler = GroupFiller(sources, code, 0, 4)
 
     async def probe() -> Message:
         try:

@@ -91,8 +91,9 @@ def test_every_byte_that_was_read_is_told_and_counts(tmp_path: Path, url: str) -
     looked_at = 16 * max(sizes)  # before the first shard
     assert sum(sizes) <= status(tmp_path / "cache").egress_bytes <= sum(sizes) + looked_at
     config = write_config(tmp_path / "little.yaml", url, sampling={"max_egress": 1})
-    assert run(config, "--until-full") == (0, "")
-    assert status(tmp_path / "little").drawn == 0
+    code, said = run(config, "--until-full")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "sampling.max_egress is reached by a first look at a few objects; raise it" in said
 
 
 @pytest.mark.parametrize(
