@@ -43,7 +43,7 @@ http {{
     uwsgi_temp_path {scratch}/uwsgi;
     scgi_temp_path {scratch}/scgi;
     server {{
-        listen 127.0.0.1:{port} reuseport;
+        listen {address}:{port} reuseport;
         root {folder};
         location = / {{ return 204; }}
         location ~ ^/[^/]+/?$ {{ proxy_pass http://127.0.0.1:{listing_port}; }}
@@ -128,12 +128,13 @@ def nginx() -> str | None:
     return shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 
 
-async def run(folder: Path, scratch: Path, port: int, listing_port: int) -> None:
+async def run(folder: Path, scratch: Path, port: int, listing_port: int, address: str) -> None:
     """Serve until told to end."""
     config = scratch / "nginx.conf"
     # Started by root it would give its rights away, and then not get at a temporary folder.
     user = "" if os.geteuid() else "user root;"
     places = {"folder": folder, "scratch": scratch, "port": port, "listing_port": listing_port}
+    places["address"] = address
     config.write_text(CONFIG.format(user=user, **places))
     program = nginx() or sys.exit("no nginx: apt-get install nginx-light, or another --server")
     if ending := asyncio.current_task():
@@ -152,9 +153,12 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
     for name in ("--port", "--listing-port"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--address", default="127.0.0.1")
     given = parser.parse_args()
     with suppress(asyncio.CancelledError, KeyboardInterrupt):
-        asyncio.run(run(given.folder, given.scratch, given.port, given.listing_port))
+        asyncio.run(
+            run(given.folder, given.scratch, given.port, given.listing_port, given.address)
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ configuration, and either will do.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.peers.roster import OWN
 PINNED = Path(__file__).parent / "environments"
 TORCH = "torch==2.13.0"
 MARK = "installed"
+NEWER = "# Needs Python 3.12"  # the first line of what this Python may be too old for
 
 
 def python_of(environment: str, folder: Path) -> Path:
@@ -45,11 +47,21 @@ def install(python: Path, pinned: Path) -> None:
     Raises:
         subprocess.CalledProcessError: pip's words stand above.
     """
+    text = pinned.read_text(encoding="utf-8")
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+        base = _newer_python() if text.startswith(NEWER) else sys.executable
+        subprocess.run([base, "-m", "venv", python.parent.parent], check=True)
     pip = [str(python), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
-    subprocess.run([*pip, TORCH], check=True)
+    if TORCH in text.splitlines():
+        subprocess.run([*pip, TORCH], check=True)
     subprocess.run(
         [*pip, "--constraint", str(pinned), "--requirement", str(pinned)], check=True
     )
+
+
+def _newer_python() -> str:
+    if sys.version_info >= (3, 12):
+        return sys.executable
+    found = (shutil.which(f"python3.{minor}") for minor in (13, 12, 14))
+    return next(filter(None, found), None) or sys.exit("no Python 3.12 or newer on the PATH")
