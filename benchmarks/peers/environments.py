@@ -26,12 +26,12 @@ def python_of(environment: str, folder: Path) -> Path:
     return Path(sys.executable) if environment == OWN else folder / environment / "bin/python"
 
 
-def made(environment: str, folder: Path) -> Path:
+def made(environment: str, folder: Path, pins: Path = PINNED) -> Path:
     """Return the interpreter of an environment, which is made where it is not there yet."""
     python = python_of(environment, folder)
     if environment == OWN:
         return python
-    pinned = PINNED / f"{environment}.txt"
+    pinned = pins / f"{environment}.txt"
     digest = hashlib.sha256(pinned.read_bytes()).hexdigest()
     mark = folder / environment / MARK
     if not mark.exists() or mark.read_text(encoding="utf-8") != digest:

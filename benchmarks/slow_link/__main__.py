@@ -28,6 +28,7 @@ from benchmarks.slow_link.samples import COUNT, KEY, KEYS, SECRET, sample
 from growcache.cache.status import read_status
 
 ROOT = Path(__file__).parent.parent.parent
+PINS = Path(__file__).parent / "environments"
 BUCKET = "far"
 LINK = 10_000_000
 DISK_BYTES = 256_000_000
@@ -156,6 +157,12 @@ def rival(bench: Bench, arm: str, python: Path) -> Iterator[dict[str, Any]]:
         yield row(arm, phase, file, LINK)
 
 
+def interpreter(environment: str, folder: Path) -> Path:
+    """Return the Python of an environment, which is made where it is not there yet."""
+    own = (PINS / f"{environment}.txt").exists()
+    return made(environment, folder, PINS) if own else made(environment, folder)
+
+
 def write_objects(bucket: Path) -> None:
     """Write a sample per object."""
     for number, key in enumerate(KEYS):
@@ -202,10 +209,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=given.directory, prefix="slow-link-") as place:
         folder = Path(place)
-        pythons = {
-            arm: made(ENVIRONMENTS[arm], given.environments or folder / "environments")
-            for arm in arms
-        }
+        installed = given.environments or folder / "environments"
+        pythons = {arm: interpreter(ENVIRONMENTS[arm], installed) for arm in arms}
         write_objects(folder / "objects" / BUCKET)
         for arm in set(arms) & set(FORMATS):
             write(arm, pythons[arm], folder / "objects" / BUCKET)
