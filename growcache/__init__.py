@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from growcache.errors import GrowcacheError
     from growcache.loading.snapshot import Snapshot
     from growcache.pickles import unpickle_arrays
+    from growcache.replays import Replay, replay
     from growcache.sampling.serve import serve
     from growcache.schema import Origin
 
@@ -27,8 +28,10 @@ __all__ = [
     "Config",
     "GrowcacheError",
     "Origin",
+    "Replay",
     "Snapshot",
     "load_config",
+    "replay",
     "serve",
     "unpickle_arrays",
     "watch",
@@ -38,8 +41,10 @@ _HOMES = {
     "Config": "growcache.config",
     "GrowcacheError": "growcache.errors",
     "Origin": "growcache.schema",
+    "Replay": "growcache.replays",
     "Snapshot": "growcache.loading.snapshot",
     "load_config": "growcache.config_text",
+    "replay": "growcache.replays",
     "serve": "growcache.sampling.serve",
     "unpickle_arrays": "growcache.pickles",
     "watch": "growcache.cli.watch",

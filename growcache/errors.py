@@ -21,6 +21,7 @@
     │   ├── ObjectMissingError             permanent: the object is gone
     │   ├── ObjectChangedError             permanent: the object was rewritten
     │   └── AccessError(PermissionError)   permanent: the store refuses this object      exit 2
+    ├── JournalError                       a journal cannot be written or read           exit 1
     ├── FormatError(ValueError)            an object or sample is not what the format says
     └── SamplingError                      the service gives up, with its reasons        exit 1
 
@@ -157,6 +158,10 @@ class StoreMissingError(StoreRefusedError, ObjectMissingError):
     """The bucket, folder or mount that holds all objects is not there."""
 
     exit_code = 2
+
+
+class JournalError(GrowcacheError):
+    """A loader's journal cannot be written, or what it says cannot be made again."""
 
 
 class FormatError(GrowcacheError, ValueError):

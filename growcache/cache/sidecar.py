@@ -22,6 +22,7 @@ from growcache.cache.files import RECORDS
 from growcache.cache.side_files import EditionValues, editions_in_sidecar
 from growcache.errors import CorruptShardError
 from growcache.schema import Origin, Schema
+from growcache.store.contract import Entry
 
 FORMAT_VERSION = 1
 EMPTY = "empty"  # in `Sidecar.counts`: visits to whole objects without a sample
@@ -103,6 +104,12 @@ class Origins:
 
     def __len__(self) -> int:
         return len(self.object)
+
+    def entry(self, i: int) -> Entry:
+        """Return the object of a sample as it was listed."""
+        o = self.object[i]
+        store = self.stores[o] if self.stores else 0
+        return Entry(self.keys[o], self.sizes[o], self.etags[o], self.mtimes[o], store)
 
     def __getitem__(self, i: int) -> Origin:
         o = self.object[i]

@@ -66,6 +66,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache peek ./cache --sample 12:0",
         "growcache peek ./cache --sample 12:0 --refetch --config my.yaml",
     ),
+    "replay": (
+        "growcache replay growcache.yaml run.journal",
+        "growcache replay growcache.yaml run.journal --step 4711",
+        "growcache replay growcache.yaml run.journal --step 4711 -o b.npz",
+    ),
     "export": (
         "growcache export ./cache ./copy",
         "growcache export ./cache ./copy --samples 10000 --format npy",
@@ -380,6 +385,54 @@ def peek(
     from growcache.cli.redraw_sample import refetch_sample
 
     raise typer.Exit(refetch_sample(cache, sample, config, json=json))
+
+
+@app.command(epilog=examples_epilog("replay"))
+def replay(
+    config: ConfigArgument,
+    journal: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOURNAL",
+            help="What the loader got as journal=.",
+            autocompletion=complete_path,
+        ),
+    ],
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Which batch, over all epochs, from 0."),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, help="Of several ranks, whose.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Write its arrays, as .npz."),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Keep shards that are drawn again there, for the next time."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Ask the store whether the objects were changed since.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Make a batch again that a loader with a journal delivered, and name its samples.
+
+    Bit for bit: what is not cached any more is drawn again from the store, on
+    this machine or another. A transform of the loader is not applied; in Python
+    growcache.replay does that, too. Exit code 1 where objects were changed since.
+    """
+    from growcache.cli.replay import replay_step, show_steps
+
+    if step is None:
+        show_steps(journal, rank, json=json)
+        return
+    code = replay_step(
+        config, journal, step, rank=rank, out=out, cache=cache, check=check, json=json
+    )
+    raise typer.Exit(code)
 
 
 @app.command(epilog=examples_epilog("export"))

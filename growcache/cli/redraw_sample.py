@@ -195,9 +195,7 @@ async def _draw_again(
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
     sidecar, origins = peeked.sidecar, peeked.sidecar.origins
-    o = origins.object[peeked.i]
-    store = origins.stores[o] if origins.stores else 0
-    entry = Entry(origins.keys[o], origins.sizes[o], origins.etags[o], origins.mtimes[o], store)
+    entry = origins.entry(peeked.i)
     round_ = origins.round[peeked.i] if origins.round else None
     visit = PartVisit(entry, origins.part[peeked.i], origins.parts[peeked.i], round_)
     if labels is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from growcache.errors import CorruptShardError
 from growcache.loading.buffers import Allocate
+from growcache.loading.delivered_rows import BatchRows, batch_rows
 from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
 from growcache.loading.gather import Gatherer, MappedRows, ShardPlaces
 from growcache.loading.options import VALID_FIELD, LoaderOptions
@@ -107,6 +108,7 @@ class Block:
     marks: list[PassPosition]  # the position after each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     transform_schema: TransformSchema
+    batch_rows: list[BatchRows] | None = None  # of each batch, for a journal
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
@@ -221,7 +223,7 @@ class BlockAssembler:
         self._drawn: list[RowShards] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
-        self._pieces: list[Piece] = []  # whose rows are transformed
+        self._pieces: list[Piece] = []  # this rank's
 
     @property
     def rows(self) -> int:
@@ -244,6 +246,7 @@ class BlockAssembler:
             self.losses.note(piece, before)
             before += len(rows)
             self._drawn.append((piece.window.numbers, rows.places))
+            self._pieces.append(piece)
             if self._options.marks_valid:
                 self._valid.append(_valid_rows(piece))
             if self._transform is not None:
@@ -263,7 +266,6 @@ class BlockAssembler:
     def _note(self, transform: BlockTransform, piece: Piece) -> None:
         window, start, stop = piece
         number = window.plan.pass_number
-        self._pieces.append(piece)
         self._places += [(number, p) for p in window.positions(start, stop).tolist()]
         if transform.takes_origin:
             places, rows = window.located(start, stop)
@@ -289,6 +291,7 @@ class BlockAssembler:
         marks = [position_after(place) for place in last]
         lost = self.losses.before(last, size)
         valid = self._valid
+        delivered = batch_rows(pieces, size) if self._options.journal is not None else None
         self._begin()
         self._ramp.grow()
         if self._transform is not None:
@@ -303,6 +306,7 @@ class BlockAssembler:
         counts = count_per_shard(drawn)
         return Block(
             *(epoch, rows, parts, drawn, counts, nbytes, marks, lost, self._transform_schema()),
+            batch_rows=delivered,
         )
 
     def _part(self, name: str, column: Column, ends: list[int]) -> BlockPart:

@@ -29,6 +29,7 @@ from growcache.loading.channel import (
     Stage,
     StageKind,
 )
+from growcache.loading.delivered_rows import BatchRows
 from growcache.loading.framework import NUMPY, Framework
 from growcache.loading.gather_process import (
     CutStage,
@@ -37,6 +38,7 @@ from growcache.loading.gather_process import (
     kind_after_death,
     may_switch_to_process,
 )
+from growcache.loading.journal_writer import JournalWriter
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
 from growcache.loading.producer import ThreadStage
@@ -71,6 +73,7 @@ class Consumer:
         self._finalizer: weakref.finalize[..., Consumer] | None = None
         self.deliveries = DeliveryCounts(options.root)
         self._counters = ReaderCounters(CacheLayout(options.root))
+        self._journal = JournalWriter(options) if options.journal is not None else None
         self._counted_pass: int | None = None  # the one that started last, and
         self._delivered_pass: int | None = None  # that of the latest batch
         # Closes a stage that was replaced: it keeps its leases until the next one has some.
@@ -118,6 +121,8 @@ class Consumer:
     def _end_epoch(self, number: int) -> None:
         self._tracker.end_epoch(number)
         self._counters.flush()  # the lease may go with its pass
+        if self._journal is not None:
+            self._journal.flush()
         if self._options.samples_per_epoch is None and self.stage is not None:
             self.stage.demand.end_pass(self._next_pass - 1)
         self.deliveries.end_epoch()
@@ -135,6 +140,10 @@ class Consumer:
     @property
     def step(self) -> int:
         return self._tracker.step
+
+    @property
+    def global_step(self) -> int:
+        return self._tracker.global_step
 
     def note_state(self) -> None:
         self._counters.note_state()
@@ -161,6 +170,8 @@ class Consumer:
     def close(self) -> None:
         self._iteration = object()
         self._close_stage()
+        if self._journal is not None:
+            self._journal.close()
 
     def _close_stage(self) -> None:
         if self._switching:
@@ -197,13 +208,20 @@ class Consumer:
         self.stage, self._close_previous, self._pid = None, None, os.getpid()
         self._switching = False
         self._counters = ReaderCounters(CacheLayout(self._options.root))
+        if self._journal is not None:  # the parent's stays the parent's
+            self._journal = JournalWriter(self._options)
         if self._finalizer is not None:
             self._finalizer.detach()
 
     def _start(self) -> Stage:
         release_at_sigterm()
+        if self._journal is not None:
+            self._journal.open()
         start = self._loaded or Position(
-            epoch=self._next_epoch, next_epoch=self._next_epoch, next_pass=self._next_pass
+            epoch=self._next_epoch,
+            next_epoch=self._next_epoch,
+            next_pass=self._next_pass,
+            global_step=self.global_step,
         )
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         return self._adopt(self._new_stage(self._kind, start), start)
@@ -260,7 +278,11 @@ class Consumer:
                 self._replace_dead_process(item)
                 continue
             if isinstance(item, PassStarted):
-                self._begin_pass(item)
+                try:
+                    self._begin_pass(item)
+                except BaseException:  # the journal cannot be written
+                    self.close()
+                    raise
             elif isinstance(item, Block):
                 self._replaced = False
                 choice, now = self._choice, time.perf_counter()
@@ -296,6 +318,8 @@ class Consumer:
         self._next_pass = item.number + 1
         fingerprint = item.facts.view.fingerprint
         self._tracker.begin_pass(item.number, item.plan, fingerprint)
+        if self._journal is not None:
+            self._journal.begin_pass(item.plan.get())
         again = item.number == self._counted_pass
         self.deliveries.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number
@@ -318,6 +342,8 @@ class Consumer:
                 stage.demand.deliver(mark)
                 self._delivered_pass = mark.pass_number
                 self._tracker.deliver(block.epoch, mark, block.transform_schema)
+                if block.batch_rows is not None:
+                    self._note_in_journal(block, block.batch_rows[i - 1])
                 if lost:
                     self.deliveries.skip(lost)
                 if i % self._batches_at_once == 0 or delivered == rows:
@@ -329,6 +355,15 @@ class Consumer:
             self._count_delivered(running)
             if self._running_block is running:
                 self._running_block = None
+
+    def _note_in_journal(self, block: Block, rows: BatchRows) -> None:
+        assert self._journal is not None
+        step, epoch, epoch_step = self.global_step - 1, block.epoch, self.step - 1
+        try:
+            self._journal.deliver(step, epoch, epoch_step, rows, block.transform_schema)
+        except BaseException:
+            self.close()
+            raise
 
     def _count_delivered(self, running: _DeliveredBlock) -> None:
         self.deliveries.deliver(running.uncounted(), running.counted)
@@ -379,6 +414,7 @@ class PositionTracker:
     def __init__(self, options: LoaderOptions, start: Position) -> None:
         self._whole_passes = options.samples_per_epoch is None
         self._epoch, self._step = start.epoch, start.step
+        self._global_step = start.global_step
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._fingerprint, self._mark = start.fingerprint, start.mark
         self._transform_schema = start.transform_schema
@@ -395,6 +431,7 @@ class PositionTracker:
             next_pass=self._next_pass if mark is None else mark.pass_number + 1,
             fingerprint=self._fingerprint,
             transform_schema=self._transform_schema,
+            global_step=self._global_step,
             mark=mark,
             plan=None if mark is None else self._plans[mark.pass_number].get(),
         )
@@ -403,6 +440,10 @@ class PositionTracker:
     def step(self) -> int:
         """Batches delivered of its epoch; needs no plan."""
         return self._step
+
+    @property
+    def global_step(self) -> int:
+        return self._global_step
 
     def begin_epoch(self, number: int) -> None:
         self._next_epoch = number
@@ -421,6 +462,7 @@ class PositionTracker:
         self, epoch: int, mark: PassPosition, transform_schema: TransformSchema
     ) -> None:
         self._step = self._step + 1 if epoch == self._epoch else 1
+        self._global_step += 1
         self._epoch, self._transform_schema = epoch, transform_schema
         if self._mark is None or mark.pass_number != self._mark.pass_number:
             self._plans = {n: p for n, p in self._plans.items() if n >= mark.pass_number}

@@ -76,6 +76,7 @@ class Loader:
         verify: Verify = "first",
         device: Any = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         """Take the arguments; threads and processes start with the first iteration.
 
@@ -138,6 +139,9 @@ class Loader:
                 iterates. None leaves them in memory.
             timeout_seconds: that ``transform`` may take for a sample before a warning names the
                 sample; training goes on waiting for it.
+            journal: a file that is appended to, such that `growcache.replay` can make any batch
+                again. It takes 24 bytes a shard and pass, and some tens an object of the store, once.
+                Of several ranks each writes its own, named by its rank.
 
         Raises:
             ConfigError: arguments that cannot be meant.
@@ -163,6 +167,7 @@ class Loader:
             gather=gather,
             verify=verify,
             timeout_seconds=timeout_seconds,
+            journal=journal,
             ranks=self._ranks(),
         )
         self._loaded: tuple[Position, MissingShards] | None = (
@@ -271,6 +276,14 @@ class Loader:
     def step(self) -> int:
         """Batches that were delivered of the epoch in which the loader stands."""
         return self._consumer.step
+
+    @property
+    def global_step(self) -> int:
+        """Batches that were delivered in all epochs, also by the loaders whose states were loaded.
+
+        The batch that was received last is step ``global_step - 1`` of the journal.
+        """
+        return self._consumer.global_step
 
     @property
     def options(self) -> LoaderOptions:

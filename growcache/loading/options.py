@@ -124,6 +124,7 @@ class LoaderOptions:
     num_workers: int = 0
     gather: Gather = "auto"
     timeout_seconds: float = TIMEOUT_SECONDS
+    journal: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_cache_path(self.path)
@@ -151,6 +152,8 @@ class LoaderOptions:
             raise ConfigError(
                 f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
             )
+        if not isinstance(self.journal, str | os.PathLike | None):
+            raise ConfigError(f"journal must be the path of a file, found {self.journal!r}")
         self._refuse_places()
         self._refuse_lengths()
 
@@ -208,6 +211,14 @@ class LoaderOptions:
     def root(self) -> Path:
         """The cache directory, independent of later changes of the working directory."""
         return Path(self.path).absolute()
+
+    @property
+    def journal_file(self) -> Path | None:
+        """The file of this rank's journal."""
+        if self.journal is None:
+            return None
+        path = Path(self.journal).absolute()
+        return path if self.world_size == 1 else rank_file(path, self.ranks.rank)
 
     def chosen(self, schema: Schema) -> Schema:
         if self.fields is None:
@@ -329,6 +340,15 @@ def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
         raise ConfigError(
             f"expected {rank_name} from 0 to {size_name} - 1, found {rank!r} of {size!r}"
         )
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """Return the name of one rank's file.
+
+    >>> str(rank_file(Path("runs/a.journal"), 3))
+    'runs/a.journal.rank3'
+    """
+    return path.with_name(f"{path.name}.rank{rank}")
 
 
 def launch_id(environment: Mapping[str, str], parent: int) -> str:

@@ -25,6 +25,10 @@ from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.seeding import generator_at
 
+ORDER_VERSION = (
+    1  # raise it when the order of a pass would change: journals name positions in it
+)
+
 # A window is read ahead, mapped and verified as a whole. So its bytes are bounded by memory, its
 # shards by the time to open it, and its samples by both.
 WINDOW_BYTES = 256_000_000

@@ -52,6 +52,7 @@ class Position:
     step: int = 0  # batches delivered of it
     next_epoch: int = 0  # of the next iteration; later where the epoch was broken off
     next_pass: int = 0  # the first with a new snapshot
+    global_step: int = 0  # batches delivered of all epochs
     fingerprint: str | None = None  # of the cache; None before a sample was seen
     transform_schema: TransformSchema | None = None
     mark: PassPosition | None = None  # None: the next epoch begins with a new snapshot
@@ -66,6 +67,7 @@ class Position:
             "step": self.step,
             "next_epoch": self.next_epoch,
             "next_pass": self.next_pass,
+            "global_step": self.global_step,
             "form": None if self.transform_schema is None else self.transform_schema._asdict(),
             "pass": _pass_to_dict(self.plan, self.mark),
         }
@@ -88,7 +90,8 @@ class Position:
                 transform_schema=None if decided is None else TransformSchema(**decided),
                 mark=mark,
                 plan=plan,
-                **{name: int(values[name]) for name in _COUNTS},
+                # States of earlier versions do not count all epochs.
+                **{name: int({"global_step": 0, **values}[name]) for name in _COUNTS},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):

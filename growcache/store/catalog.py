@@ -286,6 +286,11 @@ class Catalog:
                 self._key_set = None  # only a listing wants it
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes of the file up to the end of its last whole frame."""
+        return self._end
+
+    @property
     def torn_bytes(self) -> int:
         return os.fstat(self._descriptor).st_size - self._end
 

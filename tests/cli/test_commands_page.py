@@ -33,6 +33,7 @@ from growcache.cache.status import (
 from growcache.cli.cli import app, main
 from growcache.cli.status import StatusHistory
 from growcache.cli.view import StatusPicture
+from growcache.numpy import EpochLoader
 from tests.cli.terminals import COMMAND
 from tests.cli.test_view import drawn
 from tests.tables import DOCS
@@ -303,6 +304,21 @@ def test_what_peek_says(
         "growcache peek cache --sample 1:0 --refetch --config growcache.yaml --json", capsys
     )
     assert hold(again, told) == set(again)
+
+
+def test_what_replay_says(
+    here: Path, capsys: pytest.CaptureFixture[str], write_tables: bool
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "min_samples": 1, "job": "replayed"}
+    with EpochLoader("cache", journal="run.journal", **options) as loader:
+        list(loader)
+    (documented,) = keys(section("replay"))
+    command = "growcache replay growcache.yaml run.journal --step 1"
+    said = output(command, capsys)
+    shown("replay", said.replace(str(here), HOME), writes=write_tables)
+    assert hold(documented, as_json(f"{command} --json", capsys)) == set(documented)
+    steps = as_json("growcache replay growcache.yaml run.journal --json", capsys)
+    assert [steps["steps"], steps["sessions"]] == [24 // 4, 1]
 
 
 def test_what_export_says(

@@ -423,7 +423,8 @@ def test_what_was_broken_off_is_gone_for_the_resumed_as_well(
     resumed.load_state_dict(state)
     assert [len(ids(resumed)), ids(resumed)[:5]] == [35 if length is None else 10, delivered]
     assert ids(resumed) == third
-    assert resumed.state_dict() == behind
+    # It delivered more batches.
+    assert resumed.state_dict() | {"global_step": behind["global_step"]} == behind
 
 
 def test_iterating_anew_before_the_first_batch_loses_nothing(cache: Any, loader: Any) -> None:

@@ -1,0 +1,137 @@
+"""Which rows a batch holds, as positions in the plans of passes: what a journal records.
+
+Almost every batch is the run of positions that follows the one before. What a batch holds otherwise (rows of
+two passes, rows left out because a shard is damaged, substitutes, padding) is said in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from growcache.loading.framework import Booleans, Integers
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import PassPlan, Window, locate_samples
+from growcache.loading.windows import Piece
+
+
+class Run(NamedTuple):
+    pass_number: int
+    start: int  # position in the pass
+    stop: int
+
+
+class Substitute(NamedTuple):
+    place: int  # row of the batch
+    shard: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    runs: tuple[Run, ...]
+    substitutes: tuple[Substitute, ...] = ()
+    padding: int = 0  # rows at the end that only fill the batch
+
+    def __len__(self) -> int:
+        return sum(run.stop - run.start for run in self.runs)
+
+    def after(self, batches: int, batch_size: int, stride: int) -> BatchRows | None:
+        """Return what a later batch holds if all is regular in between; None after an irregular batch.
+
+        >>> BatchRows((Run(0, 8, 12),)).after(2, 4, 4)
+        BatchRows(runs=(Run(pass_number=0, start=16, stop=20),), substitutes=(), padding=0)
+        """
+        if len(self.runs) != 1 or self.substitutes or self.padding or len(self) != batch_size:
+            return None
+        ((number, start, stop),) = self.runs
+        return BatchRows((Run(number, start + batches * stride, stop + batches * stride),))
+
+
+def batch_rows(pieces: Sequence[Piece], size: int) -> list[BatchRows]:
+    """Return the rows of each batch of ``size`` in a block; the pieces are its rows in order."""
+    positions = np.concatenate([w.positions(start, stop) for w, start, stop in pieces])
+    lengths = [stop - start for _, start, stop in pieces]
+    passes = np.repeat([w.plan.pass_number for w, _, _ in pieces], lengths)
+    edges = np.arange(0, len(positions), size)
+    jumps = np.flatnonzero((np.diff(positions) != 1) | (np.diff(passes) != 0)) + 1
+    cuts = [*np.union1d(edges, jumps).tolist(), len(positions)]
+    runs: list[list[Run]] = [[] for _ in edges]
+    for first, end in pairwise(cuts):
+        start = int(positions[first])
+        runs[first // size].append(Run(int(passes[first]), start, start + end - first))
+    others = _substitutes(pieces, size, len(runs))
+    padding = _padding(pieces, size, len(runs))
+    return [
+        BatchRows(tuple(r), tuple(o), p) for r, o, p in zip(runs, others, padding, strict=True)
+    ]
+
+
+def _substitutes(pieces: Sequence[Piece], size: int, batches: int) -> list[list[Substitute]]:
+    found: list[list[Substitute]] = [[] for _ in range(batches)]
+    first = 0
+    for window, start, stop in pieces:
+        if window.valid is not None:  # in a window with damaged shards
+            planned = plan_rows(window.plan, window.positions(start, stop))
+            places, rows = window.located(start, stop)
+            numbers = np.array(window.numbers, np.int64)[places]
+            for at in np.flatnonzero((numbers != planned[0]) | (rows != planned[1])).tolist():
+                batch, place = divmod(first + at, size)
+                found[batch].append(Substitute(place, int(numbers[at]), int(rows[at])))
+        first += stop - start
+    return found
+
+
+def _padding(pieces: Sequence[Piece], size: int, batches: int) -> list[int]:
+    found, first = [0] * batches, 0
+    for window, start, stop in pieces:
+        if window.padding:
+            for at in range(first, first + stop - start):
+                found[at // size] += 1
+        first += stop - start
+    return found
+
+
+def plan_rows(window: Window, positions: Integers) -> tuple[Integers, Integers]:
+    """Return shard and row of these positions of the pass, all in the window: int64 [n] each."""
+    places, rows = locate_samples(window.order()[positions - window.first], window.starts())
+    return np.array(window.numbers, np.int64)[places], rows
+
+
+class Places(NamedTuple):
+    """The rows of a batch, in order."""
+
+    passes: Integers
+    positions: Integers  # in the pass
+    shards: Integers
+    rows: Integers
+    valid: Booleans  # False: substitutes and padding
+
+
+def places_of(
+    batch: BatchRows, plans: Mapping[int, PassPlan], options: LoaderOptions
+) -> Places:
+    """Return where the samples of a batch are; the plans are those of its runs."""
+    columns = [_run_rows(run, plans[run.pass_number], options) for run in batch.runs]
+    passes, positions, shards, rows = (np.concatenate(c) for c in zip(*columns, strict=True))
+    valid = np.arange(len(rows)) < len(rows) - batch.padding
+    for place, shard, row in batch.substitutes:
+        shards[place], rows[place], valid[place] = shard, row, False
+    return Places(passes, positions, shards, rows, valid)
+
+
+def _run_rows(
+    run: Run, plan: PassPlan, options: LoaderOptions
+) -> tuple[Integers, Integers, Integers, Integers]:
+    positions = np.arange(run.start, run.stop)
+    shards, rows = np.zeros_like(positions), np.zeros_like(positions)
+    for window in plan.windows(options):
+        end = window.first + len(window)
+        mine = np.flatnonzero((positions >= window.first) & (positions < end))
+        if len(mine):
+            shards[mine], rows[mine] = plan_rows(window, positions[mine])
+    return np.full(len(positions), run.pass_number), positions, shards, rows

@@ -1,0 +1,261 @@
+"""Appends to a journal, in the process whose loop receives the batches.
+
+What a batch held is on file before the loop gets it, except that regular batches need no word of their own. So a
+kill loses nothing. A journal that cannot be written ends the epoch, because steps that are missing in it would
+read as regular ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.files import CacheLayout
+from growcache.cache.locks import close_owned, open_owned, this_process, try_lock
+from growcache.cache.side_files import read_deferrals, read_editions, read_identity
+from growcache.errors import CachePathError, ConfigError, JournalError
+from growcache.loading.delivered_rows import BatchRows
+from growcache.loading.journal import (
+    CATALOG,
+    MAGIC,
+    NOTE,
+    CatalogPart,
+    DeliveredBatch,
+    Frame,
+    pack_batch,
+    pack_catalog,
+    pack_note,
+    pack_pass,
+    read_frames,
+    session_values,
+    unpack_catalog,
+    unpack_note,
+)
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import PassPlan
+from growcache.loading.transform import TransformSchema
+from growcache.store.catalog import Catalog
+
+BATCH_SECONDS = (
+    30.0  # at most between two batches that are written, to tell how far a killed run came
+)
+CATALOG_PART_BYTES = 1 << 20
+KEPT_PLANS = 4
+
+
+class _CopiedListing:
+    """How much of which listing is in the journal already."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.nbytes = 0
+        self._digest = hashlib.blake2b()
+
+    def add(self, part: CatalogPart) -> None:
+        if part.listing != self.number or not part.offset:
+            self.number, self.nbytes, self._digest = part.listing, 0, hashlib.blake2b()
+        self.nbytes += len(part.data)
+        self._digest.update(part.data)
+
+    def begins(self, data: bytes) -> bool:
+        """Whether what was copied is the beginning of these bytes."""
+        digest = hashlib.blake2b(data[: self.nbytes]).digest()
+        return len(data) >= self.nbytes and digest == self._digest.digest()
+
+    def missing_parts(self, data: bytes) -> Iterator[CatalogPart]:
+        number, start = self.number, self.nbytes
+        if not self.begins(data):
+            number, start = number + 1, 0
+        for at in range(start, len(data), CATALOG_PART_BYTES):
+            yield CatalogPart(number, at, data[at : at + CATALOG_PART_BYTES])
+
+
+class JournalWriter:
+    """Writes the journal of one rank; used by the thread that iterates."""
+
+    def __init__(self, options: LoaderOptions) -> None:
+        path = options.journal_file
+        assert path is not None
+        self._options = options
+        self._path = path
+        self._descriptor = -1
+        self._end = 0
+        self._plans: dict[int, PassPlan] = {}
+        self._facts: dict[str, Any] = {}
+        self._listing = _CopiedListing()
+        self._schema = TransformSchema(None)
+        self._last: DeliveredBatch | None = None  # delivered
+        self._expected: DeliveredBatch | None = None  # next, if it is regular
+        self._written: DeliveredBatch | None = None
+        self._due = 0.0  # monotonic seconds
+
+    def open(self) -> None:
+        """Begin a session. ConfigError: the file is something else, or another loader's now."""
+        if self._descriptor >= 0:
+            return
+        self._descriptor = self._opened()
+        try:
+            self._continue(self._path.read_bytes())
+            session = session_values(self._options)
+            about = {**this_process(), "path": str(self._options.root)}
+            self._append(pack_note({"session": session, "about": about}))
+        except BaseException:
+            self._release()
+            raise
+
+    def _opened(self) -> int:
+        try:
+            descriptor = open_owned(self._path.resolve(), os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ConfigError(
+                f"journal: cannot open {self._path}: {error.strerror}; name a file in a folder "
+                "that is there"
+            ) from None
+        free = True
+        with suppress(CachePathError):  # file systems without locks
+            free = try_lock(descriptor)
+        if free:
+            return descriptor
+        close_owned(descriptor)
+        raise ConfigError(
+            f"journal: another loader writes {self._path}; close it, or name another file"
+        )
+
+    def _continue(self, data: bytes) -> None:
+        """Cut a torn frame off, and find what need not be said again."""
+        if not data or MAGIC.startswith(data):
+            os.ftruncate(self._descriptor, 0)
+            self._write(MAGIC, 0)
+            self._end = len(MAGIC)
+            return
+        if not data.startswith(MAGIC):
+            raise ConfigError(
+                f"journal: {self._path} is no journal of this version of growcache; name "
+                "another file"
+            )
+        self._end, self._facts, self._listing = len(MAGIC), {}, _CopiedListing()
+        for frame, end in read_frames(data):
+            self._end = end
+            if frame.kind == CATALOG:
+                self._listing.add(unpack_catalog(frame.body))
+            elif frame.kind == NOTE:
+                self._facts = unpack_note(frame.body).get("cache", self._facts)
+        os.ftruncate(self._descriptor, self._end)
+
+    def begin_pass(self, plan: PassPlan) -> None:
+        if self._plans.get(plan.number) == plan:
+            return  # another stage goes on with it
+        if self._options.ranks.leads:
+            self._note_cache()
+        self._append(pack_pass(plan))
+        self._plans = {n: p for n, p in self._plans.items() if n > plan.number - KEPT_PLANS}
+        self._plans[plan.number] = plan
+        self._expected = None
+
+    def _note_cache(self) -> None:
+        facts, catalog = cache_facts(self._options.root)
+        if {name: self._facts.get(name) for name in facts} == facts:
+            return
+        for part in self._listing.missing_parts(catalog):
+            self._append(pack_catalog(part))
+            self._listing.add(part)
+        more = {"listing": self._listing.number, "catalog_bytes": len(catalog)}
+        self._append(pack_note({"cache": facts | more}))
+        self._facts = facts | more
+
+    def deliver(
+        self,
+        step: int,
+        epoch: int,
+        epoch_step: int,
+        rows: BatchRows,
+        transform_schema: TransformSchema,
+    ) -> None:
+        """Record a batch, before the loop gets it."""
+        if transform_schema != self._schema:
+            self._append(pack_note({"transform_schema": transform_schema.transformed}))
+            self._schema, self._expected = transform_schema, None
+        batch = DeliveredBatch(step, epoch, epoch_step, 0, rows)
+        self._last = batch
+        if batch != self._expected or time.monotonic() > self._due:
+            self.flush()
+        size = self._options.batch_size
+        next_rows = rows.after(1, size, size * self._options.ranks.local_world_size)
+        self._expected = None
+        if next_rows is not None:
+            self._expected = DeliveredBatch(step + 1, epoch, epoch_step + 1, 0, next_rows)
+
+    def flush(self) -> None:
+        """Write the batch delivered last, which tells how far the run came."""
+        if self._last is None or self._last is self._written or self._descriptor < 0:
+            return
+        self._append(pack_batch(self._last._replace(seconds=int(time.time()))))
+        self._written, self._due = self._last, time.monotonic() + BATCH_SECONDS
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            self.flush()
+            if self._last is not None:
+                self._append(pack_note({"ended": self._last.step + 1}))
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            close_owned(descriptor)
+        self._plans, self._schema = {}, TransformSchema(None)
+        self._last = self._expected = self._written = None
+
+    def _append(self, frame: Frame) -> None:
+        data = frame.pack()
+        self._write(data, self._end)
+        self._end += len(data)
+
+    def _write(self, data: bytes, at: int) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                written = os.pwrite(self._descriptor, rest, at)
+                rest, at = rest[written:], at + written
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            self._release()
+            raise JournalError(
+                f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
+                "resume with a journal on another disk"
+            ) from error
+
+
+def cache_facts(root: Path) -> tuple[dict[str, Any], bytes]:
+    """Return what decides the content of the cache's shards, and its listing."""
+    layout = CacheLayout(root)
+    identity = read_identity(root)
+    # The listing last, because an edition is written after the objects that it counts.
+    editions = read_editions(layout) or []
+    deferrals = read_deferrals(layout)
+    facts = {
+        "identity": None if identity is None else identity.to_values(),
+        "editions": [[edition.edition, *edition.values] for edition in editions],
+        "deferrals": None if deferrals is None else deferrals.to_values(),
+    }
+    as_read: dict[str, Any] = orjson.loads(orjson.dumps(facts))
+    return as_read, _listing_bytes(layout.catalog)
+
+
+def _listing_bytes(path: Path) -> bytes:
+    try:
+        with Catalog.open(path, readonly=True) as catalog:
+            return path.read_bytes()[: catalog.whole_bytes]
+    except FileNotFoundError:  # a copy of a cache has none
+        return b""

@@ -1,0 +1,197 @@
+"""Shards that a replay needs: from the cache that holds them still, else drawn again from the store.
+
+They are drawn again by an ordinary service, into a cache of its own. That cache begins with what the
+journal says of the old one: its identity, editions, deferrals and listing. So every shard has the number and
+the bytes that it had, whatever was added to the store since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.deferrals import Deferrals
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout, write_atomic
+from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.lease_views import LeaseCounters
+from growcache.cache.reader_lease import Lease
+from growcache.cache.shard_refetches import refetch_outcomes
+from growcache.cache.side_files import (
+    Edition,
+    Identity,
+    describe_differences,
+    read_identity,
+    write_deferrals,
+    write_editions,
+    write_identity,
+    write_issued,
+)
+from growcache.cache.uses import NO_JOB
+from growcache.config import Config
+from growcache.errors import CacheError, CacheMissingError, FingerprintError, JournalError
+from growcache.loading.journal import CacheFacts
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import index_views, refuse_failed_service
+from growcache.sampling.fingerprint import configured_values
+from growcache.sampling.serve import serve
+from growcache.store.catalog import Catalog
+
+Digests = Mapping[int, str]  # of shards, by number
+
+
+def refuse_other_config(config: Config, identity: Identity) -> None:
+    """Raise FingerprintError if the configuration makes other samples than the journal's cache had."""
+    ours = configured_values(config)
+    theirs = {name: value for name, value in identity.parts.items() if name in ours}
+    if differing := describe_differences(theirs, ours):
+        raise FingerprintError(
+            "the journal is of a cache that another configuration filled: "
+            f"{'; '.join(differing[:5])}; give the configuration of that run"
+        )
+
+
+@contextmanager
+def snapshots_with(
+    config: Config,
+    digests: Digests,
+    facts: CacheFacts | None,
+    catalog: bytes | None,
+    folder: Path,
+) -> Iterator[list[tuple[Snapshot, bool]]]:
+    """Yield snapshots that hold all of the shards, and whether each was drawn again.
+
+    ``folder`` is for shards that are drawn again.
+    """
+    with ExitStack() as opened:
+        found: list[tuple[Snapshot, bool]] = []
+
+        def take(root: Path, *, again: bool) -> None:
+            snapshot = _take_live(root, {n: digests[n] for n in _missing(digests, found)})
+            if snapshot is not None:
+                found.append((opened.enter_context(snapshot), again))
+
+        take(Path(config.cache.path), again=False)
+        if _missing(digests, found):
+            root = _seeded_cache(facts, catalog, folder)
+            take(root, again=True)
+            if missing := _missing(digests, found):
+                wanted = {number: digests[number] for number in missing}
+                snapshot = opened.enter_context(_drawn_again(config, root, wanted))
+                found.append((snapshot, True))
+        yield found
+
+
+def _missing(digests: Digests, found: Collection[tuple[Snapshot, bool]]) -> list[int]:
+    return sorted(n for n in digests if not any(snapshot.has(n) for snapshot, _ in found))
+
+
+def _take_live(root: Path, digests: Digests) -> Snapshot | None:
+    """Return those shards of a cache that have these digests, and are whole."""
+    while True:
+        try:
+            view = read_index(root)
+        except CacheMissingError:
+            return None
+        only = {row.number: row.digest for row in view.shards if row.samples}
+        only = {n: digest for n, digest in only.items() if digests.get(n) == digest}
+        if not only:
+            return None
+        try:
+            snapshot = Snapshot.take(root, job=NO_JOB, only=only)
+        except CacheError:  # one was evicted meanwhile
+            if read_index(root).shards == view.shards:
+                raise
+            continue
+        damaged = [number for number in only if not snapshot.is_whole(number)]
+        if not damaged:
+            return snapshot
+        snapshot.close()
+        digests = {n: digest for n, digest in only.items() if n not in damaged}
+
+
+# ------------------------------------------------------------------------- drawing again
+
+
+def _seeded_cache(facts: CacheFacts | None, catalog: bytes | None, folder: Path) -> Path:
+    """Return a cache in ``folder`` in which the service draws the journal's shards again."""
+    if facts is None or facts.values["identity"] is None or not facts.values["editions"]:
+        raise JournalError(
+            "some shards are not cached any more, and the journal does not say how to draw "
+            "them again: it was of a copy of a cache, which knows no store"
+        )
+    if catalog is None:
+        raise JournalError(
+            "the listing in the journal is cut off, so no shard can be drawn again"
+        )
+    identity = Identity.from_values(facts.values["identity"])
+    # Rounded up, so that the cache serves a journal that grows.
+    shards = 1 << max(10, facts.last_shard.bit_length())
+    about = orjson.dumps([facts.values, shards], option=orjson.OPT_SORT_KEYS)
+    root = folder / hashlib.blake2b(about, digest_size=8).hexdigest()
+    layout = CacheLayout(root)
+    if not layout.issued.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        adopt(layout)
+        _write_side_files(layout, facts.values, identity, catalog)
+        groups = shards // int(identity.sizes.get("group_shards", 1))
+        write_issued(layout, groups)  # last: all of them count as drawn, and as evicted
+    return root
+
+
+def _write_side_files(
+    layout: CacheLayout, facts: dict[str, Any], identity: Identity, catalog: bytes
+) -> None:
+    write_atomic(layout.catalog, catalog)
+    with Catalog.open(layout.catalog) as copied:
+        copied.complete = (
+            True  # nothing is listed: new objects belong to no shard of the journal
+        )
+    write_editions(layout, [Edition(*row) for row in facts["editions"]])
+    if facts["deferrals"] is not None:
+        write_deferrals(layout, Deferrals.from_values(facts["deferrals"]))
+    write_identity(layout.root, identity)
+
+
+def _drawn_again(config: Config, root: Path, digests: Digests) -> Snapshot:
+    known = read_identity(root)
+    own = config.model_copy(update={"cache": config.cache.model_copy(update={"path": root})})
+    counters = LeaseCounters(counts=True)
+    with serve(own), ExitStack() as opened:
+        lease = Lease.create(root, NO_JOB, digests, wishes=digests, counters=counters)
+        opened.callback(lease.close)
+        with closing(index_views(root, threading.Event(), lambda: False)) as views:
+            for view in views:
+                if _all_came(root, view, known, digests):
+                    lease.settle()
+                    opened.pop_all()
+                    rows = [row for row in view.shards if row.number in digests]
+                    return Snapshot(CacheLayout(root), view, rows, lease, job=NO_JOB)
+    raise AssertionError("views end only when they are stopped")
+
+
+def _all_came(root: Path, view: IndexView, known: Identity | None, digests: Digests) -> bool:
+    refuse_failed_service(CacheLayout(root), view)
+    if known is not None and view.fingerprint not in (None, known.fingerprint):
+        found = read_identity(root)
+        differing = describe_differences(known.parts, found.parts) if found is not None else []
+        raise FingerprintError(
+            "the journal is of a cache that other code filled: "
+            f"{'; '.join(differing[:5]) or 'its fingerprint differs'}"
+        )
+    outcomes = refetch_outcomes(view, digests)
+    if any(outcome.state == "pending" for outcome in outcomes.values()):
+        return False
+    refused = [f"{n}: {one.reason}" for n, one in outcomes.items() if one.state == "refused"]
+    if refused:
+        raise JournalError(
+            f"{len(refused)} of {len(digests)} shards cannot be made again as they were, "
+            f"shard {'; '.join(refused)}"
+        )
+    return True
