@@ -21,6 +21,7 @@ from growcache.cache.directory import adopt
 from growcache.cache.files import CacheLayout, write_atomic
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseCounters
+from growcache.cache.locks import is_locked
 from growcache.cache.reader_lease import Lease
 from growcache.cache.shard_refetches import refetch_outcomes
 from growcache.cache.side_files import (
@@ -177,7 +178,12 @@ def _drawn_again(config: Config, root: Path, digests: Digests) -> Snapshot:
 
 
 def _all_came(root: Path, view: IndexView, known: Identity | None, digests: Digests) -> bool:
-    refuse_failed_service(CacheLayout(root), view)
+    layout = CacheLayout(root)
+    refuse_failed_service(layout, view)
+    if not is_locked(layout.supervisor_lock):
+        raise JournalError(
+            f"the service of another replay in {root.parent} has ended; repeat this one"
+        )
     if known is not None and view.fingerprint not in (None, known.fingerprint):
         found = read_identity(root)
         differing = describe_differences(known.parts, found.parts) if found is not None else []

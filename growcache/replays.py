@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from growcache.cache.side_files import Identity
 from growcache.config import Config
 from growcache.config_text import load_config
+from growcache.errors import ConfigError
 from growcache.loading.blocks import BatchCutter, BlockAssembler
 from growcache.loading.delivered_rows import Places, places_of
 from growcache.loading.framework import NUMPY
@@ -54,7 +55,8 @@ class Replay:
             ended up to half a minute before.
         seconds: Unix time at which the journal last said where the run was, at or before the step.
         earlier: how often the step came before, in runs that were resumed from an earlier state.
-        batch: as the loader delivered it, in NumPy arrays.
+        batch: as the loader delivered it, a dict of NumPy arrays (whatever ``as_tuple`` was), or
+            what ``batch_transform`` returned.
         samples: where each sample of the batch came from.
         objects: of the samples, as they were listed.
     """
@@ -138,11 +140,12 @@ def _cache_facts(
     journal: Journal, path: Path, found: JournaledBatch
 ) -> tuple[CacheFacts | None, bytes | None]:
     """Return what the journal of the first rank on the machine says of the cache."""
-    ranks = found.session.ranks
+    facts, ranks = found.facts, found.session.ranks
     if not ranks.leads:
         journal = Journal.read(path, ranks.rank - ranks.local_rank)
-        found, _ = journal.find(found.batch.step)
-    facts = found.facts
+        facts = journal.facts
+        with suppress(ConfigError):  # it was killed before that step
+            facts = journal.find(found.batch.step)[0].facts
     return facts, None if facts is None else journal.catalog(facts)
 
 

@@ -26,7 +26,7 @@ from growcache.numpy import EpochLoader
 from tests import journaling_trainer
 from tests.journaling_trainer import digest
 from tests.loading.loaders import as_bytes
-from tests.sampling.services import make_source, run, service, write_config
+from tests.sampling.services import make_source, run, service, wait_until, write_config
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -246,17 +246,20 @@ def test_a_thousand_steps_of_a_run_with_kills(samples_per_epoch: int, tmp_path: 
     config = write(folder / "c.yaml", folder / "objects")
     command = [sys.executable, "-m", "tests.journaling_trainer"]
     command += [str(folder / "c"), str(folder), str(samples_per_epoch)]
-    while not (folder / "seen").exists() or len(last_seen(folder / "seen")) < 1500:
+    notes = folder / "seen"
+    notes.touch()
+    while len(last_seen(notes)) < 1500:
+        stop = len(notes.read_text().splitlines()) + rng.randrange(60, 400)
         with service(config) as process, subprocess.Popen(command) as trainer:
-            time.sleep(rng.uniform(2, 6))
+            wait_until(lambda: len(notes.read_text().splitlines()) >= stop, 120)  # noqa: B023
             trainer.kill()
             process.kill()
     shutil.rmtree(folder / "c")
-    seen = last_seen(folder / "seen")
+    seen = last_seen(notes)
     elsewhere = write_config(
         tmp_path / "elsewhere.yaml", f"{folder}/objects/*.npy", sampling=SAMPLING
     )
-    chosen = rng.sample(sorted(seen), 1000 // 2)
+    chosen = rng.sample(sorted(seen), 500)
     differing = [
         step
         for step in chosen

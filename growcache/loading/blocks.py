@@ -13,7 +13,7 @@ import numpy as np
 
 from growcache.errors import CorruptShardError
 from growcache.loading.buffers import Allocate
-from growcache.loading.delivered_rows import BatchRows, batch_rows
+from growcache.loading.delivered_rows import BatchRows, irregular_batches
 from growcache.loading.framework import Booleans, Bytes, Framework, Transfer
 from growcache.loading.gather import Gatherer, MappedRows, ShardPlaces
 from growcache.loading.options import VALID_FIELD, LoaderOptions
@@ -108,7 +108,7 @@ class Block:
     marks: list[PassPosition]  # the position after each batch
     lost: list[int]  # planned rows that could not be read, before each batch
     transform_schema: TransformSchema
-    batch_rows: list[BatchRows] | None = None  # of each batch, for a journal
+    irregular: dict[int, BatchRows] | None = None  # of some batches, for a journal
     seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
@@ -291,7 +291,8 @@ class BlockAssembler:
         marks = [position_after(place) for place in last]
         lost = self.losses.before(last, size)
         valid = self._valid
-        delivered = batch_rows(pieces, size) if self._options.journal is not None else None
+        journaled = self._options.journal is not None
+        irregular = irregular_batches(pieces, size, step) if journaled else None
         self._begin()
         self._ramp.grow()
         if self._transform is not None:
@@ -306,7 +307,7 @@ class BlockAssembler:
         counts = count_per_shard(drawn)
         return Block(
             *(epoch, rows, parts, drawn, counts, nbytes, marks, lost, self._transform_schema()),
-            batch_rows=delivered,
+            irregular=irregular,
         )
 
     def _part(self, name: str, column: Column, ends: list[int]) -> BlockPart:

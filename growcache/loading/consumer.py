@@ -38,6 +38,7 @@ from growcache.loading.gather_process import (
     kind_after_death,
     may_switch_to_process,
 )
+from growcache.loading.journal import DeliveredBatch
 from growcache.loading.journal_writer import JournalWriter
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
@@ -342,8 +343,8 @@ class Consumer:
                 stage.demand.deliver(mark)
                 self._delivered_pass = mark.pass_number
                 self._tracker.deliver(block.epoch, mark, block.transform_schema)
-                if block.batch_rows is not None:
-                    self._note_in_journal(block, block.batch_rows[i - 1])
+                if block.irregular is not None:
+                    self._note_in_journal(block, block.irregular.get(i - 1))
                 if lost:
                     self.deliveries.skip(lost)
                 if i % self._batches_at_once == 0 or delivered == rows:
@@ -356,11 +357,16 @@ class Consumer:
             if self._running_block is running:
                 self._running_block = None
 
-    def _note_in_journal(self, block: Block, rows: BatchRows) -> None:
+    def _note_in_journal(self, block: Block, rows: BatchRows | None) -> None:
         assert self._journal is not None
-        step, epoch, epoch_step = self.global_step - 1, block.epoch, self.step - 1
         try:
-            self._journal.deliver(step, epoch, epoch_step, rows, block.transform_schema)
+            if rows is None:
+                self._journal.follow()
+            else:
+                batch = DeliveredBatch(
+                    self.global_step - 1, block.epoch, self.step - 1, 0, rows
+                )
+                self._journal.deliver(batch, block.transform_schema)
         except BaseException:
             self.close()
             raise

@@ -6,7 +6,7 @@ two passes, rows left out because a shard is damaged, substitutes, padding) is s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,8 +52,21 @@ class BatchRows:
         return BatchRows((Run(number, start + batches * stride, stop + batches * stride),))
 
 
-def batch_rows(pieces: Sequence[Piece], size: int) -> list[BatchRows]:
-    """Return the rows of each batch of ``size`` in a block; the pieces are its rows in order."""
+def irregular_batches(pieces: Sequence[Piece], size: int, stride: int) -> dict[int, BatchRows]:
+    """Return the rows of those batches of a block that do not follow from the batch before.
+
+    The pieces are the block's rows in order; the first batch is always among them.
+    """
+    found: dict[int, BatchRows] = {}
+    last, base = None, 0
+    for batch, rows in enumerate(_batches(pieces, size)):
+        if last is None or rows != last.after(batch - base, size, stride):
+            found[batch] = last = rows
+            base = batch
+    return found
+
+
+def _batches(pieces: Sequence[Piece], size: int) -> Iterator[BatchRows]:
     positions = np.concatenate([w.positions(start, stop) for w, start, stop in pieces])
     lengths = [stop - start for _, start, stop in pieces]
     passes = np.repeat([w.plan.pass_number for w, _, _ in pieces], lengths)
@@ -66,9 +79,8 @@ def batch_rows(pieces: Sequence[Piece], size: int) -> list[BatchRows]:
         runs[first // size].append(Run(int(passes[first]), start, start + end - first))
     others = _substitutes(pieces, size, len(runs))
     padding = _padding(pieces, size, len(runs))
-    return [
-        BatchRows(tuple(r), tuple(o), p) for r, o, p in zip(runs, others, padding, strict=True)
-    ]
+    for mine, other, padded in zip(runs, others, padding, strict=True):
+        yield BatchRows(tuple(mine), tuple(other), padded)
 
 
 def _substitutes(pieces: Sequence[Piece], size: int, batches: int) -> list[list[Substitute]]:

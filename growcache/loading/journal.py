@@ -125,6 +125,15 @@ class DeliveredBatch(NamedTuple):
     seconds: int  # of the wall clock, for people
     rows: BatchRows
 
+    def after(self, batches: int, batch_size: int, stride: int) -> DeliveredBatch | None:
+        """Return a later batch, if all is regular in between; None after an irregular one."""
+        rows = self.rows.after(batches, batch_size, stride) if batches else self.rows
+        if rows is None:
+            return None
+        return self._replace(
+            step=self.step + batches, epoch_step=self.epoch_step + batches, rows=rows
+        )
+
 
 def pack_batch(batch: DeliveredBatch) -> Frame:
     rows = batch.rows
@@ -388,13 +397,17 @@ def _batch_at(stretch: _Stretch, step: int) -> tuple[DeliveredBatch, _Stretch] |
     after = step - first.step
     if after < 0 or (stretch.stop is not None and step >= stretch.stop):
         return None
-    if not after:
-        return first, stretch
-    rows = first.rows.after(after, session.values["batch_size"], session.stride)
-    if rows is None:
+    batch = first.after(after, session.values["batch_size"], session.stride)
+    if batch is None:
         return None
-    ((number, _, stop),) = rows.runs
-    if stop > len(unpack_pass(stretch.passes[number])):
-        return None
-    later = first._replace(step=step, epoch_step=first.epoch_step + after, rows=rows)
-    return later, stretch
+    if after:
+        number, _, stop = batch.rows.runs[0]
+        if stop > _pass_rows(stretch.passes[number]):
+            return None
+    return batch, stretch
+
+
+def _pass_rows(body: bytes) -> int:
+    _, _, count, width = _PASS.unpack_from(body)
+    samples = np.frombuffer(body, f"<u{width}", count, _PASS.size + count * width)
+    return int(samples.sum(dtype=np.int64))

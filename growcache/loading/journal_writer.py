@@ -21,7 +21,6 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.locks import close_owned, open_owned, this_process, try_lock
 from growcache.cache.side_files import read_deferrals, read_editions, read_identity
 from growcache.errors import CachePathError, ConfigError, JournalError
-from growcache.loading.delivered_rows import BatchRows
 from growcache.loading.journal import (
     CATALOG,
     MAGIC,
@@ -91,9 +90,8 @@ class JournalWriter:
         self._facts: dict[str, Any] = {}
         self._listing = _CopiedListing()
         self._schema = TransformSchema(None)
-        self._last: DeliveredBatch | None = None  # delivered
-        self._expected: DeliveredBatch | None = None  # next, if it is regular
-        self._written: DeliveredBatch | None = None
+        self._written: DeliveredBatch | None = None  # the latest of this session
+        self._after = 0  # regular batches delivered since
         self._due = 0.0  # monotonic seconds
 
     def open(self) -> None:
@@ -154,15 +152,19 @@ class JournalWriter:
             return  # another stage goes on with it
         if self._options.ranks.leads:
             self._note_cache()
+        self.flush()
         self._append(pack_pass(plan))
+        self._written = None  # the next batch is of this plan
         self._plans = {n: p for n, p in self._plans.items() if n > plan.number - KEPT_PLANS}
         self._plans[plan.number] = plan
-        self._expected = None
 
     def _note_cache(self) -> None:
-        facts, catalog = cache_facts(self._options.root)
+        layout = CacheLayout(self._options.root)
+        facts = cache_facts(layout)
         if {name: self._facts.get(name) for name in facts} == facts:
             return
+        # After the editions, because one is written after the objects that it counts.
+        catalog = _listing_bytes(layout.catalog)
         for part in self._listing.missing_parts(catalog):
             self._append(pack_catalog(part))
             self._listing.add(part)
@@ -170,42 +172,45 @@ class JournalWriter:
         self._append(pack_note({"cache": facts | more}))
         self._facts = facts | more
 
-    def deliver(
-        self,
-        step: int,
-        epoch: int,
-        epoch_step: int,
-        rows: BatchRows,
-        transform_schema: TransformSchema,
-    ) -> None:
+    def deliver(self, batch: DeliveredBatch, transform_schema: TransformSchema) -> None:
         """Record a batch, before the loop gets it."""
         if transform_schema != self._schema:
             self._append(pack_note({"transform_schema": transform_schema.transformed}))
-            self._schema, self._expected = transform_schema, None
-        batch = DeliveredBatch(step, epoch, epoch_step, 0, rows)
-        self._last = batch
-        if batch != self._expected or time.monotonic() > self._due:
+            self._schema, self._written = transform_schema, None
+        if self._written is None or batch != self._later(self._after + 1):
+            self._write_batch(batch)
+        else:
+            self.follow()
+
+    def follow(self) -> None:
+        """Record that the regular successor of the last batch is delivered."""
+        self._after += 1
+        if time.monotonic() > self._due:
             self.flush()
-        size = self._options.batch_size
-        next_rows = rows.after(1, size, size * self._options.ranks.local_world_size)
-        self._expected = None
-        if next_rows is not None:
-            self._expected = DeliveredBatch(step + 1, epoch, epoch_step + 1, 0, next_rows)
 
     def flush(self) -> None:
         """Write the batch delivered last, which tells how far the run came."""
-        if self._last is None or self._last is self._written or self._descriptor < 0:
-            return
-        self._append(pack_batch(self._last._replace(seconds=int(time.time()))))
-        self._written, self._due = self._last, time.monotonic() + BATCH_SECONDS
+        if self._after and (batch := self._later(self._after)) is not None:
+            self._write_batch(batch)
+
+    def _later(self, batches: int) -> DeliveredBatch | None:
+        assert self._written is not None
+        size = self._options.batch_size
+        stride = size * self._options.ranks.local_world_size
+        return self._written.after(batches, size, stride)
+
+    def _write_batch(self, batch: DeliveredBatch) -> None:
+        self._append(pack_batch(batch._replace(seconds=int(time.time()))))
+        self._written, self._after = batch, 0
+        self._due = time.monotonic() + BATCH_SECONDS
 
     def close(self) -> None:
         if self._descriptor < 0:
             return
         try:
             self.flush()
-            if self._last is not None:
-                self._append(pack_note({"ended": self._last.step + 1}))
+            if self._written is not None:
+                self._append(pack_note({"ended": self._written.step + 1}))
         finally:
             self._release()
 
@@ -214,7 +219,7 @@ class JournalWriter:
         if descriptor >= 0:
             close_owned(descriptor)
         self._plans, self._schema = {}, TransformSchema(None)
-        self._last = self._expected = self._written = None
+        self._written, self._after = None, 0
 
     def _append(self, frame: Frame) -> None:
         data = frame.pack()
@@ -237,20 +242,17 @@ class JournalWriter:
             ) from error
 
 
-def cache_facts(root: Path) -> tuple[dict[str, Any], bytes]:
-    """Return what decides the content of the cache's shards, and its listing."""
-    layout = CacheLayout(root)
-    identity = read_identity(root)
-    # The listing last, because an edition is written after the objects that it counts.
-    editions = read_editions(layout) or []
-    deferrals = read_deferrals(layout)
+def cache_facts(layout: CacheLayout) -> dict[str, Any]:
+    """Return what decides the content of the cache's shards besides its listing, as JSON values."""
+    identity = read_identity(layout.root)
+    editions, deferrals = read_editions(layout) or [], read_deferrals(layout)
     facts = {
         "identity": None if identity is None else identity.to_values(),
         "editions": [[edition.edition, *edition.values] for edition in editions],
         "deferrals": None if deferrals is None else deferrals.to_values(),
     }
     as_read: dict[str, Any] = orjson.loads(orjson.dumps(facts))
-    return as_read, _listing_bytes(layout.catalog)
+    return as_read
 
 
 def _listing_bytes(path: Path) -> bytes:

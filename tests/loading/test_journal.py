@@ -183,6 +183,12 @@ def test_it_takes_at_most_fifty_bytes_a_shard_and_pass(
     assert (file.stat().st_size - before) / (100 * passes) < 30
 
 
+@pytest.mark.mutant(
+    32,
+    "growcache.loading.journal_writer:JournalWriter.deliver",
+    "self._written is None or batch != self._later(self._after + 1)",
+    "self._written is None",
+)
 @gatherers
 def test_damaged_shards_are_left_out_of_what_it_says(
     gather: Any, filled: Filled, tmp_path: Path, small_windows: None
@@ -195,17 +201,22 @@ def test_damaged_shards_are_left_out_of_what_it_says(
     assert [said(file, step) for step in range(len(seen))] == seen
 
 
+@pytest.mark.parametrize("samples_per_epoch", [None, 90])
 @pytest.mark.parametrize("damaged", [(), (0, 3, 4, 9)])
 def test_each_rank_has_a_journal_of_its_own(
-    damaged: tuple[int, ...], filled: Filled, tmp_path: Path, small_windows: None
+    samples_per_epoch: int | None,
+    damaged: tuple[int, ...],
+    filled: Filled,
+    tmp_path: Path,
+    small_windows: None,
 ) -> None:
     file = tmp_path / "a.journal"
     for number in damaged:
         filled.damage(number)
 
     def read(rank: int) -> list[list[int]]:
-        options = {"rank": rank, "world_size": 2, "drop_last": False}
-        with loader(filled, file, **options) as made:
+        options = {"rank": rank, "world_size": 2, "samples_per_epoch": samples_per_epoch}
+        with loader(filled, file, drop_last=False, **options) as made:
             return [batch.tolist() for batch in delivered(made)]
 
     with ThreadPoolExecutor(2) as threads:
@@ -250,6 +261,12 @@ with EpochLoader(sys.argv[1], batch_size=7, min_samples=1, journal=sys.argv[2]) 
 """
 
 
+@pytest.mark.mutant(
+    32,
+    "growcache.loading.consumer:Consumer._begin_pass",
+    "self._journal.begin_pass(item.plan.get())",
+    "pass",
+)
 def test_a_kill_loses_nothing_of_what_a_step_saw(
     filled: Filled, tmp_path: Path, small_windows: None
 ) -> None:
