@@ -243,7 +243,13 @@ def test_a_thousand_steps_of_a_run_with_kills(samples_per_epoch: int, tmp_path: 
     """Trainers and services are killed; only configuration, journal and store are left."""
     rng, folder = random.Random(samples_per_epoch), tmp_path / "run"
     make_source(folder / "objects", 400)
-    config = write(folder / "c.yaml", folder / "objects")
+    # Small, so that shards are evicted; those of killed trainers go at once.
+    config = write_config(
+        folder / "c.yaml",
+        f"{folder}/objects/*.npy",
+        cache={"max_bytes": 1_500_000, "resume_seconds": 1},
+        sampling=SAMPLING,
+    )
     command = [sys.executable, "-m", "tests.journaling_trainer"]
     command += [str(folder / "c"), str(folder), str(samples_per_epoch)]
     notes = folder / "seen"

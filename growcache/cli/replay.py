@@ -77,7 +77,7 @@ def _changed_objects(config: Config, objects: Sequence[Entry]) -> dict[tuple[int
     try:
         answers = asyncio.run(_current_states(config, objects))
     except StoreError as error:
-        text = f"not known whether the objects were changed since: {error}"
+        text = printable(f"not known whether the objects were changed since: {error}")
         typer.echo(fold_to_width(text, sys.stderr), err=True)
         return {}
     pairs = zip(objects, answers, strict=True)
@@ -128,7 +128,7 @@ def _text(found: Replay, changed: dict[tuple[int, str], str]) -> str:
         where = f"{i:4}  {place}  {printable(origin.key)} [{origin.start}:{origin.stop}]"
         state = changed.get((sample.store, origin.key))
         more = [origin.etag, None if sample.valid else "fills the batch up", state]
-        lines.append("  ".join([where, *filter(None, more)]))
+        lines.append("  ".join([where, *(printable(text) for text in more if text)]))
     return "\n".join(lines)
 
 

@@ -171,6 +171,16 @@ def test_every_step_is_said_as_it_was(
         Journal.read(file).find(len(seen))
 
 
+@pytest.mark.torch
+def test_the_loader_of_torch_has_one_too(filled: Filled, tmp_path: Path) -> None:
+    torch = pytest.importorskip("growcache.torch")
+    file = tmp_path / "a.journal"
+    options = {"batch_size": 7, "min_samples": 1, "journal": file}
+    with torch.EpochLoader(filled.root, **options) as made:
+        seen = [batch["id"].tolist() for batch in made]
+    assert [said(file, step) for step in range(len(seen))] == seen
+
+
 def test_it_takes_at_most_fifty_bytes_a_shard_and_pass(
     make_cache: MakeCache, tmp_path: Path
 ) -> None:
