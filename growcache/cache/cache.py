@@ -288,6 +288,11 @@ class Cache:
         remains = self.index_writer.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
+    def lengths(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the samples of shards that were committed, as far as the index knows them."""
+        remains = self.index_writer.index.remains(numbers)
+        return {number: row.samples for number, row in remains.items()}
+
     # Accounts
 
     def totals(self) -> CacheTotals:

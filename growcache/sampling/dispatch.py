@@ -20,7 +20,14 @@ from growcache.sampling.failed_visits import (
     Makeups,
     object_name,
 )
-from growcache.sampling.group_queue import NO_ROOM, GroupQueue, Refetch, RefetchScheduler
+from growcache.sampling.fixed_set import FixedSet, until_reached
+from growcache.sampling.group_queue import (
+    NO_ROOM,
+    GroupQueue,
+    IssuedPermit,
+    Refetch,
+    RefetchScheduler,
+)
 from growcache.sampling.messages import Message, PartVisit, Permit, stored_bytes
 from growcache.sampling.objects import Objects
 from growcache.sampling.rate_limiter import (
@@ -45,7 +52,6 @@ from growcache.sampling.sizing import (
 )
 from growcache.sampling.space_allocator import (
     FULL_FOR_GOOD,
-    IssuedPermit,
     SpaceAllocator,
     WriteQueue,
 )
@@ -90,13 +96,20 @@ class Dispatcher:
         next_new = cache.meta.issued + 1
         unfinished = cache.unfinished(next_new, sizing.group_shards)
         self.queue = GroupQueue(next_new, unfinished)
+        most = config.cache.max_samples if sizing.tops_up else None
+        self._fixed_set = FixedSet(most, cache, self.queue)
         self._refetches = RefetchScheduler(
-            cache, catalog, self.draws, self.queue, sizing.group_shards
+            cache,
+            catalog,
+            self.draws,
+            self.queue,
+            sizing.group_shards,
+            in_order=most is not None,
         )
         self.makeups = Makeups(
             cache, self.draws, sizing, unfinished, config.sampling.timeout_seconds
         )
-        self.writes = WriteQueue(cache, self.space, self._refetches, clock)
+        self.writes = WriteQueue(cache, self.space, self._refetches, self._fixed_set, clock)
         self._objects = objects
         last_drawn = cache.meta.deferrals.last_drawn(next_new)
         last = self.draws.again(last_drawn) if last_drawn >= 0 else None
@@ -116,12 +129,17 @@ class Dispatcher:
             for slot in slots:
                 if slot.forget(permit_id):
                     slot.send({"type": "revoke", "id": permit_id})
-        for permit_id in self.writes.grant():
+        answers: list[Message] = [
+            {"type": "grant", "id": permit_id} for permit_id in self.writes.grant()
+        ]
+        for permit_id, lengths in self.writes.cuts.items():
+            answers.append({"type": "cut", "id": permit_id, "lengths": lengths})
+        for answer in answers:
             for slot in slots:
-                if permit_id in slot.permits:
-                    slot.paused.discard(permit_id)
+                if answer["id"] in slot.permits:
+                    slot.paused.discard(answer["id"])
                     slot.note_progress()
-                    slot.send({"type": "grant", "id": permit_id})
+                    slot.send(answer)
         while idle := self._slots_with_room(slots):
             slot = min(idle, key=lambda slot: len(slot.permits))
             given = self.next_permit()
@@ -138,7 +156,9 @@ class Dispatcher:
 
     def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
         reads = self._config.sampling.concurrency
-        if self.queue.due_refetch(self._clock()) is not None:
+        now = self._clock()
+        awaited = self._awaits_open_group and self.queue.due(now) is not None
+        if awaited or self.queue.due_refetch(now) is not None:
             return [slot for slot in slots if slot.has_room_for_refetch(reads)]
         return [slot for slot in slots if slot.has_room(reads)]
 
@@ -150,7 +170,7 @@ class Dispatcher:
         match message["type"]:
             case "need":
                 slot.paused.add(permit_id)
-                self.need(permit_id, message["bytes"])
+                self.need(permit_id, message["bytes"], message["samples"])
             case "setback":
                 self.set_back(permit_id, message["place"], message["error"])
             case "written":
@@ -293,6 +313,8 @@ class Dispatcher:
     @property
     def complete(self) -> bool:
         """Whether everything that the cache shall hold is cached."""
+        if self._fixed_set.is_whole:
+            return True
         if not self.queue.settled or self.makeups.missing or not self._listed_and_known:
             return False
         draw = self.draws.next(self.queue.next_new, self.round)
@@ -318,16 +340,22 @@ class Dispatcher:
         self._refetches.update_from_refetch_queue(
             self._forecast.shard_bytes, self.space.capacity
         )
-        vain = [
-            id_
-            for id_, issued in self.writes.permits.items()
-            if issued.need_bytes is not None
-            and not (issued.granted or issued.fresh or self.writes.is_refetch(issued))
-        ]
+        if self._fixed_set.is_whole:
+            self._refetches.refuse_never_drawn()
+        vain = [id_ for id_, one in self.writes.permits.items() if self._is_in_vain(one)]
         for id_ in vain:
             group = self.writes.permits.pop(id_).permit.group
             self.queue.done(group)
         return vain
+
+    def _is_in_vain(self, issued: IssuedPermit) -> bool:
+        if issued.granted or issued.fresh:
+            return not issued.granted and self._fixed_set.is_whole
+        return issued.waits and not self.writes.is_refetch(issued)
+
+    @property
+    def _awaits_open_group(self) -> bool:
+        return any(map(self._fixed_set.awaits_open, self.writes.permits.values()))
 
     def _outlook(
         self, draw: GroupDraw | None, *, share: float = 1.0, for_refetch: bool = False
@@ -352,13 +380,19 @@ class Dispatcher:
             parts_known=draw is not None,
             listing_complete=self._catalog.complete,
             needs_whole_listing=self.draws.needs_whole_listing,
-            complete=self.complete if draw is None else False,
+            complete=self.complete if draw is None or self._fixed_set.is_whole else False,
             retrying=self.queue.failing if self.queue.due(now) is None else 0,
             max_retrying=2 * sampling.workers,
             last_error=self.last_error,
             retry_event=self._retry_event,
             drawn_samples=0 if for_refetch else self.drawn_this_run + samples,
             max_drawn_samples=self._limits.samples,
+            set_samples=self._fixed_set.expected(
+                self.writes.permits.values(), self._sizing.samples_per_object
+            ),
+            max_set_samples=self._fixed_set.most
+            if draw is not None and draw.group >= self.queue.next_new
+            else None,
             egress_bytes=self._budget.spent,
             max_egress_bytes=self._budget.most,
             egress_spent=self._budget.is_spent,
@@ -423,7 +457,7 @@ class Dispatcher:
         ):
             return False
         spent = self.verdict.final and self.verdict.state == "waiting"
-        if self._cache.refetch_queue.pending and not spent:
+        if (self._cache.refetch_queue.pending or self._awaits_open_group) and not spent:
             return False
         return self.verdict.final or bool(self.writes.permits and not self.space.evicts)
 
@@ -436,9 +470,11 @@ class Dispatcher:
 
     # ----------------------------------------------------------------- reports
 
-    def need(self, permit_id: str, nbytes: int) -> None:
+    def need(self, permit_id: str, nbytes: int, samples: Sequence[int] | None = None) -> None:
+        """Record what an encoded group needs on disk, and the samples of each of its shards."""
         if issued := self.writes.permits.get(permit_id):
             issued.need_bytes, issued.asked_at = nbytes, self._clock()
+            issued.samples = samples
             if nbytes > self.space.capacity and not issued.fresh:
                 self._refetches.refuse(
                     issued.permit.group, NO_ROOM.format(nbytes, nbytes, self.space.capacity)
@@ -458,9 +494,14 @@ class Dispatcher:
         issued = self.writes.permits.pop(permit_id, None)
         if issued is None:
             return []  # of a permit that was taken back
-        shards = [self._sidecar(permit_id, number) for number in issued.permit.written]
+        written = [self._sidecar(permit_id, number) for number in issued.permit.written]
+        shards = self._until_limit(issued, written)
+        if not shards:
+            self._cache.discard(permit_id, issued.permit.shards)
+            self.queue.returned(issued.permit.group)
+            return []
         try:
-            self.makeups.committing(issued.permit, shards)
+            self.makeups.committing(issued.permit, written)
             rows = self._cache.commit(permit_id, shards)
         except CacheFullError as error:  # nothing is left of it: it is filled again
             self._cache.discard(permit_id, issued.permit.shards)
@@ -468,12 +509,25 @@ class Dispatcher:
             return []
         self.makeups.committed(issued.permit)
         self.space.filled(sum(row.allocated for row in rows))
-        self.queue.done(issued.permit.group)
+        if len(shards) < len(
+            written
+        ):  # the next run fills the group again, for its other shards
+            self._cache.discard(permit_id, issued.permit.shards)
+            self.queue.returned(issued.permit.group)
+        else:
+            self.queue.done(issued.permit.group)
         fresh = [shard for shard in shards if shard.number in issued.fresh]
         reasons = self._skipped.count(issued.permit, fresh)
         allowed = self._config.sampling.max_skipped
         self._skipped.check(allowed, self._cache.totals(), complete=self.complete)
         return reasons
+
+    def _until_limit(self, issued: IssuedPermit, shards: list[Sidecar]) -> list[Sidecar]:
+        """Return the first shards of a group with which ``--samples`` is reached."""
+        if self._limits.samples is None or not issued.fresh:
+            return shards
+        wanted = self._limits.samples - self.drawn_this_run
+        return shards[: until_reached([shard.samples for shard in shards], wanted)]
 
     def _sidecar(self, permit_id: str, number: int) -> Sidecar:
         path = self._cache.layout.incoming_path(permit_id, number, ".json")

@@ -463,8 +463,7 @@ class Draws:
         return self._editions[place - 1]
 
     def _given(self, group: int) -> int:
-        parts, most = self._sizing.parts_before(group), self._sizing.max_parts
-        return parts if most is None else min(parts, most)
+        return self._sizing.parts_given(group)
 
     def _draws_before(self, number: int) -> int:
         """Without strata a group ends where its round ends."""

@@ -333,8 +333,9 @@ def encode_group(
     schema: Schema,
     fingerprint: str,
     cache_format: str,
+    lengths: Sequence[int] | None = None,
 ) -> list[EncodedShard]:
-    """Deal the samples of a visit round-robin over the shards."""
+    """Deal the samples of a visit round-robin over the shards, and cut those that are written to ``lengths``."""
     shards = [_ShardContents() for _ in permit.shards]
     for place, (visit, result) in enumerate(zip(permit.visits, visited, strict=True)):
         shard = shards[place % len(shards)]
@@ -350,10 +351,16 @@ def encode_group(
             shard = shards[(place + index) % len(shards)]
             shard.samples.append(sample)
             shard.origins.append(_origin_of(visit, result.entry or visit.entry, start, end))
-    return [
-        _encode(permit, place, shard, schema, fingerprint, cache_format)
+    written = [
+        (place, shard)
         for place, shard in enumerate(shards)
         if permit.shards[place] in permit.written
+    ]
+    for (_, shard), length in zip(written, lengths or (), strict=lengths is not None):
+        del shard.samples[length:], shard.origins[length:]
+    return [
+        _encode(permit, place, shard, schema, fingerprint, cache_format)
+        for place, shard in written
     ]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from growcache.cache.cache import Cache
 from growcache.cache.shard_refetches import never_fits, number_list, refetching_leases
 from growcache.sampling.draw_sequence import DrawSequence
 from growcache.sampling.draws import GroupDraw
+from growcache.sampling.messages import Permit
 from growcache.store.catalog import Catalog
 
 FIRST_DELAY_SECONDS = 0.5
@@ -23,6 +25,23 @@ class _OpenGroup:
     due: float = 0.0  # monotonic seconds
     suspicion: int = 0
     set_aside: bool = False
+
+
+@dataclass(slots=True)
+class IssuedPermit:
+    permit: Permit
+    estimate_bytes: int
+    need_bytes: int | None = None
+    samples: Sequence[int] | None = None  # of each shard that is written, once encoded
+    granted: bool = False
+    asked_at: float = 0.0
+    awaited_since: float = math.inf
+    fresh: tuple[int, ...] = ()  # shards that were never committed
+    visited: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.need_bytes is not None and not self.granted
 
 
 class GroupQueue:
@@ -52,6 +71,12 @@ class GroupQueue:
         while self._untried and self._untried[0] in self._tried_early:
             self._tried_early.remove(heapq.heappop(self._untried))
         return bool(self._untried)
+
+    def has_open_below(self, group: int) -> bool:
+        """Whether a lower group is to be filled, except deferred ones, which may take hours."""
+        if self.behind and self._untried[0] < group:
+            return True
+        return any(g < group and not entry.set_aside for g, entry in self._open.items())
 
     @property
     def failing(self) -> int:
@@ -202,12 +227,16 @@ class RefetchScheduler:
         draws: DrawSequence,
         group_queue: GroupQueue,
         group_shards: int,
+        *,
+        in_order: bool = False,
     ) -> None:
+        """``in_order``: a shard depends on those before it, so it is only drawn after them."""
         self._cache = cache
         self._catalog = catalog
         self._draws = draws
         self._group_queue = group_queue
         self._group_shards = group_shards
+        self._in_order = in_order
         self._seen: Mapping[int, str] = {}
         self._weighed: object = None
         self._groups: dict[int, tuple[int, ...]] = {}
@@ -220,9 +249,22 @@ class RefetchScheduler:
         if self._cache.refetch_queue.pending == self._seen:
             return
         self._refuse_too_far()
+        self._follow()
+
+    def _follow(self) -> None:
         self._seen = dict(self._cache.refetch_queue.pending)
-        self._groups = shards_by_group(self._seen, self._group_shards)
+        wanted: Collection[int] = self._seen
+        if self._in_order:
+            wanted = self._seen.keys() - self._cache.never_committed(sorted(self._seen))
+        self._groups = shards_by_group(wanted, self._group_shards)
         self._group_queue.follow_refetches(self._groups)
+
+    def refuse_never_drawn(self) -> None:
+        """Refuse shards behind the end of a set that is whole."""
+        pending = sorted(self._cache.refetch_queue.pending)
+        if never := self._cache.never_committed(pending):
+            reason = NO_SUCH.format(number_list(never))
+            self._cache.refetch_queue.refuse(dict.fromkeys(never, reason))
 
     def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         leases = refetching_leases(self._cache.leases)
@@ -286,6 +328,4 @@ class RefetchScheduler:
 
     def refuse(self, group: int, reason: str) -> None:
         self._cache.refetch_queue.refuse(dict.fromkeys(self._groups.get(group, ()), reason))
-        self._seen = dict(self._cache.refetch_queue.pending)
-        self._groups = shards_by_group(self._seen, self._group_shards)
-        self._group_queue.follow_refetches(self._groups)
+        self._follow()

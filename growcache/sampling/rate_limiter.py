@@ -50,6 +50,8 @@ class LimiterInputs:
     retry_event: str = "the store to answer"  # lets the next try succeed
     drawn_samples: int = 0  # of this run, those in flight included
     max_drawn_samples: int | None = None
+    set_samples: float = 0.0  # of a fixed set, those expected of the groups in flight included
+    max_set_samples: int | None = None
     egress_bytes: int = 0  # read from the store in this run
     max_egress_bytes: int | None = None
     egress_spent: bool = False  # a read was refused that does not fit
@@ -128,6 +130,8 @@ def _for_work(o: LimiterInputs) -> Verdict | None:
 def _for_budgets(o: LimiterInputs) -> Verdict | None:
     if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
         return _wait("the groups in flight: --samples is reached")
+    if o.max_set_samples is not None and o.set_samples >= o.max_set_samples:
+        return _wait("the groups in flight: with them cache.max_samples may be reached")
     if o.max_egress_bytes is not None and (verdict := _for_egress(o, o.max_egress_bytes)):
         return verdict
     if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut

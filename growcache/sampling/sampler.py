@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -189,6 +190,7 @@ class Sampler:
         self._limits: GroupLimits | None = None
         self._grants: dict[str, asyncio.Event] = {}
         self._revoked: set[str] = set()
+        self._cuts: dict[str, Sequence[int]] = {}
         self._reporting = threading.Lock()
 
     @classmethod
@@ -228,6 +230,9 @@ class Sampler:
                         tasks.create_task(self._fill(Permit.from_message(message)))
                     case "grant" if event := self._grants.get(message["id"]):
                         event.set()
+                    case "cut" if event := self._grants.get(message["id"]):
+                        self._cuts[message["id"]] = message["lengths"]
+                        event.set()
                     case "revoke" if event := self._grants.get(message["id"]):
                         self._revoked.add(message["id"])
                         event.set()
@@ -264,7 +269,7 @@ class Sampler:
                 self._fail(permit, "every object of it keeps failing", set_aside=True)
                 return
             assert self._schema is not None
-            shards = await asyncio.to_thread(
+            encode = partial(
                 encode_group,
                 permit,
                 visited,
@@ -272,6 +277,9 @@ class Sampler:
                 self._fingerprint,
                 self._cache_format,
             )
+            shards = await asyncio.to_thread(encode)
+            while (lengths := await self._ask_for_room(permit, shards)) is not None:
+                shards = await asyncio.to_thread(encode, lengths)
             await self._write(permit, shards)
         except BudgetSpentError as error:
             self._fail(permit, str(error), spent=True)
@@ -285,10 +293,21 @@ class Sampler:
             del self._grants[permit.id], self._progress.parts[permit.id]
             self._revoked.discard(permit.id)
 
-    async def _write(self, permit: Permit, shards: list[EncodedShard]) -> None:
+    async def _ask_for_room(
+        self, permit: Permit, shards: list[EncodedShard]
+    ) -> Sequence[int] | None:
+        """Wait until the shards may be written; return the lengths to which they must be cut first."""
         needed = sum(shard.needed_bytes for shard in shards)
-        self._line.send({"type": "need", "id": permit.id, "bytes": needed})
-        await self._grants[permit.id].wait()
+        samples = [shard.sidecar.samples for shard in shards]
+        self._line.send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
+        answered = self._grants[permit.id]
+        await answered.wait()
+        lengths = self._cuts.pop(permit.id, None)
+        if lengths is not None and permit.id not in self._revoked:
+            answered.clear()
+        return lengths
+
+    async def _write(self, permit: Permit, shards: list[EncodedShard]) -> None:
         if permit.id in self._revoked:
             return  # its reader is gone
         try:

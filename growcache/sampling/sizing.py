@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from growcache.schema import Schema
 RAMP_GROUPS = 4  # groups of each size before the size doubles
 RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
 RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
+TOPPING_DOUBLINGS = 6  # a group that makes up for a few holes has a 64th of the parts
+TOPPING_END = RAMP_GROUPS * TOPPING_DOUBLINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Sizing:
     group_shards: int = 1
     max_parts: int | None = None  # of a fixed set
     doublings: int = RAMP_DOUBLINGS  # of the size of groups until they are full
+    # Whether groups after those parts make up for holes, until the set has its number of samples.
+    tops_up: bool = False
     # Of several sources; then stride_bytes, overhead_bytes and whole mean nothing.
     cuts: tuple[Partitioning, ...] = ()
 
@@ -51,9 +58,37 @@ class Sizing:
         return max(1, -(-samples // self.samples_per_object))
 
     def parts_before(self, group: int) -> int:
-        steps, within = divmod(min(group, RAMP_END), RAMP_GROUPS)
-        head = RAMP_GROUPS * sum(self.group_parts(RAMP_GROUPS * step) for step in range(steps))
-        return head + (within + max(0, group - RAMP_END)) * self.group_parts(group)
+        return _sum_before(group, self.group_parts, RAMP_END)
+
+    def parts_given(self, group: int) -> int:
+        """Return the parts of the groups before one, which end with a set that is fixed."""
+        parts = self.parts_before(group)
+        if self.max_parts is None or parts <= self.max_parts:
+            return parts
+        if not self.tops_up:
+            return self.max_parts
+        topping = group - _planned_groups(self)
+        return self.max_parts + _sum_before(topping, self._topping_parts, TOPPING_END)
+
+    def _topping_parts(self, number: int) -> int:
+        """Return the parts of a group after the planned ones: small, and larger where many samples are missing."""
+        assert self.max_parts is not None
+        most = min(self.max_parts, self.group_parts(RAMP_END))
+        return max(1, most >> max(0, TOPPING_DOUBLINGS - number // RAMP_GROUPS))
+
+
+def _sum_before(group: int, parts: Callable[[int], int], ramp_end: int) -> int:
+    """Return the sum of ``parts`` over earlier groups; it changes every few groups up to an end."""
+    steps, within = divmod(min(group, ramp_end), RAMP_GROUPS)
+    head = RAMP_GROUPS * sum(parts(RAMP_GROUPS * step) for step in range(steps))
+    return head + (within + max(0, group - ramp_end)) * parts(group)
+
+
+@lru_cache(maxsize=8)
+def _planned_groups(sizing: Sizing) -> int:
+    assert sizing.max_parts is not None
+    groups = range(RAMP_END + sizing.max_parts + 1)  # of one part at least
+    return bisect_left(groups, sizing.max_parts, key=sizing.parts_before)
 
 
 Ints = npt.NDArray[np.int64]
@@ -150,7 +185,8 @@ def measure_sizing(
     return replace(
         largest,
         samples_per_object=max(1, round(mean)),
-        max_parts=None if limit is None else max(1, int(limit / mean)),
+        max_parts=None if limit is None else max(1, math.ceil(limit / mean)),
+        tops_up=limit is not None,
         cuts=tuple(cuts),
     )
 
@@ -177,7 +213,8 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
         whole=takes_some_samples(config.sampling) or not ranged,
         shard_samples=_samples_per_shard(config, record_bytes, group),
         group_shards=group,
-        max_parts=None if limit is None else limit // visit,
+        max_parts=None if limit is None else -(-limit // visit),
+        tops_up=limit is not None,
         doublings=_doublings(config, record_bytes, group),
     )
 
@@ -283,6 +320,8 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
     values = asdict(sizing)
     if sizing.doublings == RAMP_DOUBLINGS:
         del values["doublings"]
+    if not sizing.tops_up:
+        del values["tops_up"]
     cuts = list(values.pop("cuts"))
     return values | ({"cuts": cuts} if cuts else {})
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from growcache.cache import eviction_policy
 from growcache.cache.cache import Cache
 from growcache.cache.lease_views import foreign_leases_message
 from growcache.config import CacheConfig
 from growcache.errors import CacheFullError, ConfigError
-from growcache.sampling.group_queue import RefetchScheduler
-from growcache.sampling.messages import Permit
+from growcache.sampling.fixed_set import FixedSet
+from growcache.sampling.group_queue import IssuedPermit, RefetchScheduler
 from growcache.sampling.rate_limiter import LISTING_FIRST
 from growcache.sampling.sizing import RAMP_END
 
@@ -300,22 +298,6 @@ FULL_FOR_GOOD = (
 )
 
 
-@dataclass(slots=True)
-class IssuedPermit:
-    permit: Permit
-    estimate_bytes: int
-    need_bytes: int | None = None
-    granted: bool = False
-    asked_at: float = 0.0
-    awaited_since: float = math.inf
-    fresh: tuple[int, ...] = ()  # shards that were never committed
-    visited: int = 0
-
-    @property
-    def waits(self) -> bool:
-        return self.need_bytes is not None and not self.granted
-
-
 class WriteQueue:
     """The issued permits; ``blocked`` says why no encoded group may be written."""
 
@@ -324,13 +306,16 @@ class WriteQueue:
         cache: Cache,
         space: SpaceAllocator,
         refetches: RefetchScheduler,
+        fixed_set: FixedSet,
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._space = space
         self._refetches = refetches
+        self._fixed_set = fixed_set
         self._clock = clock
         self.permits: dict[str, IssuedPermit] = {}
+        self.cuts: dict[str, Sequence[int]] = {}  # the lengths of shards that are too long
         self.blocked = ""
         self.short_of_disk = False
 
@@ -344,12 +329,16 @@ class WriteQueue:
 
     def grant(self) -> list[str]:
         granted: list[str] = []
-        self.blocked, self.short_of_disk = "", False
+        self.blocked, self.short_of_disk, self.cuts = "", False, {}
         self._space.shrink()
         if self.permits:
             self._space.keep_ahead()
         waiting = [f for f in self.permits.values() if f.waits and not self._is_early(f)]
         for issued in sorted(waiting, key=lambda f: (not self.is_refetch(f), f.asked_at)):
+            lengths = self._fixed_set.cut(issued, self.permits.values())
+            if lengths is not None:
+                self.cuts[issued.permit.id], issued.need_bytes = lengths, None
+                continue
             self.blocked = self._obstacle(issued)
             if self.blocked:
                 evicts = self._space.evicts_for_refetches
@@ -365,8 +354,10 @@ class WriteQueue:
 
         A small cache of the groups that are encoded soonest would favour fast objects. The wait
         is short, because a store that hangs must not delay the first samples. Later groups in
-        flight are few compared with those cached.
+        flight are few compared with those cached. Groups of a fixed set come in their order.
         """
+        if self._fixed_set.awaits_earlier(issued, self.permits.values()):
+            return True
         group, now = issued.permit.group, self._clock()
         if group >= RAMP_END or not issued.fresh:
             return False

@@ -277,7 +277,7 @@ def test_a_full_cache_that_nobody_reads_waits_and_says_so(tmp_path: Path, url: s
 
 
 @pytest.mark.mutant(
-    10, "growcache.sampling.sampler:Sampler._write", "await self._grants[permit.id].wait()", ""
+    10, "growcache.sampling.sampler:Sampler._ask_for_room", "await answered.wait()", ""
 )
 def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "held.yaml", url, cache={"max_bytes": 1_000_000})
