@@ -320,7 +320,7 @@ class Consumer:
         fingerprint = item.facts.view.fingerprint
         self._tracker.begin_pass(item.number, item.plan, fingerprint)
         if self._journal is not None:
-            self._journal.begin_pass(item.plan.get())
+            self._journal.begin_pass(item.plan.get(), fingerprint)
         again = item.number == self._counted_pass
         self.deliveries.begin_pass(item.number, item.facts, again=again)
         self._counted_pass = item.number

@@ -49,7 +49,7 @@ CATALOG_PART_BYTES = 1 << 20
 KEPT_PLANS = 4
 
 
-class _CopiedListing:
+class CopiedListing:
     """How much of which listing is in the journal already."""
 
     def __init__(self) -> None:
@@ -68,12 +68,14 @@ class _CopiedListing:
         digest = hashlib.blake2b(data[: self.nbytes]).digest()
         return len(data) >= self.nbytes and digest == self._digest.digest()
 
-    def missing_parts(self, data: bytes) -> Iterator[CatalogPart]:
+    def missing_parts(
+        self, data: bytes, part_bytes: int = CATALOG_PART_BYTES
+    ) -> Iterator[CatalogPart]:
         number, start = self.number, self.nbytes
         if not self.begins(data):
             number, start = number + 1, 0
-        for at in range(start, len(data), CATALOG_PART_BYTES):
-            yield CatalogPart(number, at, data[at : at + CATALOG_PART_BYTES])
+        for at in range(start, len(data), part_bytes):
+            yield CatalogPart(number, at, data[at : at + part_bytes])
 
 
 class JournalWriter:
@@ -88,7 +90,7 @@ class JournalWriter:
         self._end = 0
         self._plans: dict[int, PassPlan] = {}
         self._facts: dict[str, Any] = {}
-        self._listing = _CopiedListing()
+        self._listing = CopiedListing()
         self._schema = TransformSchema(None)
         self._written: DeliveredBatch | None = None  # the latest of this session
         self._after = 0  # regular batches delivered since
@@ -138,7 +140,7 @@ class JournalWriter:
                 f"journal: {self._path} is no journal of this version of growcache; name "
                 "another file"
             )
-        self._end, self._facts, self._listing = len(MAGIC), {}, _CopiedListing()
+        self._end, self._facts, self._listing = len(MAGIC), {}, CopiedListing()
         for frame, end in read_frames(data):
             self._end = end
             if frame.kind == CATALOG:
@@ -147,22 +149,25 @@ class JournalWriter:
                 self._facts = unpack_note(frame.body).get("cache", self._facts)
         os.ftruncate(self._descriptor, self._end)
 
-    def begin_pass(self, plan: PassPlan) -> None:
+    def begin_pass(self, plan: PassPlan, fingerprint: str | None) -> None:
+        """Record a pass before its first batch; ``fingerprint`` is that of its shards."""
         if self._plans.get(plan.number) == plan:
             return  # another stage goes on with it
         if self._options.ranks.leads:
-            self._note_cache()
+            self._note_cache(fingerprint)
         self.flush()
         self._append(pack_pass(plan))
         self._written = None  # the next batch is of this plan
         self._plans = {n: p for n, p in self._plans.items() if n > plan.number - KEPT_PLANS}
         self._plans[plan.number] = plan
 
-    def _note_cache(self) -> None:
+    def _note_cache(self, fingerprint: str | None) -> None:
         layout = CacheLayout(self._options.root)
         facts = cache_facts(layout)
         if {name: self._facts.get(name) for name in facts} == facts:
             return
+        if facts["identity"] is not None and facts["identity"]["fingerprint"] != fingerprint:
+            return  # the cache is another one by now; what was noted for these shards stays
         # After the editions, because one is written after the objects that it counts.
         catalog = _listing_bytes(layout.catalog)
         for part in self._listing.missing_parts(catalog):

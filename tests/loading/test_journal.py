@@ -22,6 +22,7 @@ from growcache.loading import journal_writer, plan
 from growcache.loading.delivered_rows import BatchRows, Run, Substitute, places_of
 from growcache.loading.journal import (
     MAGIC,
+    CacheFacts,
     CatalogPart,
     DeliveredBatch,
     Journal,
@@ -35,6 +36,7 @@ from growcache.loading.journal import (
     unpack_note,
     unpack_pass,
 )
+from growcache.loading.journal_writer import CopiedListing
 from growcache.loading.plan import PassPlan, PlannedShard
 from growcache.numpy import EpochLoader
 from tests.disks import small_disk
@@ -105,6 +107,26 @@ def test_what_is_before_a_torn_or_damaged_frame_is_read(written: list[Any], data
         found = [frame for frame, _ in read_frames(bytes(flipped))]
         assert found[:kept] == written[:kept]
         assert found != written
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=30), st.booleans()), max_size=6), st.integers(1, 9)
+)
+def test_each_state_of_a_listing_can_be_read_again(
+    steps: list[tuple[bytes, bool]], part_bytes: int
+) -> None:
+    """A listing grows, or is made anew, which may begin as the one before did."""
+    copied, data = CopiedListing(), b""
+    journal = Journal(Path("x"))
+    states = []
+    for more, anew in steps:
+        data = more if anew else data + more
+        for part in copied.missing_parts(data, part_bytes):
+            journal.parts.append(unpack_catalog(pack_catalog(part).body))
+            copied.add(part)
+        states.append(({"listing": copied.number, "catalog_bytes": len(data)}, data))
+    for facts, expected in states:
+        assert journal.catalog(CacheFacts(facts)) == expected
 
 
 def test_a_note_is_json() -> None:
@@ -274,7 +296,7 @@ with EpochLoader(sys.argv[1], batch_size=7, min_samples=1, journal=sys.argv[2]) 
 @pytest.mark.mutant(
     32,
     "growcache.loading.consumer:Consumer._begin_pass",
-    "self._journal.begin_pass(item.plan.get())",
+    "self._journal.begin_pass(item.plan.get(), fingerprint)",
     "pass",
 )
 def test_a_kill_loses_nothing_of_what_a_step_saw(
