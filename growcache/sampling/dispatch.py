@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from growcache.cache.cache import Cache
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
+from growcache.cache.system import memory_bytes
 from growcache.config import Config
 from growcache.errors import CacheFullError, SamplingError
 from growcache.sampling.byte_budget import ByteBudget, EgressEstimate
@@ -59,6 +60,8 @@ from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
 
+MEMORY_SHARE = 8  # 1/8 of the machine's memory may hold groups whose slow reads are awaited
+
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
@@ -85,6 +88,7 @@ class Dispatcher:
         self._catalog = catalog
         self._ragged = identity.schema.is_ragged
         self._limit_bytes = int(identity.sizes.get("group_limit_bytes") or 0)
+        self._memory_bytes = memory_bytes()
         self._sizing = sizing
         self._limits = limits
         self._run = uuid.uuid4().hex[:8]
@@ -141,11 +145,12 @@ class Dispatcher:
                     slot.note_progress()
                     slot.send(answer)
         while idle := self._slots_with_room(slots):
-            slot = min(idle, key=lambda slot: len(slot.permits))
+            slot = min(idle, key=lambda slot: slot.visits_left)
             given = self.next_permit()
             if given is None:
                 break
-            slot.permits[given.id] = AssignedPermit(len(given.visits))
+            nbytes = self.writes.permits[given.id].estimate_bytes
+            slot.permits[given.id] = AssignedPermit(len(given.visits), nbytes=nbytes)
             slot.note_progress()
             slot.send(given.to_message())
         # With nothing ever evicted, nothing is ever added to a full cache.
@@ -156,11 +161,18 @@ class Dispatcher:
 
     def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
         reads = self._config.sampling.concurrency
-        now = self._clock()
+        now, memory = self._clock(), self._sampler_memory
         awaited = self._awaits_open_group and self.queue.due(now) is not None
         if awaited or self.queue.due_refetch(now) is not None:
-            return [slot for slot in slots if slot.has_room_for_refetch(reads)]
-        return [slot for slot in slots if slot.has_room(reads)]
+            return [slot for slot in slots if slot.has_room_for_refetch(reads, memory)]
+        return [slot for slot in slots if slot.has_room(reads, memory)]
+
+    @property
+    def _sampler_memory(self) -> int:
+        """Bytes that the groups of one sampler may take, where they are more than it needs (protocol 10)."""
+        workers = self._config.sampling.workers
+        of_bound = int(self._config.cache.max_bytes) // (workers + 2)
+        return min(of_bound, self._memory_bytes // (MEMORY_SHARE * workers))
 
     def receive(self, slot: SamplerSlot, message: Message) -> list[str]:
         """Handle a message about a permit; return the errors that it reports."""

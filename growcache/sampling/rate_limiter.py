@@ -34,6 +34,14 @@ class ByteRateLimit:
         return max(0.0, self._free_at - self._clock()) if self._rate else 0.0
 
 
+def reads_wanted(concurrency: int) -> int:
+    """Return how many visits a sampler shall have before it, so that no read slot is idle.
+
+    Half of them more than are in flight, for the time that the next permit takes.
+    """
+    return concurrency + (concurrency + 1) // 2
+
+
 LimiterState = Literal["running", "waiting", "full", "complete"]
 
 

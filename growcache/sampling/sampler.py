@@ -57,6 +57,7 @@ from growcache.sampling.messages import (
     pack,
     unpack,
 )
+from growcache.sampling.rate_limiter import reads_wanted
 from growcache.sampling.sampler_memory import GroupLimits
 from growcache.sampling.schema_probe import SchemaProbe
 from growcache.sampling.sources import open_sources
@@ -144,6 +145,7 @@ class Progress:
     retries: int = 0
     last_error: str = ""
     parts: dict[str, int] = field(default_factory=dict)
+    visits_left: int = 0  # of all permits
 
     def take_message(self) -> Message:
         found = {"nbytes": self.nbytes, "retries": self.retries, "last_error": self.last_error}
@@ -160,6 +162,7 @@ class Sampler:
         self._cache_format = config.cache.format
         self._direct = exceeds_page_cache(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
+        self._reads_wanted = reads_wanted(sampling.concurrency)
         self._progress = Progress()
         self._bookings = ReadBookings(line.send)
         self._transform: SampleTransform | None = load_transform(
@@ -257,6 +260,7 @@ class Sampler:
     async def _fill(self, permit: Permit) -> None:
         self._grants[permit.id] = asyncio.Event()
         self._progress.parts[permit.id] = 0
+        self._progress.visits_left += len(permit.visits)
         try:
             visited = await self._filler.visit_all(
                 permit,
@@ -290,7 +294,10 @@ class Sampler:
         except OSError as error:
             self._fail(permit, f"cannot write to the cache: {error}", disk=True)
         finally:
-            del self._grants[permit.id], self._progress.parts[permit.id]
+            del self._grants[permit.id]
+            self._progress.visits_left -= len(permit.visits) - self._progress.parts.pop(
+                permit.id
+            )
             self._revoked.discard(permit.id)
 
     async def _ask_for_room(
@@ -298,6 +305,7 @@ class Sampler:
     ) -> Sequence[int] | None:
         """Wait until the shards may be written; return the lengths to which they must be cut first."""
         needed = sum(shard.needed_bytes for shard in shards)
+        self.report()  # first, because a group that is read does not count as one with slow reads
         samples = [shard.sidecar.samples for shard in shards]
         self._line.send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
         answered = self._grants[permit.id]
@@ -370,6 +378,9 @@ class Sampler:
 
     def _visited(self, permit_id: str) -> None:
         self._progress.parts[permit_id] += 1
+        self._progress.visits_left -= 1
+        if self._progress.visits_left == self._reads_wanted:
+            self.report()  # at once, because the next permit is due
 
     def _read(self, nbytes: int) -> None:
         self._progress.nbytes += nbytes

@@ -20,6 +20,7 @@ from growcache.config import Config
 from growcache.errors import SamplingError
 from growcache.formats import is_user_format
 from growcache.sampling.messages import Message, pack, unpack
+from growcache.sampling.rate_limiter import reads_wanted
 from growcache.usercode import child_environment
 
 LINE_BYTES = 1 << 24
@@ -219,6 +220,12 @@ class SamplerDeath:
 class AssignedPermit:
     visits: int
     done: int = 0
+    nbytes: int = 0  # estimated
+
+    @property
+    def left(self) -> int:
+        """Visits that have not ended; none where the group is encoded and written."""
+        return self.visits - self.done
 
 
 @dataclass(slots=True)
@@ -238,20 +245,37 @@ class SamplerSlot:
     probing: bool = False
     failed_starts: int = 0  # in a row
 
-    def has_room(self, concurrency: int) -> bool:
-        """Small permits need more than two, so that reads go on while the largest is written."""
+    def has_room(self, concurrency: int, memory_bytes: int = 0) -> bool:
+        """Whether it may take one more permit.
+
+        Small permits need more than two, so that reads go on while the largest is written. Slow
+        reads of older groups must not hold up those of others, within ``memory_bytes`` for all.
+        """
         visits = [work.visits for work in self.permits.values()]
         most = (
             PERMITS_EACH
             if sum(visits) - max(visits, default=0) >= concurrency
             else MOST_PERMITS
         )
-        return self.ready and len(visits) < most
+        usual = len(visits) < most
+        return self.ready and (usual or self._reads_too_little(concurrency, memory_bytes))
 
-    def has_room_for_refetch(self, concurrency: int) -> bool:
+    def _reads_too_little(self, concurrency: int, memory_bytes: int) -> bool:
+        permits = self.permits.values()
+        largest = max((work.nbytes for work in permits), default=0)
+        if sum(work.nbytes for work in permits) + largest >= memory_bytes:
+            return False
+        written = sum(not work.left for work in permits)  # the disk is what is slow
+        return written < PERMITS_EACH and self.visits_left <= reads_wanted(concurrency)
+
+    @property
+    def visits_left(self) -> int:
+        return sum(work.left for work in self.permits.values())
+
+    def has_room_for_refetch(self, concurrency: int, memory_bytes: int = 0) -> bool:
         """One more where all others wait for room, which may come only when the reader goes on."""
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
-        return self.has_room(concurrency) or (self.ready and waits)
+        return self.has_room(concurrency, memory_bytes) or (self.ready and waits)
 
     def forget(self, permit_id: str) -> bool:
         self.paused.discard(permit_id)
