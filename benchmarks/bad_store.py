@@ -123,7 +123,7 @@ def bad_store(objects: int, object_bytes: int = 65_536, **troubles: Any) -> Iter
             str(object_bytes),
             settings,
         ],
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
@@ -135,6 +135,8 @@ def bad_store(objects: int, object_bytes: int = 65_536, **troubles: Any) -> Iter
     finally:
         process.terminate()
         process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @dataclass(frozen=True, slots=True)

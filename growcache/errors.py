@@ -119,6 +119,8 @@ class TransientStoreError(StoreError):
 
     since: float | None = None  # first failure of several tries, monotonic seconds
     status: int | None = None  # of HTTP, where the store answered with an error
+    throttled: bool = False  # the store has too much to do, or did not answer in time
+    retry_after: float = 0.0  # seconds that the store asks to wait, where the client shows it
 
 
 class ObjectMissingError(StoreError):

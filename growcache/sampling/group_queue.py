@@ -15,7 +15,7 @@ from growcache.sampling.messages import Permit
 from growcache.store.catalog import Catalog
 
 FIRST_DELAY_SECONDS = 0.5
-LONGEST_DELAY_SECONDS = 60.0
+LONGEST_DELAY_SECONDS = 15.0  # so that a service that waited for hours goes on soon
 LONGEST_DISK_SECONDS = 2.0
 
 

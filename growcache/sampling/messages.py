@@ -1,6 +1,6 @@
 """What supervisor and samplers say to each other: one JSON object per line of a pipe.
 
-    supervisor -> sampler   setup, budget, probe, permit, booked, cut, grant, revoke, storage
+    supervisor -> sampler   setup, budget, reads, probe, permit, booked, cut, grant, revoke, storage
     sampler -> supervisor   ready, refused, probed, book, unread, progress, called, setback, need, written, failed
 
 The end of the pipe is a message too: its reader stops.

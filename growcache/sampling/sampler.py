@@ -243,6 +243,8 @@ class Sampler:
                         self._bookings.answered(message["may_begin"])
                     case "budget":
                         self._bookings.is_limited = message["is_limited"]
+                    case "reads":
+                        self._sources.limit_reads(message["limits"])
                     case "storage":
                         tasks.create_task(self._adopt(message["options"]))
 
@@ -374,7 +376,9 @@ class Sampler:
         with self._reporting:  # bytes are reported once
             unbooked, paced = self._bookings.take_unbooked(), self._bookings.waiting
             progress = self._progress.take_message()
-            self._line.send({**progress, "unbooked": unbooked, "paced": paced})
+            answers = self._sources.take_answers()
+            more = {"unbooked": unbooked, "paced": paced, "answers": answers}
+            self._line.send({**progress, **more})
 
     def _visited(self, permit_id: str) -> None:
         self._progress.parts[permit_id] += 1

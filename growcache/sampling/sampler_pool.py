@@ -243,6 +243,7 @@ class SamplerSlot:
     stalled: str | None = None
     restarts: int = 0
     probing: bool = False
+    reads: list[int] = field(default_factory=list)  # that it was told it may have in flight
     failed_starts: int = 0  # in a row
 
     def has_room(self, concurrency: int, memory_bytes: int = 0) -> bool:
@@ -413,6 +414,7 @@ class SamplerPool:
         slot.process, slot.ready, slot.probing = None, False, False
         slot.stalled, slot.calls, slot.call = None, 0, (0.0, "")
         slot.permits.clear()
+        slot.reads = []
         slot.paused.clear()
         if not self._stopping:
             self._on_death(slot, permits, death)

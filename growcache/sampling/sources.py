@@ -66,6 +66,19 @@ class Sources:
         for store, storage in zip(self._stores, options, strict=True):
             store.set_options(storage)
 
+    def limit_reads(self, reads: Sequence[int]) -> None:
+        """Let that many reads of each source be in flight."""
+        for one, limit in zip(self._opened, reads, strict=True):
+            if isinstance(one.store, RemoteStore):
+                one.store.limit_reads(limit)
+
+    def take_answers(self) -> list[tuple[int, int]]:
+        """See `RemoteStore.take_answers`; one pair for each source."""
+        return [
+            one.store.take_answers() if isinstance(one.store, RemoteStore) else (0, 0)
+            for one in self._opened
+        ]
+
     @property
     def _stores(self) -> list[RemoteStore]:
         return [one.store for one in self._opened if isinstance(one.store, RemoteStore)]

@@ -49,6 +49,7 @@ from growcache.sampling.messages import (
     storage_message,
 )
 from growcache.sampling.objects import Objects, Split, field_join
+from growcache.sampling.read_limits import ReadLimits
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.sources import first_urls, make_each
@@ -153,6 +154,9 @@ class Supervisor:
         )
         sampling = config.sampling
         self._budget = ByteBudget(sampling.max_egress, sampling.max_bytes_per_second)
+        self._read_limits = ReadLimits(
+            len(config.sources), sampling.workers, sampling.concurrency
+        )
         self._status = StatusBuilder(config, cache, self._catalog, self._objects, self._budget)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
@@ -357,6 +361,8 @@ class Supervisor:
                 if self._dispatcher is not None:
                     self._dispatcher.visited(permit_id, done)
         self._status.note_progress(message)
+        self._read_limits.answered(message["answers"], time.monotonic())
+        self._read_limits.hand_out(self._pool.slots)
 
     def _adopt(self, config: Config) -> None:
         options = [source.storage_options for source in config.sources]

@@ -101,7 +101,7 @@ class RetryPolicy:
         if not is_retried:
             raise error
         bound = FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 30)
-        seconds = random.uniform(0, min(bound, longest))
+        seconds = max(error.retry_after, random.uniform(0, min(bound, longest)))
         spent = time.monotonic() - since + seconds
         if self._retries_forever is None and spent >= self.timeout_seconds:
             given_up = TransientStoreError(

@@ -28,6 +28,7 @@ from growcache.store.listing import (
     UnsortedError,
     UrlListing,
 )
+from growcache.store.read_slots import ReadSlots
 from growcache.store.response_check import (
     BrokenReadError,
     check_length,
@@ -87,7 +88,8 @@ class RemoteStore:
         self._retries = retries
         self._concurrency = concurrency
         self._on_bytes = on_bytes
-        self._read_slots: asyncio.Semaphore | None = None
+        self._read_slots: ReadSlots | None = None
+        self._served = self._throttled = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refused_turn = asyncio.Lock()
         self._probes: dict[int, StoreProbe] = {}
@@ -129,9 +131,10 @@ class RemoteStore:
         try:  # without the function of a retry, because a read seldom needs one
             data = await client.get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+            self._served += 1
             return data
         except StoreError as error:
-            self._give_back(error, stop - start)
+            self._note_failure(error, stop - start)
             if is_transient(error) and self.given_up(entry):
                 raise
             return await self._retry_read(error, entry, (start, stop), generation)
@@ -157,13 +160,16 @@ class RemoteStore:
         try:
             data = await self._clients[entry.store].get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+            self._served += 1
             return data
         except StoreError as error:
-            self._give_back(error, stop - start)
+            self._note_failure(error, stop - start)
             raise
 
-    def _give_back(self, error: StoreError, nbytes: int) -> None:
+    def _note_failure(self, error: StoreError, nbytes: int) -> None:
         """Give back the bytes of an attempt unless some of them may have been sent."""
+        if is_transient(error) and error.throttled:
+            self._throttled += 1
         if self._meter is not None and (not is_transient(error) or error.status is not None):
             self._meter.give_back(nbytes)
 
@@ -198,6 +204,17 @@ class RemoteStore:
                 continue
             return True
         return False
+
+    def limit_reads(self, concurrency: int) -> None:
+        """Let that many reads be in flight from now on."""
+        self._concurrency = concurrency
+        if self._read_slots is not None:
+            self._read_slots.resize(concurrency)
+
+    def take_answers(self) -> tuple[int, int]:
+        """Return how many attempts at a read were served since the last call, and how many throttled."""
+        found, self._served, self._throttled = (self._served, self._throttled), 0, 0
+        return found
 
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
         return self._clients[entry.store].given_up.contains(entry.key, since)
@@ -399,10 +416,10 @@ class RemoteStore:
             )
         )
 
-    def _slots_of_this_loop(self) -> asyncio.Semaphore:
+    def _slots_of_this_loop(self) -> ReadSlots:
         loop = asyncio.get_running_loop()
         if self._read_slots is None or self._loop is not loop:
-            self._read_slots, self._loop = asyncio.Semaphore(self._concurrency), loop
+            self._read_slots, self._loop = ReadSlots(self._concurrency), loop
             self._refused_turn = asyncio.Lock()
             self._probes = {}
         return self._read_slots

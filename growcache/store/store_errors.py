@@ -75,6 +75,10 @@ _TRANSIENT_CODES = frozenset(
 )
 
 
+_THROTTLING_STATUSES = frozenset({429, 503, 504})
+_THROTTLING_CODES = frozenset({"SlowDown", "RequestTimeout"})
+
+
 class UnsupportedKeyError(StoreError):
     """A key that is legal in the store but not for the client."""
 
@@ -87,6 +91,7 @@ class FailedRequest:
     cause: str = ""  # in plain words, why there was no answer
     region: str = ""  # of the bucket, if the store names it
     address: str = ""  # host and port of the request
+    retry_after: float = 0.0  # seconds, as the header says; obstore does not show it
 
 
 def read_obstore_error(error: Exception) -> FailedRequest:
@@ -159,6 +164,12 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
 def _transient_error(text: str, answer: FailedRequest) -> TransientStoreError:
     error = TransientStoreError(text)
     error.status = answer.status
+    error.throttled = (
+        answer.status in _THROTTLING_STATUSES
+        or answer.code in _THROTTLING_CODES
+        or answer.cause == TIMED_OUT
+    )
+    error.retry_after = answer.retry_after
     return error
 
 
@@ -279,11 +290,16 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
         region = str(response.get("Error", {}).get("Region", ""))
         if code.isdigit():  # answers to HEAD have no body, so no word
             status, code = int(code), ""
-        return FailedRequest(type(error).__name__, status, code, region=region)
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        after = retry_after_seconds(headers)
+        return FailedRequest(
+            type(error).__name__, status, code, region=region, retry_after=after
+        )
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 300 <= status < 600:
-            return FailedRequest(type(error).__name__, status)
+            after = retry_after_seconds(getattr(error, "headers", None))
+            return FailedRequest(type(error).__name__, status, retry_after=after)
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and cause and is_client_error(cause):
         # fsspec's HTTP calls any failure of HEAD and GET "not found".
@@ -298,6 +314,18 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
         return FailedRequest(type(error).__name__, cause=UNTRUSTED_CERTIFICATE)
     words, address = connection_failure(error)
     return FailedRequest(type(error).__name__, cause=words, address=address)
+
+
+def retry_after_seconds(headers: object) -> float:
+    """Return what a Retry-After header asks for in seconds; 0 without one, or where it names a date.
+
+    >>> retry_after_seconds({"retry-after": "3"}), retry_after_seconds({"Retry-After": "soon"})
+    (3.0, 0.0)
+    """
+    if not isinstance(headers, Mapping):
+        return 0.0
+    said = str(headers.get("retry-after") or headers.get("Retry-After") or "").strip()
+    return float(said) if said.isdecimal() else 0.0
 
 
 def is_client_error(error: BaseException) -> bool:
