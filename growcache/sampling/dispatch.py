@@ -43,6 +43,7 @@ from growcache.sampling.sampler_pool import (
     SamplerDeath,
     SamplerSlot,
     crash_suspects,
+    group_memory_bytes,
 )
 from growcache.sampling.sizing import (
     LIMIT_OF_EXPECTED,
@@ -59,8 +60,6 @@ from growcache.sampling.space_allocator import (
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
-
-MEMORY_SHARE = 8  # 1/8 of the machine's memory may hold groups whose slow reads are awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +160,11 @@ class Dispatcher:
 
     def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
         reads = self._config.sampling.concurrency
-        now, memory = self._clock(), self._sampler_memory
+        now, memory = self._clock(), group_memory_bytes(self._config, self._memory_bytes)
         awaited = self._awaits_open_group and self.queue.due(now) is not None
         if awaited or self.queue.due_refetch(now) is not None:
             return [slot for slot in slots if slot.has_room_for_refetch(reads, memory)]
         return [slot for slot in slots if slot.has_room(reads, memory)]
-
-    @property
-    def _sampler_memory(self) -> int:
-        """Bytes that the groups of one sampler may take, where they are more than it needs (protocol 10)."""
-        workers = self._config.sampling.workers
-        of_bound = int(self._config.cache.max_bytes) // (workers + 2)
-        return min(of_bound, self._memory_bytes // (MEMORY_SHARE * workers))
 
     def receive(self, slot: SamplerSlot, message: Message) -> list[str]:
         """Handle a message about a permit; return the errors that it reports."""

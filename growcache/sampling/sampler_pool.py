@@ -197,6 +197,16 @@ PERMITS_EACH = 2  # one is fetched while the other is encoded and written
 MOST_PERMITS = 4  # where two groups have fewer visits than reads may be in flight
 
 
+MEMORY_SHARE = 8  # 1/8 of the machine's memory may hold groups whose slow reads are awaited
+
+
+def group_memory_bytes(config: Config, machine_bytes: int) -> int:
+    """Return what the groups of one sampler may take, where it works on more than usual (protocol 10)."""
+    workers = config.sampling.workers
+    of_bound = int(config.cache.max_bytes) // (workers + 2)
+    return min(of_bound, machine_bytes // (MEMORY_SHARE * workers))
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerDeath:
     code: int
