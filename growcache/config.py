@@ -150,6 +150,7 @@ class SourceConfig(_ConfigModel):
     fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
+    purged: Annotated[str, Field(min_length=1)] | None = None
     format: str = "npy"
     options: dict[str, Any] = {}
     storage_options: dict[str, Any] = {}

@@ -12,6 +12,7 @@
     │   ├── CacheFullError(OSError)        the disk, not the bound, has no room          exit 1
     │   │   └── LeasesFullError            other readers take all the room for leases    exit 1
     │   ├── IndexInDoubtError              a change may or may not have been kept        exit 1
+    │   ├── PurgedSampleError              a sample that is being removed                exit 1
     │   └── CorruptShardError              a shard's bytes are not what was written      exit 1
     ├── StoreError(OSError)
     │   ├── TransientStoreError            worth another try (timeout, 503, reset)
@@ -104,6 +105,10 @@ class LeasesFullError(CacheFullError):
 
 class IndexInDoubtError(CacheError):
     """The disk failed during a change of the index, which may or may not have been kept."""
+
+
+class PurgedSampleError(CacheError):
+    """A sample is of an object that was purged, and is being removed."""
 
 
 class CorruptShardError(CacheError):

@@ -22,6 +22,7 @@ from growcache.cache.files import CacheLayout, write_atomic
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseCounters
 from growcache.cache.locks import is_locked
+from growcache.cache.purge_list import copy_list
 from growcache.cache.reader_lease import Lease
 from growcache.cache.shard_refetches import refetch_outcomes
 from growcache.cache.side_files import (
@@ -81,6 +82,7 @@ def snapshots_with(
         take(Path(config.cache.path), again=False)
         if _missing(digests, found):
             root = _seeded_cache(facts, catalog, folder)
+            copy_list(CacheLayout(config.cache.path), CacheLayout(root))
             take(root, again=True)
             if missing := _missing(digests, found):
                 wanted = {number: digests[number] for number in missing}

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from growcache.cache.files import CacheLayout
+from growcache.cache.purge_list import is_purged
 from growcache.cache.side_files import Identity
 from growcache.config import Config
 from growcache.config_text import load_config
-from growcache.errors import ConfigError
+from growcache.errors import ConfigError, JournalError
 from growcache.loading.blocks import BatchCutter, BlockAssembler
 from growcache.loading.delivered_rows import Places, places_of
 from growcache.loading.framework import NUMPY
@@ -100,7 +102,7 @@ def replay(
 
     Raises:
         ConfigError: no such journal or step, or the configuration makes other samples.
-        JournalError: a shard cannot be made again, because objects were changed or removed.
+        JournalError: a shard cannot be made again, because objects were changed, removed or purged.
     """
     settings = load_config(config, environment=os.environ)
     read = Journal.read(Path(journal), rank)
@@ -119,6 +121,7 @@ def replay(
         snapshots_with(settings, digests, facts, catalog, folder) as snapshots,
     ):
         samples, objects = _samples(places, snapshots)
+        _refuse_purged(samples, Path(settings.cache.path))
         batch = _batch(found, options, places, [snapshot for snapshot, _ in snapshots])
     at = found.batch
     return Replay(
@@ -163,6 +166,14 @@ def _samples(
         objects[entry] = None
         samples.append(ReplayedSample(shard, row, origins[row], valid, again, entry.store))
     return tuple(samples), tuple(objects)
+
+
+def _refuse_purged(samples: Sequence[ReplayedSample], root: Path) -> None:
+    test = is_purged(CacheLayout(root))
+    if any(test(sample.origin.key) for sample in samples):
+        raise JournalError(
+            "the step had samples of objects that were purged since, so it cannot be made again"
+        )
 
 
 def _batch(

@@ -18,7 +18,10 @@ import pytest
 
 import growcache
 from growcache import Origin
+from growcache.cache.directory import adopt
+from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_index
+from growcache.cache.purge_list import PurgedObject, append_to_list, key_hash
 from growcache.cli.cli import main
 from growcache.errors import ConfigError, FingerprintError, JournalError
 from growcache.loading.journal import Journal
@@ -125,6 +128,19 @@ def test_another_configuration_is_refused(trained: TrainedRun, tmp_path: Path) -
         growcache.replay(other, trained.journal, 0)
     with pytest.raises(ConfigError, match="there is no journal"):
         growcache.replay(other, tmp_path / "none", 0)
+
+
+@pytest.mark.slow
+def test_purged_objects_do_not_come_back(
+    trained: TrainedRun, elsewhere: Path, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    found = growcache.replay(elsewhere, trained.journal, 5, cache=again)
+    adopt(layout := CacheLayout(elsewhere.with_suffix("")))
+    append_to_list(layout, [PurgedObject(key_hash(found.samples[2].origin.key), 1)])
+    for folder in (again, None):
+        with pytest.raises(JournalError, match="purged"):
+            growcache.replay(elsewhere, trained.journal, 5, cache=folder)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_views import LeaseView
 from growcache.cache.locks import FileLock
 from growcache.cache.meta import CacheMeta
+from growcache.cache.purge import Purger
 from growcache.cache.recovery import reconcile_rows, recover, warn_of_foreign_files
 from growcache.cache.shard_refetches import redrawn_differently_reason
 from growcache.cache.shard_removal import ShardRemover
@@ -92,6 +93,7 @@ class Cache:
         )
         self.lease_table = self.remover.lease_table
         self.refetch_queue = self.remover.refetch_queue
+        self.purger = Purger(layout, index_writer, shard_table, self.space, self.remover)
         self.space.admit()
         self.poll_leases(time.monotonic())
         self.maintain()
@@ -156,6 +158,7 @@ class Cache:
         self.space.foreign_bytes = warn_of_foreign_files(self.layout)
         self._committer.start_afresh()
         self.remover.start_afresh()
+        self.purger.start_afresh()
 
     def holes(self) -> list[KnownHole]:
         rows = [*self.shards.live.values(), *self.shards.retired.values()]
@@ -292,6 +295,12 @@ class Cache:
         """Return the samples of shards that were committed, as far as the index knows them."""
         remains = self.index_writer.index.remains(numbers)
         return {number: row.samples for number, row in remains.items()}
+
+    @property
+    def returning_samples(self) -> int:
+        """Samples of retired shards that come back without their purged ones."""
+        rows = map(self.shards.retired.get, self.remover.purging.rewrite)
+        return sum(row.samples for row in rows if row is not None)
 
     # Accounts
 

@@ -45,9 +45,11 @@ from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases, survey_leases
 from growcache.cache.locks import is_locked
+from growcache.cache.purge_list import is_purged, read_purge_list
 from growcache.cache.recovery import count_retried_holes, remade_contents, write_side_files
 from growcache.cache.shard_survey import (
     ExaminedShard,
+    IsPurged,
     ShardProgress,
     ShardsOnDisk,
     examine_shards,
@@ -191,7 +193,9 @@ def survey_cache(
     findings += more
     rows = {row.number: row for row in contents.rows if row.state == ShardState.LIVE}
     others = numbers_on_disk(layout) if stopped else ()
-    examined = examine_shards(layout, identity, sorted({*rows, *others}), on_shard)
+    purged, more = _purged_keys(layout)
+    findings += more
+    examined = examine_shards(layout, identity, sorted({*rows, *others}), on_shard, purged)
     examined |= {n: _compared_with_row(row, examined[n]) for n, row in rows.items()}
     # A shard without a row is litter, if the index has all rows.
     problems = {
@@ -209,6 +213,14 @@ def survey_cache(
     if identity is None:
         findings = [replace(finding, mendable=False) for finding in findings]
     return CacheSurvey(findings, contents, identity, shards_to_keep(layout, identity, examined))
+
+
+def _purged_keys(layout: CacheLayout) -> tuple[IsPurged | None, list[Finding]]:
+    try:
+        purges = read_purge_list(layout)
+        return (is_purged(layout, purges) if purges else None), []
+    except CacheError as error:
+        return None, [Finding("error", None, str(error))]
 
 
 def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
@@ -247,8 +259,10 @@ def _still_live(
 ) -> dict[int, Sequence[str]]:
     if not problems:
         return {}
-    now = {row.number: row.seq for row in read_index(layout.root).shards}
-    return {n: texts for n, texts in problems.items() if now.get(n) == rows[n].seq}
+    now = {row.number: (row.seq, row.digest) for row in read_index(layout.root).shards}
+    return {
+        n: texts for n, texts in problems.items() if now.get(n) == (rows[n].seq, rows[n].digest)
+    }
 
 
 def _shard_findings(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:

@@ -290,7 +290,7 @@ def _is_same_file(path: Path, known: os.stat_result) -> bool:
 
 
 def clear_cache(layout: CacheLayout) -> None:
-    """Delete everything but marker, locks and foreign files; a crash leaves all or nothing.
+    """Delete everything but marker, locks, purge list and foreign files; a crash leaves all or nothing.
 
     Shards on disk are taken over, because they describe themselves. So a note that they are not
     wanted is written first and removed last, and the next start continues the deletion.
@@ -319,7 +319,8 @@ def finish_clear(layout: CacheLayout) -> None:
 
 def _index_first(layout: CacheLayout) -> list[str]:
     """Return the index first, so that readers see the whole cache or none."""
-    kept = (layout.marker, layout.supervisor_lock, layout.samplers_lock, layout.clearing)
+    locks = (layout.supervisor_lock, layout.samplers_lock)
+    kept = (layout.marker, *locks, layout.purged, layout.clearing)
     first = [layout.index]
     return [
         path.name for path in first + [p for p in layout.own_files if p not in (*kept, *first)]

@@ -114,6 +114,7 @@ class CacheLayout:
     issued = _LayoutPath("issued")
     editions = _LayoutPath("editions.json")
     deferrals = _LayoutPath("deferrals.json")
+    purged = _LayoutPath("purged")  # hashes of keys; it outlives what the cache holds
     ballast = _LayoutPath("ballast")
     status = _LayoutPath("status.json")
     clearing = _LayoutPath("clearing")

@@ -25,6 +25,7 @@ from growcache.cache.uses import (
 class _LeaseSummary(NamedTuple):
     held: frozenset[int]  # must not be deleted
     kept: frozenset[int]  # of these, for dead readers, which may come back
+    living: frozenset[int]  # of these, for readers that live, or may
     reads: Counter[int]  # how often unfinished leases read each shard
     min_job_uses: UsesOfShard
 
@@ -88,6 +89,11 @@ class LeaseTable:
         """Shards held for dead readers, also where living readers hold them."""
         return self._summary().kept
 
+    @property
+    def living(self) -> frozenset[int]:
+        """Shards held for readers that live, or may."""
+        return self._summary().living
+
     def kept_for(self) -> list[DeadReader]:
         self._summary()
         return self._dead_readers.held_for(self.leases)
@@ -98,7 +104,7 @@ class LeaseTable:
         return count_uses(self.uses, finished, there)
 
     def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
-        held, _, reads, job_uses = self._summary()
+        held, _, _, reads, job_uses = self._summary()
         return [
             Candidate(
                 number=(number := row.number),
@@ -120,9 +126,9 @@ class LeaseTable:
             living = [lease for lease in self.leases if lease.open]
             living_shards = [lease.holding() for lease in living]
             kept = self._dead_readers.hold(self.leases)
-            held = kept.union(*living_shards, *self._there.values())
+            may_live = frozenset[int]().union(*living_shards, *self._there.values())
             # A dead reader reads nothing any more, so no eviction waits for it.
             live_jobs = {lease.job for lease in living}
             uses = min_job_uses(self.uses, unfinished, live_jobs)
-            self._known = _LeaseSummary(held, kept, reads, uses)
+            self._known = _LeaseSummary(kept | may_live, kept, may_live, reads, uses)
         return self._known

@@ -97,6 +97,8 @@ def readable_command(arguments: Sequence[str]) -> str:
     >>> readable_command(["run", "--set", "source.storage_options.secret=x", "s3://k:s@b/**"])
     "run --set source.storage_options.secret=HIDDEN 's3://HIDDEN@b/**'"
     """
+    if arguments[1:2] == ["purge"]:  # keys may be personal data
+        arguments = [*arguments[:2], HIDDEN_SECRET]
     return shlex.join(map(_without_secrets, [Path(arguments[0]).name, *arguments[1:]]))
 
 

@@ -22,10 +22,34 @@ if TYPE_CHECKING:
 
 
 REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
+PURGE_META = "purging"  # a `PurgeProgress`, in the index
 MOST_REASON_CHARACTERS = 300  # characters
 MOST_REFUSED = 1000  # noted at a time; the others follow as readers give these up
 
 RefusedRefetches = Mapping[tuple[int, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeProgress:
+    """How far the purge list was applied. Shards of both sets are retired and stay so."""
+
+    size: int = 0  # bytes of the list whose objects no live shard holds
+    rewrite: frozenset[int] = frozenset()  # come back once no living reader holds them
+    drop: frozenset[int] = frozenset()  # had been evicted
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        return self.rewrite | self.drop
+
+    def to_meta(self) -> dict[str, Any]:
+        return {"size": self.size, "rewrite": sorted(self.rewrite), "drop": sorted(self.drop)}
+
+
+def purge_progress(meta: Mapping[str, Any]) -> PurgeProgress:
+    """Return the progress in the notes of an index."""
+    said = meta.get(PURGE_META) or {}
+    rewrite, drop = (frozenset(map(int, said.get(name, ()))) for name in ("rewrite", "drop"))
+    return PurgeProgress(int(said.get("size", 0)), rewrite, drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +85,13 @@ def refetch_outcome(
 
 def other_bytes_reason(number: int) -> str:
     return (
-        f"shard {number} of this cache has other bytes: objects were rewritten since, or this "
-        "machine's listing grew in other steps"
+        f"shard {number} of this cache has other bytes: objects were rewritten or purged since, or "
+        "this machine's listing grew in other steps"
     )
 
 
 def redrawn_differently_reason(number: int, holes: Sequence[str]) -> str:
-    why = f"objects of shard {number} were rewritten or removed since it was drawn"
+    why = f"objects of shard {number} were rewritten, removed or purged since it was drawn"
     return short_reason(f"{why}: {'; '.join(holes[:2])}" if holes else why)
 
 
@@ -179,6 +203,7 @@ class RefetchQueue:
         self._shard_table = shard_table
         self._leases: list[LeaseView] = []
         self.pending: dict[int, str] = {}
+        self.purging: frozenset[int] = frozenset()  # no reader may have these any more
         self.wanted: frozenset[int] = frozenset()
         # A new service tries again what an earlier one refused: why may have changed.
         self._refused: dict[tuple[int, str], str] = {}
@@ -198,6 +223,11 @@ class RefetchQueue:
     def start_afresh(self) -> None:
         self._refused, self._noted, self.pending = {}, {}, {}
 
+    def forget_reasons(self) -> None:
+        """Forget why refetches were refused, because reasons name keys."""
+        self._refused = {}
+        self._settle()
+
     def refuse(self, reasons: Mapping[int, str]) -> None:
         for number, reason in reasons.items():
             if number in self.pending:
@@ -210,7 +240,7 @@ class RefetchQueue:
 
     def _settle(self) -> None:
         there = {
-            number: row.digest
+            number: "" if number in self.purging else row.digest
             for rows in (self._shard_table.live, self._shard_table.retired)
             for number in self.wanted
             if (row := rows.get(number)) is not None
@@ -242,6 +272,6 @@ class RefetchQueue:
         self._shard_table.revive(rows)
 
     def _wants(self, row: ShardTableRow) -> bool:
-        return row.number in self.wanted and any(
-            lease.wishing.get(row.number) == row.digest for lease in self._leases
-        )
+        if row.number in self.purging or row.number not in self.wanted:
+            return False
+        return any(lease.wishing.get(row.number) == row.digest for lease in self._leases)

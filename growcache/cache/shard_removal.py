@@ -6,7 +6,7 @@ COMMIT retired → read the leases → unlink what no lease holds → row says d
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from growcache.cache.eviction_policy import Candidate
@@ -16,7 +16,12 @@ from growcache.cache.index.schema import FinishedLease, ShardState, ShardTableRo
 from growcache.cache.index.writer import IndexWriter
 from growcache.cache.lease_table import LeaseTable
 from growcache.cache.lease_views import LeaseView, lease_path
-from growcache.cache.shard_refetches import RefetchQueue
+from growcache.cache.shard_refetches import (
+    PURGE_META,
+    PurgeProgress,
+    RefetchQueue,
+    purge_progress,
+)
 from growcache.cache.space import ShardTable, SpaceAccount
 from growcache.cache.uses import JOBS_META, add_finished_leases, forget_shards, jobs_in_index
 from growcache.errors import CacheFullError
@@ -42,6 +47,8 @@ class ShardRemover:
         self._finished = index_writer.index.finished_leases()
         self.jobs = jobs_in_index(index_writer.index.meta(JOBS_META))
         self.refetch_queue = RefetchQueue(index_writer, shard_table)
+        self.purging = PurgeProgress()
+        self.load_purging()
         self._candidates: dict[int, Candidate] = {}
         self._deleted: list[int] = []  # whose rows do not say so yet
         self._as_of = -1  # the readers' version that the candidates were made from
@@ -56,9 +63,9 @@ class ShardRemover:
                 self._count_uses(finished)
             self._follow_wishes()
         except CacheFullError:
-            self._delete_unheld()  # that makes room
+            self.delete_unheld()  # that makes room
             raise
-        self._delete_unheld()
+        self.delete_unheld()
 
     def _follow_wishes(self) -> None:
         retired = len(self._shard_table.retired)
@@ -131,14 +138,50 @@ class ShardRemover:
         for row in rows:
             self._candidates.pop(row.number, None)
 
+    # Shards that are purged
+
+    def load_purging(self) -> None:
+        self._set_purging(
+            purge_progress({PURGE_META: self._index_writer.index.meta(PURGE_META)})
+        )
+
+    def _set_purging(self, purging: PurgeProgress) -> None:
+        self.purging = purging
+        self.refetch_queue.purging = purging.numbers
+
+    def write_purging(
+        self, purging: PurgeProgress, change: Callable[[], None] = lambda: None
+    ) -> None:
+        """Record how far a purge has come, in one transaction with what else it changes."""
+
+        def note() -> None:
+            change()
+            self._index_writer.index.set_meta(PURGE_META, purging.to_meta())
+
+        self._index_writer.write(note)
+        self._set_purging(purging)
+
+    def retire_purged(self, rows: Sequence[ShardTableRow], purging: PurgeProgress) -> None:
+        """Keep live shards out of new snapshots until they are rewritten; they are not evicted."""
+        numbers, index = [row.number for row in rows], self._index_writer.index
+        self.write_purging(purging, lambda: index.set_state(numbers, ShardState.RETIRED))
+        self._shard_table.retire(rows)
+        self._as_of = -1
+
+    def came_back(self) -> None:
+        self._as_of = -1
+        self.refetch_queue.shards_came()
+
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         self.retire(numbers)
         self.lease_table.refresh()  # the next poll counts those that are found finished here
-        return self._delete_unheld()
+        return self.delete_unheld()
 
-    def _delete_unheld(self) -> tuple[int, ...]:
+    def delete_unheld(self) -> tuple[int, ...]:
         """Delete retired shards, by leases that were read after the shards were retired."""
         held = self.lease_table.held
+        held = held.difference(self.purging.drop) | self.lease_table.living
+        held |= self.purging.rewrite
         free = tuple(number for number in self._shard_table.retired if number not in held)
         for number in free:
             remove_shard(self._layout, number)

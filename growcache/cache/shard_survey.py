@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from growcache.cache.files import CacheLayout, allocated_tree, shard_number, sha
 from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.schema import ShardState, ShardTableRow
+from growcache.cache.purge_list import names_purged
 from growcache.cache.side_files import Edition, Identity, editions_in_sidecar
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CorruptShardError
@@ -21,6 +23,7 @@ from growcache.errors import CacheError, CorruptShardError
 CHECK_THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
 
 ShardProgress = Callable[[int, int], None]
+IsPurged = Callable[[str], bool]
 
 
 def row_from_sidecar(
@@ -85,10 +88,11 @@ def examine_shards(
     identity: Identity | None,
     numbers: Sequence[int],
     progress: ShardProgress | None = None,
+    purged: IsPurged | None = None,
 ) -> dict[int, ExaminedShard]:
     found = {}
     with ThreadPoolExecutor(CHECK_THREADS) as pool:
-        each = pool.map(lambda number: _examine(layout, identity, number), numbers)
+        each = pool.map(lambda number: _examine(layout, identity, number, purged), numbers)
         for done, (number, examined) in enumerate(zip(numbers, each, strict=True), 1):
             found[number] = examined
             if progress is not None:
@@ -96,7 +100,9 @@ def examine_shards(
     return found
 
 
-def _examine(layout: CacheLayout, identity: Identity | None, number: int) -> ExaminedShard:
+def _examine(
+    layout: CacheLayout, identity: Identity | None, number: int, purged: IsPurged | None
+) -> ExaminedShard:
     path = layout.sidecar(number)
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
@@ -110,6 +116,11 @@ def _examine(layout: CacheLayout, identity: Identity | None, number: int) -> Exa
     else:
         files = [p for p in shard_paths(layout, number) if p != path and p.exists()]
         problems += [f"{file}: an empty shard has files" for file in files]
+    if purged is not None and names_purged(sidecar, purged):
+        root = shlex.quote(str(layout.root))
+        problems.append(
+            f"it holds samples of purged objects; finish that: growcache purge {root}"
+        )
     return ExaminedShard(_without_origins(sidecar), problems)
 
 

@@ -98,6 +98,17 @@ class Origins:
             stores=stores if any(stores) else (),
         )
 
+    def rows(self) -> Iterator[SampleOrigin]:
+        """Yield the origin of each sample; the inverse of `pack`."""
+        rounds, stores = self.round or repeat(None), self.stores or repeat(0)
+        objects = list(
+            zip(self.keys, self.etags, self.sizes, self.mtimes, stores, strict=False)
+        )
+        places = zip(self.part, self.parts, self.start, self.stop, rounds, strict=False)
+        for o, place in zip(self.object, places, strict=False):
+            key, etag, size, mtime, store = objects[o]
+            yield SampleOrigin(key, etag, size, mtime, *place, store)
+
     @property
     def identities(self) -> Iterator[tuple[int, str]]:
         return zip(self.stores or repeat(0), self.keys, strict=False)

@@ -66,6 +66,11 @@ class ShardTable:
             self.live_bytes -= row.allocated
             self.add([row._replace(state=ShardState.RETIRED)])
 
+    def put_back(self, row: ShardTableRow) -> None:
+        """Add a live shard that is not the youngest."""
+        self.add([row])
+        self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
+
     def revive(self, rows: Iterable[ShardTableRow]) -> None:
         for row in rows:
             self.remove([row.number])

@@ -26,7 +26,12 @@ from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.lease_views import ForeignLease, LeaseView, survey_leases
 from growcache.cache.locks import is_locked, lock_holder
-from growcache.cache.shard_refetches import REFUSED_META, pending_refetches, refused_in_index
+from growcache.cache.shard_refetches import (
+    REFUSED_META,
+    pending_refetches,
+    purge_progress,
+    refused_in_index,
+)
 from growcache.cache.system import is_process_stopped
 from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_index
 
@@ -267,6 +272,7 @@ class Status:
     ramping: bool = False  # shards are still smaller than later ones will be
     endless: bool = False  # the user's function draws: the number of samples is unknown
     wishes: int = 0  # shards that are refetched for readers
+    purging: int = 0  # retired shards with purged samples, held by readers
     refetched_samples: int = 0
     subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, once listed
     sources: list[SourceStatus] = field(default_factory=list)  # of several, once listed
@@ -407,6 +413,14 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     return told
 
 
+def forget_errors(root: str | os.PathLike[str]) -> None:
+    """Remove what names keys from the last status of a service that runs no more."""
+    layout = CacheLayout(root)
+    if layout.status.exists():
+        told = _read_status_file(layout)
+        write_status(root, replace(told, last_errors=[], set_aside=SetAsideStatus()))
+
+
 def _silence(told: Status, now: float, *, stopped: bool) -> str:
     """Return in words what a silent service has to do first; ``told`` is its last status."""
     if stopped:
@@ -457,4 +471,5 @@ def index_fields(view: IndexView) -> dict[str, Any]:
         "retired_shards": totals.retired_shards,
         "complete": view.complete,
         "fingerprint": view.fingerprint,
+        "purging": len(purge_progress(view.meta).numbers),
     }

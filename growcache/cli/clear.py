@@ -25,7 +25,7 @@ def clear_question(root: Path) -> str:
 
 
 def empty_cache(root: Path) -> str:
-    """Delete a cache's own files except locks, which are never unlinked, and its marker; return a text for the user."""
+    """Delete a cache's own files except its marker, its purge list and locks; return a text for the user."""
     layout = CacheLayout(root)
     require_cache(layout)  # one whose clearing was cut short is a cache, too
     before = allocated_tree(layout.root)

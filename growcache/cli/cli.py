@@ -75,6 +75,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache export ./cache ./copy",
         "growcache export ./cache ./copy --samples 10000 --format npy",
     ),
+    "purge": (
+        "growcache purge ./cache sub-17/run-2.npy s3://bucket/sub-17/run-3.npy",
+        "growcache purge ./cache --keys-from withdrawn.txt --wait",
+        "growcache purge ./cache --json",
+    ),
     "release": ("growcache release ./cache", "growcache release ./cache --job default"),
     "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
 }
@@ -455,6 +460,38 @@ def export(
     from growcache.cli.export import export_cache
 
     _print(export_cache(cache, out, samples=samples, cache_format=format_, shared=shared))
+
+
+@app.command(epilog=examples_epilog("purge"))
+def purge(
+    cache: CacheArgument,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY]...", help="Keys of objects, as peek shows them, or URLs."
+        ),
+    ] = None,
+    keys_from: Annotated[
+        str | None,
+        typer.Option(
+            "--keys-from",
+            metavar="FILE",
+            help="A key a line, or the purge list of another cache; - for the standard input.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until no reader holds a sample of them any more.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove every sample of some objects from a cache, for good.
+
+    The objects are never drawn again, wherever the cache's list of them is. A service may
+    run. Without keys an earlier purge is finished. Exit code 1 where a reader still holds some.
+    """
+    from growcache.cli.purge import purge_objects
+
+    raise typer.Exit(purge_objects(cache, keys or [], keys_from, wait=wait, json=json))
 
 
 @app.command(epilog=examples_epilog("release"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import string
 import uuid
@@ -33,12 +34,19 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.mapped import Buffer
 from growcache.cache.incoming import ShardChecksum, encode_shard
 from growcache.cache.index.schema import ShardRow
+from growcache.cache.purge_list import is_purged, names_purged, read_bytes, read_purge_list
 from growcache.cache.side_files import read_identity, write_identity
 from growcache.cache.uses import NO_JOB
 from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.terminal import progress_bar
 from growcache.config import CacheConfig
-from growcache.errors import CacheError, CacheFullError, ConfigError, CorruptShardError
+from growcache.errors import (
+    CacheError,
+    CacheFullError,
+    ConfigError,
+    CorruptShardError,
+    PurgedSampleError,
+)
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Field, Schema
 from growcache.usercode import printable
@@ -69,6 +77,7 @@ def export_cache(
         ):
             wanted = cache_format or snapshot.view.cache_format
             _copy_shards(snapshot, root, rows, folder, wanted, advance)
+            _refuse_purged(snapshot, root, rows)
             (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, wanted))
             readme = _readme(folder, snapshot, rows, wanted)
             (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -139,6 +148,10 @@ def _copy_shards(
     assert identity is not None  # it is written before the first shard
     parts = {**identity.parts, "cache.format": cache_format}
     write_identity(folder, replace(identity, parts=parts))
+    if purged := read_bytes(
+        CacheLayout(root)
+    ):  # who goes on with the copy leaves them out, too
+        _write_durably(layout.purged, [purged])
     for row in rows:
         if cache_format == snapshot.view.cache_format:
             for path in _shard_files(snapshot, row):
@@ -152,6 +165,16 @@ def _copy_shards(
             _convert_shard(snapshot, row, layout, cache_format)
         advance(sum(path.stat().st_size for path in _shard_files(snapshot, row)))
     _index_copy(layout, len(rows))
+
+
+def _refuse_purged(snapshot: Snapshot, root: Path, rows: Sequence[ShardRow]) -> None:
+    purges = read_purge_list(CacheLayout(root))  # of now: it may have grown meanwhile
+    test = is_purged(CacheLayout(root), purges)
+    if purges and any(names_purged(snapshot.sidecar(row.number), test) for row in rows):
+        raise PurgedSampleError(
+            "objects were purged whose samples were to be copied, so nothing was copied; finish that "
+            f"with: growcache purge {shlex.quote(str(root))}, and export again"
+        )
 
 
 def _convert_shard(

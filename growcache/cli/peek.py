@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -20,10 +21,16 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow
+from growcache.cache.purge_list import is_purged
 from growcache.cache.sidecar import Sidecar
 from growcache.cli.humanize import in_bytes, keep_end, plural
 from growcache.cli.terminal import print_json
-from growcache.errors import CacheMissingError, ConfigError, CorruptShardError
+from growcache.errors import (
+    CacheMissingError,
+    ConfigError,
+    CorruptShardError,
+    PurgedSampleError,
+)
 from growcache.formats.image import image_kind
 from growcache.schema import Field, Origin, Sample, Schema, Value
 from growcache.usercode import printable
@@ -82,6 +89,8 @@ def _samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
         row = rows[k * len(rows) // min(MAX_PEEKED, len(rows))]
         try:
             yield _read_sample(root, row, 0)
+        except PurgedSampleError:
+            continue
         except (FileNotFoundError, CorruptShardError):
             if shard_path(CacheLayout(root), row.number, view.cache_format).exists():
                 raise
@@ -92,6 +101,11 @@ def _read_sample(root: Path, row: ShardRow, i: int) -> PeekedSample:
     layout = CacheLayout(root)
     path = layout.sidecar(row.number)
     sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+    if is_purged(layout)(sidecar.origin(i).key):
+        raise PurgedSampleError(
+            f"the object of sample {row.number}:{i} is purged, and the sample is being removed; see "
+            f"what holds it: growcache purge {shlex.quote(str(root))}"
+        )
     mapped = open_shard(
         layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
     )

@@ -26,7 +26,7 @@ from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.reader_lease import Lease
-from growcache.cache.shard_refetches import RefetchOutcome, refetch_outcomes
+from growcache.cache.shard_refetches import RefetchOutcome, purge_progress, refetch_outcomes
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import ORDER_OPTIONS, LoaderOptions
 from growcache.loading.plan import (
@@ -415,7 +415,12 @@ def _held_shards(
     view: IndexView, digests: Mapping[int, str], root: Path
 ) -> dict[int, ShardRow]:
     live = {row.number: row for row in view.shards if digests.get(row.number) == row.digest}
-    going = {r.number: r for r in view.retired if digests.get(r.number) == r.digest}
+    purging = purge_progress(view.meta).numbers  # held until their readers end, for these alone
+    going = {
+        row.number: row
+        for row in view.retired
+        if digests.get(row.number) == row.digest and row.number not in purging
+    }
     if not going:
         return live
     held = _leased_numbers(root)

@@ -14,7 +14,7 @@ from typing import Any
 from growcache.cache.files import CacheLayout
 from growcache.cache.formats import shard_files, shard_path
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.index.reader import IndexView, live_numbers, max_lease_bytes, read_index
+from growcache.cache.index.reader import IndexView, live_digests, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote
 from growcache.cache.reader_lease import Lease
@@ -125,11 +125,13 @@ class Snapshot:
         )
         try:
             # Only shards that are still live once the lease is visible are safe, because the
-            # supervisor retires first and reads the leases then.
-            live = live_numbers(layout.root)
-            found = [row for row in wanted if row.number in live]
+            # supervisor retires first and reads the leases then. Another shard may have taken a
+            # number meanwhile, because a purge rewrites shards.
+            live = live_digests(layout.root)
+            found = [row for row in wanted if live.get(row.number) == row.digest]
             if len(found) < len(wanted):
-                lease.drop([row.number for row in wanted if row.number not in live])
+                kept = {row.number for row in found}
+                lease.drop([row.number for row in wanted if row.number not in kept])
             if only is not None and len(found) < len(only):
                 raise CacheError(
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "

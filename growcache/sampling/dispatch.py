@@ -271,6 +271,7 @@ class Dispatcher:
             makeups=record.before(draw.group),
             made_up=tuple((*first, int(record.renews(first, draw.group))) for first in made_up),
             others=self._others(visits, left_out) if defers else (),
+            purged=self._purged_places(visits),
         )
         estimate = int(self._estimate(len(draw.parts)) * len(write) / len(permit.shards))
         self.writes.permits[permit.id] = IssuedPermit(permit, estimate, fresh=fresh)
@@ -291,7 +292,23 @@ class Dispatcher:
             return ()
         sources = range(len(self._config.sources))
         near = [self._objects.visits(self._objects.numbers(n, 0, 2)) for n in sources]
-        return tuple(s.entry for some in near for s in some if object_name(s) not in visited)
+        is_purged = self._cache.purger.is_visit_purged
+        others = (s for some in near for s in some if not is_purged(s.keys))
+        return tuple(s.entry for s in others if object_name(s) not in visited)
+
+    def _purged_places(self, visits: Sequence[PartVisit]) -> tuple[int, ...]:
+        is_purged = self._cache.purger.is_visit_purged
+        return tuple(place for place, visit in enumerate(visits) if is_purged(visit.keys))
+
+    def purged(self) -> None:
+        """Forget what names objects that were purged just now."""
+        self.makeups.forget_purged(self._cache.purger.is_visit_purged)
+        self.last_error = ""
+
+    def lost(self, shards: Sequence[int]) -> None:
+        """Draw shards again that a purge could not rewrite."""
+        for number in shards:
+            self.queue.lost(number // self._sizing.group_shards)
 
     def _next_group(self) -> GroupDraw | None:
         group = self.queue.next_new
@@ -495,9 +512,14 @@ class Dispatcher:
 
     def written(self, permit_id: str) -> list[str]:
         """Commit a group that is on disk; return the reasons of its holes."""
-        issued = self.writes.permits.pop(permit_id, None)
+        issued = self.writes.permits.get(permit_id)
         if issued is None:
             return []  # of a permit that was taken back
+        if issued.permit.purged != self._purged_places(issued.permit.visits):
+            self._pop(permit_id)  # it may hold samples of objects that were purged since
+            self.queue.returned(issued.permit.group)
+            return []
+        del self.writes.permits[permit_id]
         written = [self._sidecar(permit_id, number) for number in issued.permit.written]
         shards = self._until_limit(issued, written)
         if not shards:

@@ -179,6 +179,11 @@ class Makeups:
         name, now = object_name(permit.visits[place]), time.monotonic()
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
+    def forget_purged(self, is_purged: Callable[[list[str]], bool]) -> None:
+        """Forget that purged objects fail: their parts are due, and yield nothing."""
+        for name in [one for one in self._setbacks.failing if is_purged([one[1]])]:
+            self._setbacks.answered(name)
+
     def retry_holes(self, is_retried: IsRetried = lambda hole, visit: True) -> int:
         holes: dict[int, list[KnownHole]] = {}
         for hole in self._cache.holes():

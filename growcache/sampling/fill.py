@@ -152,7 +152,8 @@ class GroupFiller:
             len(permit.visits), limits, defers=permit.defers, yields=self._yields
         )
         visits = iter(enumerate(permit.visits))
-        left_out, began = frozenset(permit.left_out), time.monotonic()
+        left_out, purged = frozenset(permit.left_out), frozenset(permit.purged)
+        began = time.monotonic()
         started = asyncio.Event()  # all visits, or one has failed
         # A transform may make a sample smaller.
         largest = None if limits is None or self._transform else limits.largest
@@ -164,6 +165,10 @@ class GroupFiller:
                         started.set()
                     if place in left_out:
                         budget.put(place, VisitResult(left_out=True))
+                        on_visit()
+                        continue
+                    if place in purged:
+                        budget.put(place, VisitResult())
                         on_visit()
                         continue
                     if not await budget.begin(place, stored_bytes(visit)):
@@ -213,7 +218,9 @@ class GroupFiller:
         if not permit.defers or isinstance(error, StoreRefusedError):
             return False
         since = began if error.since is None else error.since
-        others = [one.entry for one in permit.visits if one.entry.key != visit.entry.key]
+        purged = frozenset(permit.purged)
+        allowed = (one.entry for at, one in enumerate(permit.visits) if at not in purged)
+        others = [entry for entry in allowed if entry.key != visit.entry.key]
         return await self._sources.fails_alone(
             visit.entry, since, [*others[:MOST_ASKED_OBJECTS], *permit.others]
         )
@@ -336,7 +343,7 @@ def encode_group(
     lengths: Sequence[int] | None = None,
 ) -> list[EncodedShard]:
     """Deal the samples of a visit round-robin over the shards, and cut those that are written to ``lengths``."""
-    shards = [_ShardContents() for _ in permit.shards]
+    shards, purged = [_ShardContents() for _ in permit.shards], frozenset(permit.purged)
     for place, (visit, result) in enumerate(zip(permit.visits, visited, strict=True)):
         shard = shards[place % len(shards)]
         if result.left_out:
@@ -344,8 +351,8 @@ def encode_group(
         elif result.hole is not None:
             version = _version(result.entry)
             shard.holes.append(Hole(visit.entry.key, visit.part, result.hole, version))
-        elif not result.samples and visit.parts == 1:  # one of several parts may well be empty
-            shard.empty += 1
+        elif not result.samples and visit.parts == 1 and place not in purged:
+            shard.empty += 1  # one of several parts may well be empty
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
             shard = shards[(place + index) % len(shards)]

@@ -48,7 +48,12 @@ class FixedSet:
 
     @property
     def is_whole(self) -> bool:
-        return self.most is not None and self._cache.totals().samples >= self.most
+        return self.most is not None and self._samples >= self.most
+
+    @property
+    def _samples(self) -> int:
+        """Samples of the set, also of shards that come back once they are rewritten."""
+        return self._cache.totals().samples + self._cache.returning_samples
 
     def expected(self, permits: Iterable[IssuedPermit], per_visit: float) -> float:
         """Return the samples of the set once the groups in flight are committed."""
@@ -60,7 +65,7 @@ class FixedSet:
             for one in permits
             if one.fresh
         )
-        return totals.samples + sum(coming)
+        return self._samples + sum(coming)
 
     def awaits_earlier(self, issued: IssuedPermit, permits: Iterable[IssuedPermit]) -> bool:
         """Whether an encoded group waits until it is known what the groups before it hold."""
@@ -80,7 +85,7 @@ class FixedSet:
     def _left(self, permits: Iterable[IssuedPermit]) -> int:
         """Return the samples that the set lacks, of which none was granted yet."""
         coming = (sum(one.samples or ()) for one in permits if one.granted and one.fresh)
-        return (self.most or 0) - self._cache.totals().samples - sum(coming)
+        return (self.most or 0) - self._samples - sum(coming)
 
     def cut(
         self, issued: IssuedPermit, permits: Iterable[IssuedPermit]

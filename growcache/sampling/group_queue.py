@@ -139,6 +139,11 @@ class GroupQueue:
         else:
             self._tried_early.add(group)
 
+    def lost(self, group: int) -> None:
+        """Open a committed group again, of which a shard is gone."""
+        if self._entry(group) is None and group < self.next_new:
+            self._open[group] = _OpenGroup()
+
     def done(self, group: int) -> None:
         del self._filling[group]
         self._filled_again.discard(group)

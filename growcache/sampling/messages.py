@@ -44,6 +44,10 @@ class PartVisit:
     partners: tuple[Entry, ...] = ()  # the objects of the other fields
     renewed: bool = False  # reads the current version, not the listed one
 
+    @property
+    def keys(self) -> list[str]:
+        return [self.entry.key, *(partner.key for partner in self.partners)]
+
     def to_values(self) -> list[Any]:
         """Return a short JSON value, because a permit may have very many visits."""
         more: dict[str, Any] = {}
@@ -108,6 +112,7 @@ class Permit:
     # Of a makeup group: where each visit was drawn first, and 1 where it was a hole.
     made_up: tuple[tuple[int, int, int], ...] = ()
     others: tuple[Entry, ...] = ()  # to probe the store with, if all visits are to one object
+    purged: tuple[int, ...] = ()  # places of visits to purged objects: they yield nothing
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -127,6 +132,7 @@ class Permit:
             "makeups": self.makeups,
             "made_up": self.made_up,
             "others": [entry_values(entry) for entry in self.others],
+            "purged": self.purged,
             "visits": [visit.to_values() for visit in self.visits],
         }
 
@@ -147,6 +153,7 @@ class Permit:
             tuple(message["makeups"]),
             tuple((group, place, hole) for group, place, hole in message["made_up"]),
             tuple(Entry(*values) for values in message["others"]),
+            tuple(message["purged"]),
         )
 
 

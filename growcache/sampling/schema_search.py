@@ -114,9 +114,14 @@ class SchemaSearch:
         # Where one of them crashes samplers, the first one alone decides: the others belong to
         # permits, which know how to say which object it is.
         probed = 1 if search.suspicion >= CRASH else PROBED
-        visits = self._objects.visits(
+        listed_visits = self._objects.visits(
             self._objects.numbers(search.source, first, min(found, first + probed))
         )
+        is_purged = self._cache.purger.is_visit_purged
+        visits = [visit for visit in listed_visits if not is_purged(visit.keys)]
+        if not visits:
+            search.unreadable += len(listed_visits)
+            return
         if not self._silent:
             self.waiting_for = "a first object to be read"
         self._probing_slot = ready[0]

@@ -35,7 +35,8 @@ from growcache.secrecy import url_without_secrets
 from growcache.store.catalog import Catalog
 from growcache.usercode import printable
 
-LISTING, TABLES, SAMPLERS = "listing", "tables", "samplers"  # the clients of a store
+# The clients of a store.
+LISTING, TABLES, PURGES, SAMPLERS = "listing", "tables", "purge lists", "samplers"
 
 
 class StatusBuilder:
@@ -51,7 +52,9 @@ class StatusBuilder:
     ) -> None:
         self.failures = 0  # requests and visits that are tried again
         self.last_errors: deque[str] = deque(maxlen=5)
-        self.silences = {client: StoreSilence() for client in (LISTING, TABLES, SAMPLERS)}
+        self.silences = {
+            client: StoreSilence() for client in (LISTING, TABLES, PURGES, SAMPLERS)
+        }
         self._notice = OutageNotice()
         self._budget = budget
         self._config = config
@@ -201,6 +204,7 @@ class StatusBuilder:
             and cache.meta.deferrals.draw_number(dispatcher.queue.next_new) < RAMP_END,
             endless=endless,
             wishes=len(cache.refetch_queue.pending),
+            purging=len(cache.remover.purging.numbers),
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=self._objects.unmatched,

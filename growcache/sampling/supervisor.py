@@ -52,8 +52,9 @@ from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.read_limits import ReadLimits
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
+from growcache.sampling.shared_purges import SharedPurges
 from growcache.sampling.sources import first_urls, make_each
-from growcache.sampling.status_builder import LISTING, TABLES, StatusBuilder
+from growcache.sampling.status_builder import LISTING, PURGES, TABLES, StatusBuilder
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
 
@@ -172,6 +173,8 @@ class Supervisor:
             self._status.silences[LISTING].answered,
         )
         self._labels: LabelsReader | None = None
+        self._purges: SharedPurges | None = None
+        self._awaits_purges = any(source.purged is not None for source in config.sources)
         self._file = file
         self._reload: ConfigReload | None = None
         self._found: FoundIdentity | None = None
@@ -197,12 +200,15 @@ class Supervisor:
         try:
             self._guard(self._start_listing)
             self._guard(self._start_labels)
+            self._guard(self._start_purges)
             while not self._ended and self._error is None:
                 await self._sleep()
                 self._guard(self._turn)
                 self._guard(self._after_turn)
         finally:
             self._listing.stop()
+            if self._purges is not None:
+                self._purges.stop()
             if self._reload is not None:
                 self._reload.stop()
             await self._pool.stop()
@@ -257,6 +263,27 @@ class Supervisor:
                 lambda error: self._status.note_retry(TABLES, error),
                 self._retries_labels,
             )
+
+    def _start_purges(self) -> None:
+        if self._awaits_purges:
+            self._purges = SharedPurges(
+                self._config.sources,
+                self._cache.layout,
+                self._config.sampling.timeout_seconds,
+                self._purges_read,
+                lambda error: self._status.note_retry(PURGES, error),
+            )
+
+    def _purges_read(self, error: GrowcacheError | None) -> None:
+        if error is None:
+            self._status.silences[PURGES].answered()
+            self._guard(self._look_at_purges)
+            self._awaits_purges = False
+        elif self._awaits_purges:
+            self._fail(error)
+        else:  # the list that was read holds, and is read again
+            self._status.last_errors.append(str(error))
+        self._wake()
 
     def _retries_labels(self, error: TransientStoreError) -> bool:
         """Whether tables are read again for ever; the rule is that of `ListingIngest`."""
@@ -384,6 +411,8 @@ class Supervisor:
             self._listing.adopt(options)
             if self._labels is not None:
                 self._labels.sources = config.sources
+            if self._purges is not None:
+                self._purges.sources = config.sources
 
     def _sampler_ready(self, slot: SamplerSlot, message: Message) -> None:
         slot.ready = True
@@ -432,6 +461,9 @@ class Supervisor:
         if self._awaits_labels:
             self._search.waiting_for = "the labels"
             return
+        if self._awaits_purges:
+            self._search.waiting_for = "the purge list (source.purged)"
+            return
         listed = self._listing.listed
         found = self._found or self._search.known(self._introduction, listed=listed)
         if found is not None:
@@ -470,6 +502,9 @@ class Supervisor:
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.require_in_place()
             self._cache.poll_leases(now)
+            self._look_at_purges()
+        if self._cache.purger.busy:
+            self._purge(now + TURN_SECONDS)
         self._listing.take(
             self._dispatcher.space if self._dispatcher else None,
             awaited=self._search.lacks_objects(listed=self._listing.listed),
@@ -487,6 +522,17 @@ class Supervisor:
             self._dispatcher.turn(self._pool.slots)
         if self._due("upkeep", now, UPKEEP_SECONDS):
             self._upkeep()
+
+    def _look_at_purges(self) -> None:
+        if self._cache.purger.look():
+            self._status.last_errors.clear()  # they may name keys
+            if self._dispatcher is not None:
+                self._dispatcher.purged()
+
+    def _purge(self, until: float) -> None:
+        lost = self._cache.purger.step(until)
+        if self._dispatcher is not None:
+            self._dispatcher.lost(lost)
 
     def _try_holes_again(self, dispatcher: Dispatcher) -> None:
         count = 0

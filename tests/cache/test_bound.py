@@ -183,7 +183,7 @@ def test_what_was_deleted_on_a_full_disk_is_noted_later(
 @pytest.mark.mutant(
     13,
     "growcache.cache.shard_removal:ShardRemover.poll",
-    "self._delete_unheld()\nraise",
+    "self.delete_unheld()\nraise",
     "raise",
 )
 def test_what_is_let_go_makes_room_where_uses_cannot_be_noted(

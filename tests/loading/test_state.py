@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from growcache.cache.index.reader import live_numbers
+from growcache.cache.index.reader import live_digests
 from growcache.cache.lease_views import read_leases
 from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
@@ -266,10 +266,10 @@ def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
         with pytest.raises(CacheError, match=r"1 of the 6 shards"):
             resumed.load_state_dict(state, missing="error")
         looked.append(root)
-        return live_numbers(root)
+        return live_digests(root)
 
     monkeypatch.setattr(snapshot, "Lease", Late)
-    monkeypatch.setattr(snapshot, "live_numbers", looking)
+    monkeypatch.setattr(snapshot, "live_digests", looking)
     Snapshot.take(cache.root).close()
     assert looked
 

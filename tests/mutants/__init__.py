@@ -62,6 +62,7 @@ RULES = {
     28: "samplers end with their supervisor, and only the current permit is believed",
     29: "only flock decides who lives; a service on the same cache is joined",
     30: "network file systems are refused",
+    31: "objects in the purge list are in no shard, and never drawn",
     32: "what a step saw is on file before the loop gets it",
 }
 

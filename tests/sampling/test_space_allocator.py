@@ -322,8 +322,8 @@ def test_uses_of_jobs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 @pytest.mark.mutant(
     18,
     "growcache.cache.lease_table:LeaseTable._summary",
-    "held = kept.union(*living_shards, *self._there.values())",
-    "held = kept.union(*living_shards)",
+    "may_live = frozenset[int]().union(*living_shards, *self._there.values())",
+    "may_live = frozenset[int]().union(*living_shards)",
 )
 def test_what_cannot_be_read_and_is_held_protects_all_that_was_there(cache: Cache) -> None:
     path = cache.layout.leases / "later.lease"

@@ -276,15 +276,16 @@ def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[Sh
     return rows
 
 
-def live_numbers(root: str | os.PathLike[str]) -> frozenset[int]:
-    """Return the numbers of the live shards: a cheap second look. Raises as `read_index`."""
+def live_digests(root: str | os.PathLike[str]) -> dict[int, str]:
+    """Return the digests of the live shards, by number: a cheap second look. Raises as `read_index`."""
     layout = CacheLayout(root)
     layout.require()
-    query = "SELECT group_concat(number) FROM shards WHERE state = ?"
+    query = "SELECT group_concat(number), group_concat(digest) FROM shards WHERE state = ?"
     try:
         with reading_index(layout) as connection:
-            (packed,) = connection.execute(query, [ShardState.LIVE]).fetchone()
-        return frozenset(orjson.loads(f"[{packed or ''}]"))
+            packed, digests = connection.execute(query, [ShardState.LIVE]).fetchone()
+        numbers = orjson.loads(f"[{packed or ''}]")
+        return dict(zip(numbers, (digests or "").split(",") if numbers else [], strict=True))
     except (sqlite3.Error, ValueError, TypeError) as error:
         if not layout.index.exists():
             layout.require()

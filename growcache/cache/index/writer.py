@@ -199,6 +199,24 @@ class IndexDatabase:
                 empty_visits=sidecar.counts.get(EMPTY, 0),
             )
 
+    def take_out(self, row: ShardTableRow, empty_visits: int) -> None:
+        """Forget a shard that a purge rewrites. Until then it counts as never drawn."""
+        for table, column in (("shards", "number"), ("holes", "shard")):
+            self._connection.execute(f"DELETE FROM {table} WHERE {column} = ?", [row.number])
+        self.add_totals(
+            drawn=-row.samples,
+            drawn_parts=-row.parts,
+            drawn_shards=-1,
+            holes=-row.holes,
+            empty_visits=-empty_visits,
+        )
+
+    def forget_holes(self, is_purged: Callable[[str], bool]) -> None:
+        """Forget what is noted of holes in purged objects."""
+        rows = self._connection.execute("SELECT id, key FROM holes").fetchall()
+        gone = [(id_,) for id_, key in rows if is_purged(key)]
+        self._connection.executemany("DELETE FROM holes WHERE id = ?", gone)
+
     def return_shards(self, rows: Sequence[ShardTableRow]) -> None:
         """Add shards that had been evicted; they do not count as drawn again."""
         for row in rows:

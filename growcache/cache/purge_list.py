@@ -1,0 +1,219 @@
+"""The purge list: the objects whose samples must be gone, by hashes of their keys.
+
+The file `purged` has a line of JSON per object, and lines are only ever added. A line without its end is of
+a command that was cut short before it reported anything, so the next one cuts it away. A line that is
+damaged is an error: to skip it would let the object be drawn again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import google_crc32c
+import orjson
+
+from growcache.cache.files import FILE_MODE, CacheLayout, fsync_directory, naming_full_disk
+from growcache.cache.locks import FileLock, close_owned, open_owned
+from growcache.cache.side_files import read_identity
+from growcache.cache.sidecar import Sidecar
+from growcache.config import PLACEHOLDER
+from growcache.errors import CacheError, ConfigError
+from growcache.store.urls import UrlTemplate, parse_url
+
+RULE = 1  # which bytes are hashed, and how
+LOCK_SECONDS = 10.0
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class PurgedObject(NamedTuple):
+    sha256: str  # of its key, hexadecimal
+    at: int  # seconds since the epoch, when it was purged first
+
+
+def key_hash(key: str) -> str:
+    """Return the hash of a key, which need not be valid Unicode.
+
+    >>> key_hash("sub-01.npy")[:16]
+    '92d2abc67c941da7'
+    """
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def key_of(name: str) -> str:
+    """Return the key of an object that is named by its key or by its URL.
+
+    >>> key_of("s3://bucket/a/b.npy"), key_of("a/b.npy")
+    ('a/b.npy', 'a/b.npy')
+    """
+    return parse_url(name).pattern if "://" in name else name
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeList:
+    hashes: frozenset[str] = frozenset()
+    size: int = 0  # bytes of the whole lines that it was read from
+
+    def __bool__(self) -> bool:
+        return bool(self.hashes)
+
+    def holds(self, keys: Iterable[str]) -> bool:
+        return bool(self.hashes) and any(key_hash(key) in self.hashes for key in keys)
+
+
+def line_of(purged: PurgedObject) -> bytes:
+    values = {"sha256": purged.sha256, "at": purged.at, "rule": RULE}
+    return orjson.dumps({**values, "crc32c": _checksum(values)}) + b"\n"
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return f"{google_crc32c.value(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)):08x}"
+
+
+def parse_line(line: bytes) -> PurgedObject | None:
+    """Return what `line_of` wrote; None if the line is damaged, or of a later version."""
+    try:
+        values = orjson.loads(line)
+        checksum = values.pop("crc32c")
+        purged = PurgedObject(values["sha256"], values["at"])
+        known = values["rule"] == RULE and checksum == _checksum(values)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    right = type(purged.sha256) is str and _HASH.fullmatch(purged.sha256)
+    return purged if known and right and type(purged.at) is int else None
+
+
+def parse_list(data: bytes, label: object) -> list[PurgedObject]:
+    """Return the objects of whole lines. CacheError: a line is damaged."""
+    found: list[PurgedObject] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        purged = parse_line(line)
+        if purged is None:
+            raise CacheError(
+                f"{label}: line {number} is damaged, or of a later growcache; put in its place that "
+                "line of another copy of the list, or remove it and purge its object again"
+            )
+        found.append(purged)
+    return found
+
+
+def named_objects(lines: Iterable[str], at: int) -> dict[PurgedObject, str | None]:
+    """Return the objects of lines that are keys, URLs or lines of a purge list, with their keys if known."""
+    found: dict[PurgedObject, str | None] = {}
+    for line in filter(None, (line.rstrip("\r\n") for line in lines)):
+        purged = parse_line(line.encode("utf-8", "surrogateescape")) if line[0] == "{" else None
+        if purged is None and line.startswith('{"') and '"sha256"' in line:
+            raise ConfigError(
+                f"a line of a purge list is damaged: {line[:40]}…; copy the list again"
+            )
+        if purged is None:
+            key = key_of(line)
+            found[PurgedObject(key_hash(key), at)] = key
+        else:
+            found[purged] = None
+    return found
+
+
+def read_bytes(layout: CacheLayout) -> bytes:
+    try:
+        return layout.purged.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def read_purge_list(layout: CacheLayout, start: int = 0) -> PurgeList:
+    """Return the list from byte ``start`` on. May raise CacheError."""
+    data = read_bytes(layout)
+    rest = data[start:] if start <= len(data) else data
+    hashes = frozenset(purged.sha256 for purged in parse_list(rest, layout.purged))
+    return PurgeList(hashes, data.rfind(b"\n") + 1)
+
+
+def copy_list(source: CacheLayout, target: CacheLayout) -> None:
+    """Add the objects of a cache's list to that of another."""
+    if data := read_bytes(source):
+        append_to_list(target, parse_list(data, source.purged))
+
+
+def append_to_list(layout: CacheLayout, purged: Iterable[PurgedObject]) -> int:
+    """Add the objects that the list lacks, durably; return how many these are."""
+    with (
+        FileLock.of_directory(layout.root, LOCK_SECONDS),
+        naming_full_disk(str(layout.purged)),
+    ):
+        known = read_purge_list(layout)
+        new = {one.sha256: one for one in purged if one.sha256 not in known.hashes}
+        if new:
+            _append(layout, known.size, b"".join(map(line_of, new.values())))
+        return len(new)
+
+
+def _append(layout: CacheLayout, size: int, lines: bytes) -> None:
+    descriptor = open_owned(layout.purged, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+    try:
+        os.ftruncate(descriptor, size)  # a line that was cut short
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.pwrite(descriptor, view, size + len(lines) - len(view)) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        close_owned(descriptor)
+    fsync_directory(layout.root)
+
+
+def is_purged(layout: CacheLayout, purges: PurgeList | None = None) -> Callable[[str], bool]:
+    """Return the test of a sample's key, by the cache's list and identity."""
+    found = read_purge_list(layout) if purges is None else purges
+    identity = read_identity(layout.root) if found else None
+    keys_of = keys_of_object(identity.parts if identity else {})
+    return lambda key: found.holds(keys_of(key))
+
+
+def purged_samples(sidecar: Sidecar, test: Callable[[str], bool]) -> int:
+    origins = sidecar.origins
+    gone = [test(key) for key in origins.keys]
+    return sum(gone[o] for o in origins.object)
+
+
+def names_purged(sidecar: Sidecar, test: Callable[[str], bool]) -> bool:
+    """Whether samples or holes of a shard are of purged objects."""
+    keys = {*sidecar.origins.keys, *(hole.key for hole in sidecar.holes)}
+    return any(map(test, keys))
+
+
+KeysOfObject = Callable[[str], Iterator[str]]
+
+
+def keys_of_object(parts: dict[str, Any]) -> KeysOfObject:
+    """Return a function from a sample's key to the keys of all objects that it was made of.
+
+    ``parts`` are those of the cache's identity. A sidecar names the object of the first field only.
+    """
+    fields = [
+        value for name, value in parts.items() if re.fullmatch(r"source\.(\d+\.)?fields", name)
+    ]
+    joined = [
+        [(_prefix(url), UrlTemplate.from_url(url)) for _, url, *_ in some] for some in fields
+    ]
+
+    def keys(key: str) -> Iterator[str]:
+        yield key
+        for (_, first), *others in joined:
+            values = first.values(key)
+            if values is not None:
+                yield from (prefix + other.render(values) for prefix, other in others)
+
+    return keys
+
+
+def _prefix(url: str) -> str:
+    return parse_url(PLACEHOLDER.sub("*", url)).prefix
