@@ -6,6 +6,7 @@ the same code.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import hashlib
@@ -16,11 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +60,28 @@ class RunningCalls:
 
 RUNNING_CALLS = RunningCalls()
 
+
+class CodeDigest(NamedTuple):
+    """Digests of the modules that hold the user's code."""
+
+    syntax: str  # of what Python runs: comments and docstrings change nothing
+    text: str  # of the files; caches from before had this one
+
+    @classmethod
+    def combined(cls, digests: Sequence[CodeDigest | None]) -> CodeDigest | None:
+        """Return one digest of several; None where no code of the user's runs."""
+        if not any(digests):
+            return None
+        return cls(
+            *(
+                hashlib.sha256(
+                    "\n".join(each[kind] if each else "" for each in digests).encode()
+                ).hexdigest()
+                for kind in (0, 1)
+            )
+        )
+
+
 # What a user's code may raise besides any Exception: it must not end the sampler.
 _USER_ERRORS = (Exception, SystemExit)
 
@@ -69,7 +92,7 @@ class UserCode:
 
     name: str  # package.module:function
     role: str  # the key of the configuration that names it
-    digest: str  # of its module's source
+    digest: CodeDigest  # of its module
     source_root: str  # file, or folder of the package
     function: Callable[..., Any]
     parameters: tuple[str, ...]  # besides its options, in its own order
@@ -244,10 +267,47 @@ def _join_names(names: list[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _source_digest(module: ModuleType) -> str:
+def _source_digest(module: ModuleType) -> CodeDigest:
     path = module.__file__
     source = Path(path).read_bytes() if path else b""
-    return hashlib.blake2b(source, digest_size=16).hexdigest()
+    return CodeDigest(_digest(syntax_of(source)), _digest(source))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def syntax_of(source: bytes) -> bytes:
+    """Return a text of the syntax tree, without docstrings; the source itself if it is not Python.
+
+    Empty fields are left out, because new versions of Python add such. `ast.dump` shows some of them.
+
+    >>> syntax_of(b"def f(x): 'About.'; return x  # so") == syntax_of(b"def f(x): return x")
+    True
+    >>> syntax_of(b"x = 1") == syntax_of(b"x = 2")
+    False
+    """
+    try:
+        return repr(_shape_of(ast.parse(source))).encode("utf-8", "backslashreplace")
+    except (SyntaxError, ValueError, RecursionError):  # a compiled module, for one
+        return source
+
+
+def _shape_of(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_shape_of(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: value for name, value in ast.iter_fields(node) if name != "kind"}
+    if isinstance(node, _WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = fields["body"][1:]
+    shown = {
+        name: _shape_of(value) for name, value in fields.items() if value not in (None, [])
+    }
+    return (type(node).__name__, *shown.items())
+
+
+_WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _source_root(module: ModuleType) -> str:

@@ -136,12 +136,12 @@ class Cache:
         A cache without samples of another configuration is emptied, with its catalog.
         FingerprintError: it has samples of another configuration.
         """
-        if self.meta.claim(parts, self.totals().drawn):
+        if self.meta.claim(parts, self.totals()):
             self._start_afresh()
 
     def set_identity(self, identity: Identity) -> None:
         """Set the identity before the first permit. FingerprintError: other samples are cached."""
-        if self.meta.set_identity(identity, self.totals().drawn):
+        if self.meta.set_identity(identity, self.totals()):
             self._start_afresh()
 
     def _note_reuse(self) -> None:

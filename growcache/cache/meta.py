@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -14,7 +15,7 @@ from growcache.cache.folders import (
     own_and_foreign_names,
     remove_entry,
 )
-from growcache.cache.index.schema import LEASE_BYTES_META
+from growcache.cache.index.schema import LEASE_BYTES_META, CacheTotals
 from growcache.cache.index.writer import IndexDatabase, IndexWriter
 from growcache.cache.recovery import (
     is_initialised,
@@ -43,7 +44,9 @@ from growcache.errors import CorruptShardError, FingerprintError
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
 
 
-def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
+def _refuse_other_fingerprints(
+    layout: CacheLayout, wanted: Identity, totals: CacheTotals
+) -> None:
     """Refuse the shards of another fingerprint where only the shards themselves tell it."""
     for number in numbers_on_disk(layout):
         path = layout.sidecar(number)
@@ -54,7 +57,9 @@ def _refuse_other_fingerprints(layout: CacheLayout, wanted: Identity) -> None:
         if sidecar.samples and sidecar.fingerprint != wanted.fingerprint:
             raise FingerprintError(
                 _other_configuration_message(
-                    layout, [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"]
+                    layout,
+                    [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"],
+                    totals,
                 )
             )
 
@@ -75,12 +80,30 @@ def forget_cache(layout: CacheLayout, index: IndexDatabase) -> None:
         index.clear()
 
 
-def _other_configuration_message(layout: CacheLayout, differing: list[str]) -> str:
+def _other_configuration_message(
+    layout: CacheLayout, differing: list[str], totals: CacheTotals
+) -> str:
     what = "; ".join(differing[:5]) or "its fingerprint"
+    cost = f"{totals.samples:,} samples ({totals.bytes + totals.retired_bytes:,} bytes)"
     return (
-        f"the cache {layout.root} holds samples of another configuration: {what}. "
-        f"Choose another cache.path, or empty it with: growcache clear {shlex.quote(str(layout.root))}"
+        f"the cache {layout.root} holds samples of another configuration: {what}"
+        f"{_version_note(differing)}. Choose another cache.path, or give up its {cost} with: "
+        f"growcache clear {shlex.quote(str(layout.root))}"
     )
+
+
+def _version_note(differing: list[str]) -> str:
+    """Return what an upgrade of growcache has to do with it.
+
+    >>> _version_note(["draw version (1 → 3)"])
+    ': an earlier growcache drew them, and this one draws others'
+    """
+    for text in differing:
+        if found := re.fullmatch(r"(?:draw|layout) version \((\d+) → (\d+)\)", text):
+            old, new = map(int, found.groups())
+            when = "an earlier" if old < new else "a newer"
+            return f": {when} growcache drew them, and this one draws others"
+    return ""
 
 
 class CacheMeta:
@@ -103,7 +126,7 @@ class CacheMeta:
         self.editions = index.editions()
         self._population = (index.meta("population"), index.meta("population_samples"))
 
-    def claim(self, parts: dict[str, Any], drawn: int) -> bool:
+    def claim(self, parts: dict[str, Any], totals: CacheTotals) -> bool:
         """Claim the cache; True if it was emptied for that. FingerprintError: other samples are cached."""
         layout, index = self._layout, self._index_writer.index
         noted = index.meta("claim")
@@ -115,9 +138,9 @@ class CacheMeta:
             }
         if noted == parts:
             return False
-        if noted is not None and drawn:
+        if noted is not None and totals.drawn:
             differences = describe_differences(noted, parts)
-            raise FingerprintError(_other_configuration_message(layout, differences))
+            raise FingerprintError(_other_configuration_message(layout, differences, totals))
         # Shards of an unknown configuration (its identity is lost) do not belong to this one.
         emptied = noted is not None and is_initialised(index)
         if noted is not None:
@@ -133,7 +156,7 @@ class CacheMeta:
             self._reset()
         return emptied
 
-    def set_identity(self, identity: Identity, drawn: int) -> bool:
+    def set_identity(self, identity: Identity, totals: CacheTotals) -> bool:
         """Set the identity; True if the cache holds something else since.
 
         It may have been emptied, or rebuilt after it had lost its index and identity.
@@ -141,7 +164,7 @@ class CacheMeta:
         """
         index, index_writer = self._index_writer.index, self._index_writer
         with naming_full_disk(str(self._layout.identity)):
-            settled = self._settle_identity(identity, drawn)
+            settled = self._settle_identity(identity, totals)
         anew = not is_initialised(index)
         if anew:
             rebuild_index(self._layout, index, index_writer.write, settled)
@@ -149,15 +172,15 @@ class CacheMeta:
         self.identity = settled
         return anew
 
-    def _settle_identity(self, wanted: Identity, drawn: int) -> Identity:
+    def _settle_identity(self, wanted: Identity, totals: CacheTotals) -> Identity:
         """Return the identity that holds from now on: the one on disk, or the wanted one."""
         layout, index, current = self._layout, self._index_writer.index, self.identity
         if not is_initialised(index):
-            _refuse_other_fingerprints(layout, wanted)
+            _refuse_other_fingerprints(layout, wanted, totals)
         held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
-        if held != wanted.fingerprint and drawn:
+        if held != wanted.fingerprint and totals.drawn:
             differing = wanted.differing(current) if current else []
-            raise FingerprintError(_other_configuration_message(layout, differing))
+            raise FingerprintError(_other_configuration_message(layout, differing, totals))
         if current is not None and held == wanted.fingerprint:
             return current
         if current is not None or held != wanted.fingerprint:

@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,8 @@ from growcache.cache.side_files import (
     write_identity,
     write_issued,
 )
-from growcache.errors import CacheError
+from growcache.cache.sidecar import Sidecar
+from growcache.errors import CacheError, CorruptShardError
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ def _recovered_rows(
 ) -> tuple[list[ShardTableRow], int]:
     index.verify()
     if is_initialised(index):
+        _refuse_newer_shards(layout, index.shards())
         _restore_identity(layout, index)
         return reconcile_rows(layout, index, write), 0
     identity = read_identity(layout.root)
@@ -100,6 +103,14 @@ def _recovered_rows(
         _remove_side_files(layout)
     rebuild_index(layout, index, write, identity)
     return reconcile_rows(layout, index, write), 0
+
+
+def _refuse_newer_shards(layout: CacheLayout, rows: Sequence[ShardTableRow]) -> None:
+    """Refuse a cache that a newer growcache went on with: its last shard shows that."""
+    for row in rows[-1:]:
+        path = layout.sidecar(row.number)
+        with suppress(CorruptShardError, OSError):  # `check` finds those
+            Sidecar.from_bytes(path.read_bytes(), str(path))
 
 
 def reconcile_rows(

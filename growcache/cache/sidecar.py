@@ -20,7 +20,7 @@ from growcache.cache.deferrals import ShardDeferrals
 from growcache.cache.deferrals import number as checked_number
 from growcache.cache.files import RECORDS
 from growcache.cache.side_files import EditionValues, editions_in_sidecar
-from growcache.errors import CorruptShardError
+from growcache.errors import CachePathError, CorruptShardError
 from growcache.schema import Origin, Schema
 from growcache.store.contract import Entry
 
@@ -209,23 +209,34 @@ class Sidecar:
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "sidecar") -> Sidecar:
-        """Return what `to_bytes` wrote. CorruptShardError: damaged, cut off, or of a later version."""
+        """Return what `to_bytes` wrote. CorruptShardError: damaged. CachePathError: of a newer version."""
         inner = data[_HEAD_BYTES:-1]
         head = (_HEAD % google_crc32c.value(inner)).encode()
         if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
             raise CorruptShardError(f"{label}: the description of the shard is damaged")
         try:
             values = _loads(inner)
-            if values["format_version"] != FORMAT_VERSION:
-                raise CorruptShardError(
-                    f"{label}: expected version {FORMAT_VERSION}, found "
-                    f"{values['format_version']!r:.20}; use the growcache that wrote it"
-                )
+            _refuse_newer(values["format_version"], label)
             return _checked(cls(**_converted(values)))
+        except CachePathError:  # which is a ValueError, too
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptShardError(
                 f"{label}: the description of the shard is none ({type(error).__name__})"
             ) from None
+
+
+def _refuse_newer(version: object, label: str) -> None:
+    """A newer description is sound, though unknown here, so it must never count as damage."""
+    if type(version) is int and version > FORMAT_VERSION:
+        raise CachePathError(
+            f"{label} was written by a newer growcache (version {version}, this one knows "
+            f"{FORMAT_VERSION}): upgrade growcache, or choose another cache.path"
+        )
+    if version != FORMAT_VERSION:
+        raise CorruptShardError(
+            f"{label}: expected version {FORMAT_VERSION}, found {version!r:.20}"
+        )
 
 
 def _converted(values: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.schema import Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
+from growcache.usercode import CodeDigest
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -110,7 +111,9 @@ class ObjectFormat:
     # The header is read first, because it says where samples are. The two requests, of the header
     # and of a sample, take as long as fetching a small object whole.
     header_first: bool = False
-    code_digest: str | None = None  # of the user's code that it runs; part of the fingerprint
+    code_digest: CodeDigest | None = (
+        None  # of the user's code that it runs; part of the fingerprint
+    )
 
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object, by default of one sample."""

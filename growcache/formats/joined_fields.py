@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from growcache.formats.base import (
     read_partly,
 )
 from growcache.schema import Sample
-from growcache.usercode import short_key
+from growcache.usercode import CodeDigest, short_key
 
 _BY_BYTES = (
     "are cut by bytes, so that parts of two of them do not belong together; use one object for "
@@ -61,8 +60,7 @@ class JoinedFormat(ObjectFormat):
             isinstance(object_format, ChunkedFormat) for object_format in formats.values()
         )
         digests = [object_format.code_digest for object_format in formats.values()]
-        text = "\n".join(digest or "" for digest in digests)
-        self.code_digest = hashlib.sha256(text.encode()).hexdigest() if any(digests) else None
+        self.code_digest = CodeDigest.combined(digests)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         measures = await self._measures(reader)

@@ -47,7 +47,7 @@ from growcache.schema import Array, Origin, Sample, Schema, Value
 from growcache.seeding import derive_seed, generator_at
 from growcache.store.contract import Entry
 from growcache.store.store import MOST_ASKED_OBJECTS
-from growcache.usercode import UserCode, load_code, short_key
+from growcache.usercode import CodeDigest, UserCode, load_code, short_key
 
 PARAMETERS = ("sample", "rng", "origin")
 
@@ -58,8 +58,8 @@ class SampleTransform:
     seed: int
 
     @property
-    def digest(self) -> str:
-        """Of its module's source, a part of the cache's fingerprint."""
+    def digest(self) -> CodeDigest:
+        """Of its module, a part of the cache's fingerprint."""
         return self.code.digest
 
     def __call__(

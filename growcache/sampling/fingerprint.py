@@ -55,6 +55,22 @@ def identify(
     )
 
 
+def kept_digests(
+    stored: Mapping[str, Any], syntax: Mapping[str, str | None], text: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """Return the digests of the user's code: that of its text where the cache has that one.
+
+    Caches from before know no other, and code of the same text yields the same samples.
+
+    >>> kept_digests({"a": "text", "b": "other"}, {"a": "s", "b": "s"}, {"a": "text", "b": "text"})
+    {'a': 'text', 'b': 's'}
+    """
+    return {
+        name: text[name] if stored.get(name) == text[name] else found
+        for name, found in syntax.items()
+    }
+
+
 def configured_values(config: Config) -> dict[str, Any]:
     """Return the parts that the configuration alone gives, as JSON values, to compare with a cache's."""
     sampling = config.sampling

@@ -207,9 +207,11 @@ class Sampler:
 
     def introduction(self) -> Message:
         transform = self._transform.digest if self._transform else None
+        digests = {TRANSFORM: transform, FORMAT: self._sources.code_digest}
         return {
             "type": "ready",
-            "digests": {TRANSFORM: transform, FORMAT: self._sources.code_digest},
+            "digests": {name: found and found.syntax for name, found in digests.items()},
+            "text_digests": {name: found and found.text for name, found in digests.items()},
             "ranged": [object_format.ranged for object_format in self._sources.formats],
             "listed": self._sources.listed,
         }

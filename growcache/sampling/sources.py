@@ -6,7 +6,6 @@ their own URLs.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from growcache.formats import open_source
 from growcache.formats.base import ObjectFormat
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
 from growcache.store.store import ReadMeter, RemoteStore, open_store
+from growcache.usercode import CodeDigest
 
 _Made = TypeVar("_Made")
 
@@ -45,12 +45,10 @@ class Sources:
         return all(object_format.listed for object_format in self.formats)
 
     @property
-    def code_digest(self) -> str | None:
+    def code_digest(self) -> CodeDigest | None:
         """Digest of the user's code that the formats run."""
         digests = [object_format.code_digest for object_format in self.formats]
-        if len(digests) == 1 or not any(digests):
-            return digests[0]
-        return hashlib.sha256("\n".join(found or "" for found in digests).encode()).hexdigest()
+        return digests[0] if len(digests) == 1 else CodeDigest.combined(digests)
 
     def format_of(self, entry: Entry) -> ObjectFormat:
         return self._opened[source_of_url(self._firsts, entry.store)].format

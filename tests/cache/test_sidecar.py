@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
-from growcache.errors import CorruptShardError
+from growcache.errors import CachePathError, CorruptShardError
 from growcache.schema import Origin
 from tests.cache.making import make
 
@@ -55,9 +55,19 @@ def test_every_damaged_byte_is_found() -> None:
             Sidecar.from_bytes(data[:length])
 
 
+@pytest.mark.mutant(
+    8, "growcache.cache.sidecar:_refuse_newer", "version > FORMAT_VERSION", "False"
+)
 def test_a_later_version_is_refused_by_name() -> None:
     sidecar = dataclasses.replace(make(3, 0)[0], format_version=2)
-    with pytest.raises(CorruptShardError, match="expected version 1, found 2"):
+    with pytest.raises(CachePathError, match="written by a newer growcache") as caught:
+        Sidecar.from_bytes(sidecar.to_bytes())
+    assert not isinstance(caught.value, CorruptShardError)
+
+
+def test_no_version_is_damage() -> None:
+    sidecar = dataclasses.replace(make(3, 0)[0], format_version=0)
+    with pytest.raises(CorruptShardError, match="expected version 1, found 0"):
         Sidecar.from_bytes(sidecar.to_bytes())
 
 

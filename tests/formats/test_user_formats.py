@@ -423,7 +423,7 @@ def test_the_digest_follows_the_source(tmp_path: Path) -> None:
     before = opened("rows").code_digest
     assert before == opened("draw").code_digest
     sys.modules.pop("user_formats")
-    (tmp_path / "user_formats.py").write_text(MODULE + "# changed\n")
+    (tmp_path / "user_formats.py").write_text(MODULE + "changed = True\n")
     assert opened("rows").code_digest != before
 
 

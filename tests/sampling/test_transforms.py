@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
 from growcache.sampling.fill import SampleTransform, load_transform
 from growcache.schema import Origin
+from growcache.usercode import syntax_of
 
 ORIGIN = Origin("a/b.npy", None, 0, 1)
 SAMPLE = {"x": np.arange(4, dtype=np.float32)}
@@ -266,9 +269,47 @@ def test_what_cannot_be_meant_is_refused(
         load_transform(name, options, 0)
 
 
-def test_the_digest_follows_the_source(module: str, tmp_path: Path) -> None:
+@pytest.mark.mutant(
+    4, "growcache.usercode:_source_digest", "_digest(syntax_of(source))", "_digest(source)"
+)
+def test_the_digest_follows_the_syntax_but_no_comment(module: str, tmp_path: Path) -> None:
     before = load(f"{module}:noise").digest
-    sys.modules.pop(module)
     path = tmp_path / "user_transforms.py"
+    sys.modules.pop(module)
     path.write_text(MODULE + "\n# changed\n")
-    assert load(f"{module}:noise").digest != before
+    commented = load(f"{module}:noise").digest
+    assert (commented.syntax == before.syntax, commented.text == before.text) == (True, False)
+    sys.modules.pop(module)
+    path.write_text(MODULE + "\nchanged = True\n")
+    assert load(f"{module}:noise").digest.syntax != before.syntax
+
+
+_LINES = [
+    "x = 1",
+    "x = 2",
+    "x = '1'",
+    "x = u'1'",
+    "x = b'1'",
+    "x = None",
+    "return_ = x",
+    "pass",
+]
+_BODIES = st.lists(st.sampled_from(_LINES), min_size=1, max_size=4)
+
+
+@given(_BODIES, _BODIES)
+def test_syntax_differs_exactly_where_code_does(a: list[str], b: list[str]) -> None:
+    def module(lines: list[str], about: str) -> bytes:
+        body = "".join(f"    {line}{about and '  # ' + about}\n" for line in lines)
+        doc = f"    '''{about}'''\n" if about else ""
+        return f"def f():\n{doc}{body}".encode()
+
+    def meaning(lines: list[str]) -> list[str]:
+        return [line.replace("u'1'", "'1'") for line in lines]
+
+    same = syntax_of(module(a, "")) == syntax_of(module(b, "another comment"))
+    assert same == (meaning(a) == meaning(b))
+
+
+def test_what_is_no_python_is_told_apart_by_its_bytes() -> None:
+    assert syntax_of(b"\x7fELF\0") == b"\x7fELF\0"

@@ -98,7 +98,9 @@ def test_other_options_or_another_source_are_another_cache(tmp_path: Path, url: 
     )
     assert (code, "source.options ({}" in errors) == (2, True)
     made = config(tmp_path / "c.yaml", url, name, sampling=sampling)
-    (tmp_path / "user_service_code.py").write_text(MODULE + "# changed\n")
+    (tmp_path / "user_service_code.py").write_text(MODULE + "# a comment\n")
+    assert run(made, "--until-full") == (0, "")
+    (tmp_path / "user_service_code.py").write_text(MODULE + "changed = True\n")
     code, errors = run(made)
     assert (code, "the format's source" in errors) == (2, True)
 
