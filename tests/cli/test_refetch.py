@@ -91,7 +91,7 @@ def test_another_configuration_is_refused(
     assert peek("--sample", "0:0", "--config", "growcache.yaml") == 2
     assert "sampling.seed (7 → 8)" in capsys.readouterr().err
     config.write_text(config.read_text().replace("seed: 8", "seed: 7"))
-    (here / "noise_of_mine.py").write_text(TRANSFORM + "\n# another day\n")
+    (here / "noise_of_mine.py").write_text(TRANSFORM + "\nANOTHER = 1\n")
     assert peek("--sample", "0:0") == 2
     assert "the source of noise_of_mine:noisy was changed" in capsys.readouterr().err
 

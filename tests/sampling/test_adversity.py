@@ -65,7 +65,7 @@ def search(tmp_path: Path, url: str) -> SchemaSearch:
         return SchemaSearch(config, cache, catalog, Objects(catalog))
 
 
-READY = {"ranged": [False], "digests": {}}
+READY = {"ranged": [False], "digests": {}, "text_digests": {}}
 KILLED, CRASHED = SamplerDeath(-9), SamplerDeath(11)
 
 
