@@ -74,6 +74,7 @@ class Counts:
     broken: int = 0
     stalled: int = 0
     bytes: int = 0  # of all answers, listings included
+    payload: int = 0  # bytes of objects, without the heads of answers
     most_in_flight: int = 0
 
 
@@ -333,6 +334,7 @@ class Connection(asyncio.Protocol):
             answer = service.bucket.answer(method, target, headers)
             if service.chance.hits("breaks", service.troubles.breaks):
                 counts.broken += 1
+                counts.payload += _payload_bytes(answer) // 2
                 await self._send(_half(answer))
                 self._transport.abort()
             elif service.chance.hits("stalls", service.troubles.stalls):
@@ -342,6 +344,7 @@ class Connection(asyncio.Protocol):
             else:
                 await self._send(answer)
                 counts.served += 1
+                counts.payload += _payload_bytes(answer)
         finally:
             service.in_flight -= 1
 
@@ -368,6 +371,10 @@ class Connection(asyncio.Protocol):
             service.counts.bytes += len(piece)
             if not self._transport.is_closing():
                 self._transport.write(piece)
+
+
+def _payload_bytes(answer: list[Piece]) -> int:
+    return sum(map(len, answer[1:]))
 
 
 def _half(pieces: list[Piece]) -> list[Piece]:

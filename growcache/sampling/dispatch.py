@@ -161,8 +161,9 @@ class Dispatcher:
     def _slots_with_room(self, slots: Sequence[SamplerSlot]) -> list[SamplerSlot]:
         reads = self._config.sampling.concurrency
         now, memory = self._clock(), group_memory_bytes(self._config, self._memory_bytes)
-        awaited = self._awaits_open_group and self.queue.due(now) is not None
-        if awaited or self.queue.due_refetch(now) is not None:
+        if self._awaits_open_group and self.queue.due(now) is not None:
+            return [slot for slot in slots if slot.only_waits or slot.has_room(reads, memory)]
+        if self.queue.due_refetch(now) is not None:
             return [slot for slot in slots if slot.has_room_for_refetch(reads, memory)]
         return [slot for slot in slots if slot.has_room(reads, memory)]
 

@@ -288,6 +288,10 @@ class SamplerSlot:
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency, memory_bytes) or (self.ready and waits)
 
+    @property
+    def only_waits(self) -> bool:
+        return self.ready and len(self.paused) == len(self.permits)
+
     def forget(self, permit_id: str) -> bool:
         self.paused.discard(permit_id)
         return self.permits.pop(permit_id, None) is not None
