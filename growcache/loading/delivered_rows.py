@@ -6,7 +6,7 @@ two passes, rows left out because a shard is damaged, substitutes, padding) is s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -57,34 +57,48 @@ def irregular_batches(pieces: Sequence[Piece], size: int, stride: int) -> dict[i
 
     The pieces are the block's rows in order; the first batch is always among them.
     """
-    found: dict[int, BatchRows] = {}
-    last, base = None, 0
-    for batch, rows in enumerate(_batches(pieces, size)):
-        if last is None or rows != last.after(batch - base, size, stride):
-            found[batch] = last = rows
-            base = batch
-    return found
-
-
-def _batches(pieces: Sequence[Piece], size: int) -> Iterator[BatchRows]:
     positions = np.concatenate([w.positions(start, stop) for w, start, stop in pieces])
     lengths = [stop - start for _, start, stop in pieces]
     passes = np.repeat([w.plan.pass_number for w, _, _ in pieces], lengths)
-    edges = np.arange(0, len(positions), size)
-    jumps = np.flatnonzero((np.diff(positions) != 1) | (np.diff(passes) != 0)) + 1
-    cuts = [*np.union1d(edges, jumps).tolist(), len(positions)]
-    runs: list[list[Run]] = [[] for _ in edges]
-    for first, end in pairwise(cuts):
-        start = int(positions[first])
-        runs[first // size].append(Run(int(passes[first]), start, start + end - first))
-    others = _substitutes(pieces, size, len(runs))
-    padding = _padding(pieces, size, len(runs))
-    for mine, other, padded in zip(runs, others, padding, strict=True):
-        yield BatchRows(tuple(mine), tuple(other), padded)
+    substitutes, padding = _substitutes(pieces), _padding(pieces)
+    starts = np.arange(0, len(positions), size)
+    jumps = _jumps(positions, passes)
+    follows = (np.diff(positions[starts]) == stride) & (np.diff(passes[starts]) == 0)
+    odd = {at // size for at in (*jumps[jumps % size > 0].tolist(), *substitutes, *padding)}
+    if len(positions) % size:
+        odd.add(len(starts) - 1)
+    found: dict[int, BatchRows] = {}
+    for batch, start in enumerate(starts.tolist()):
+        if not batch or batch in odd or batch - 1 in odd or not follows[batch - 1]:
+            mine = slice(start, start + size)
+            others = (
+                (at - start, *substitutes[at]) for at in substitutes if at // size == batch
+            )
+            found[batch] = BatchRows(
+                _runs(positions[mine], passes[mine]),
+                tuple(Substitute(*other) for other in others),
+                sum(at // size == batch for at in padding),
+            )
+    return found
 
 
-def _substitutes(pieces: Sequence[Piece], size: int, batches: int) -> list[list[Substitute]]:
-    found: list[list[Substitute]] = [[] for _ in range(batches)]
+def _jumps(positions: Integers, passes: Integers) -> Integers:
+    """Return the rows that do not follow the row before."""
+    found: Integers = np.flatnonzero((np.diff(positions) != 1) | (np.diff(passes) != 0)) + 1
+    return found
+
+
+def _runs(positions: Integers, passes: Integers) -> tuple[Run, ...]:
+    edges = [0, *_jumps(positions, passes).tolist(), len(positions)]
+    return tuple(
+        Run(int(passes[first]), int(positions[first]), int(positions[first]) + end - first)
+        for first, end in pairwise(edges)
+    )
+
+
+def _substitutes(pieces: Sequence[Piece]) -> dict[int, tuple[int, int]]:
+    """Return shard and row of the block's rows that are not the planned ones."""
+    found: dict[int, tuple[int, int]] = {}
     first = 0
     for window, start, stop in pieces:
         if window.valid is not None:  # in a window with damaged shards
@@ -92,18 +106,17 @@ def _substitutes(pieces: Sequence[Piece], size: int, batches: int) -> list[list[
             places, rows = window.located(start, stop)
             numbers = np.array(window.numbers, np.int64)[places]
             for at in np.flatnonzero((numbers != planned[0]) | (rows != planned[1])).tolist():
-                batch, place = divmod(first + at, size)
-                found[batch].append(Substitute(place, int(numbers[at]), int(rows[at])))
+                found[first + at] = int(numbers[at]), int(rows[at])
         first += stop - start
     return found
 
 
-def _padding(pieces: Sequence[Piece], size: int, batches: int) -> list[int]:
-    found, first = [0] * batches, 0
+def _padding(pieces: Sequence[Piece]) -> list[int]:
+    found: list[int] = []
+    first = 0
     for window, start, stop in pieces:
         if window.padding:
-            for at in range(first, first + stop - start):
-                found[at // size] += 1
+            found += range(first, first + stop - start)
         first += stop - start
     return found
 
