@@ -88,12 +88,13 @@ class Purger:
         size = path.stat().st_size if path.exists() else 0
         if size == self._file_size:
             return False
-        found = read_purge_list(self._layout)
+        found = read_purge_list(self._layout, self.list)
         self._file_size = size
         if found == self.list:
             return False
         self.list = found
-        self._new = read_purge_list(self._layout, self._remover.purging.size)
+        applied = PurgeList(size=self._remover.purging.size)
+        self._new = read_purge_list(self._layout, applied)
         self._unread = [*self._shard_table.live, *self._shard_table.retired]
         # At once, so that a command knows that it was heard.
         self._remover.write_purging(self._remover.purging)
@@ -125,6 +126,7 @@ class Purger:
         if not self._unread and purging.size != self.list.size:
             applied = replace(purging, size=self.list.size)
             self._remover.write_purging(applied, self._forget_holes)
+            self._index_writer.index.checkpoint()  # the log has what was deleted
         return self._rewrite_some(until)
 
     def _read_some(self, until: float) -> list[int]:

@@ -66,6 +66,9 @@ class PurgeList:
         return bool(self.hashes) and any(key_hash(key) in self.hashes for key in keys)
 
 
+NOTHING_PURGED = PurgeList()
+
+
 def line_of(purged: PurgedObject) -> bytes:
     values = {"sha256": purged.sha256, "at": purged.at, "rule": RULE}
     return orjson.dumps({**values, "crc32c": _checksum(values)}) + b"\n"
@@ -88,10 +91,11 @@ def parse_line(line: bytes) -> PurgedObject | None:
     return purged if known and right and type(purged.at) is int else None
 
 
-def parse_list(data: bytes, label: object) -> list[PurgedObject]:
-    """Return the objects of whole lines. CacheError: a line is damaged."""
+def parse_list(data: bytes, label: object, start: int = 0) -> list[PurgedObject]:
+    """Return the objects of whole lines from byte ``start`` on. CacheError: a line is damaged."""
     found: list[PurgedObject] = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+    lines = data[start : data.rfind(b"\n") + 1].splitlines()
+    for number, line in enumerate(lines, 1 + data.count(b"\n", 0, start)):
         purged = parse_line(line)
         if purged is None:
             raise CacheError(
@@ -126,12 +130,13 @@ def read_bytes(layout: CacheLayout) -> bytes:
         return b""
 
 
-def read_purge_list(layout: CacheLayout, start: int = 0) -> PurgeList:
-    """Return the list from byte ``start`` on. May raise CacheError."""
+def read_purge_list(layout: CacheLayout, known: PurgeList = NOTHING_PURGED) -> PurgeList:
+    """Return the list, of which ``known`` was read before: only lines are added. May raise CacheError."""
     data = read_bytes(layout)
-    rest = data[start:] if start <= len(data) else data
-    hashes = frozenset(purged.sha256 for purged in parse_list(rest, layout.purged))
-    return PurgeList(hashes, data.rfind(b"\n") + 1)
+    known = known if known.size <= len(data) else NOTHING_PURGED
+    added = parse_list(data, layout.purged, known.size)
+    hashes = known.hashes.union(purged.sha256 for purged in added)
+    return PurgeList(hashes, max(known.size, data.rfind(b"\n") + 1))
 
 
 def copy_list(source: CacheLayout, target: CacheLayout) -> None:

@@ -81,6 +81,8 @@ class PurgeReport:
             f"{plural(self.keys, 'object')} in the purge list ({self.recorded:,} new), "
             f"{self.listed:,} of this cache's listing."
         )
+        if self.listed < self.keys:
+            yield "The others are recorded all the same; a key is what growcache peek shows."
         yield (
             f"Removed {plural(self.samples, 'sample')}: "
             f"{plural(len(self.rewritten), 'shard')} rewritten, {len(self.dropped):,} dropped, "
@@ -267,6 +269,7 @@ def _apply_alone(layout: CacheLayout, *, wait: bool) -> None:
                 break
             time.sleep(POLL_SECONDS)
             cache.poll_leases(time.monotonic())
+            cache.purger.look()  # another command may have added to the list
     forget_errors(layout.root)
 
 

@@ -257,6 +257,7 @@ def test_a_reader_keeps_the_shard_that_it_holds_and_no_new_one_has_it(tmp_path: 
             assert finish(cache) == []
             assert not cache.purger.busy
             assert live(tmp_path).keys() == {0, 2}
+            assert cache.returning_samples == 8
             with Snapshot.take(tmp_path) as later:
                 assert len(later) == 16
             assert equal(snapshot[8], samples_of(1, 8)[0])
@@ -267,6 +268,7 @@ def test_a_reader_keeps_the_shard_that_it_holds_and_no_new_one_has_it(tmp_path: 
         assert finish(cache) == []
         assert sums(cache.totals()) == (23, 23, 0)
         assert [*live(tmp_path)] == [0, 1, 2]  # its age is the same
+        assert cache.returning_samples == 0
 
 
 def test_what_was_evicted_with_purged_samples_is_deleted(tmp_path: Path) -> None:

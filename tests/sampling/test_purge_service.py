@@ -310,8 +310,9 @@ def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     shared.write_bytes((caches[0] / "purged").read_bytes())
     with service(nodes[1]):
         wait_until(lambda: delivered(caches[1]).isdisjoint({5, 6}))
+        assert purge(caches[1])[0] == 0
     assert set().union(*map(delivered, caches)) == {*range(OBJECTS)} - {*PURGED, 5, 6}
-    assert all(check(cache) == [] for cache in caches)
+    assert [*map(errors_in, caches)] == [[], []]
 
     shared.unlink()
     code, errors = run(nodes[1], "--until-full")
@@ -336,3 +337,39 @@ def test_an_object_of_any_field_is_named(tmp_path: Path, purge: Said) -> None:
     assert main(["clear", str(tmp_path / "c"), "--yes"]) == 0
     assert run(config, "--until-full")[0] == 0  # no visit brings them
     assert delivered(tmp_path / "c") == {*range(12)} - {2, 7}
+
+
+def test_no_file_spells_a_purged_key(tmp_path: Path, purge: Said) -> None:
+    """But for the listing, which is packed: holes name keys in the index, errors in the status."""
+    url = make_source(tmp_path / "objects", 20)
+    bad = tmp_path / "objects" / "secret-name.npy"
+    bad.write_bytes(b"no array")
+    config = write_config(tmp_path / "c.yaml", url, sampling={"max_skipped": 0.5})
+    cache = tmp_path / "c"
+    assert run(config, "--until-full")[0] == 0
+    assert spelling(cache, "secret-name") > {"index.sqlite", "status.json"}
+    assert purge(cache, str(bad))[0] == 0
+    assert status(cache).holes == 0
+    assert spelling(cache, "secret-name") == set()
+
+
+def errors_in(cache: Path) -> list[str]:
+    return [one.message for one in check(cache) if one.severity == "error"]
+
+
+def spelling(cache: Path, text: str) -> set[str]:
+    paths = (path for path in cache.rglob("*") if path.is_file())
+    return {path.name for path in paths if text.encode() in path.read_bytes()}
+
+
+def test_a_new_cache_looks_at_no_purged_object(tmp_path: Path) -> None:
+    """Not for the schema either: these would stop the service."""
+    url = make_source(tmp_path / "objects", 20)
+    for number in range(18):
+        (tmp_path / "objects" / f"{number:05d}.npy").write_bytes(b"no array")
+    (tmp_path / "list").write_text("\n".join(keys_of(url, tuple(range(18)))))
+    source = {"url": url, "purged": str(tmp_path / "list")}
+    config = write_config(tmp_path / "c.yaml", url, source=source)
+    assert run(config, "--until-full") == (0, "")
+    assert delivered(tmp_path / "c") == {18, 19}
+    assert status(tmp_path / "c").holes == 0

@@ -89,6 +89,7 @@ class IndexDatabase:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
             connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute("PRAGMA secure_delete = ON")  # purged keys leave the file, too
             index = cls(layout, Database(connection))
             migrations.apply(index._db)
         except (*SQLITE_ERRORS, TypeError) as error:
