@@ -51,7 +51,7 @@ class Model:
     def __post_init__(self) -> None:
         self.kept: dict[int, list[int]] = {}
         self.queue = GroupQueue(len(self.counts), range(len(self.counts)))
-        cache: Any = SimpleNamespace(totals=self.totals)
+        cache: Any = SimpleNamespace(totals=self.totals, returning_samples=0)
         self.fixed_set = FixedSet(self.most, cache, self.queue)
         self.permits: dict[int, IssuedPermit] = {}
 
