@@ -173,10 +173,20 @@ def drawn(cache: Path) -> int:
 def ours(store: BadStore, case: Case, seconds: float, directory: Path | None) -> Measured:
     with service(store, case.concurrency, directory) as cache:
         time.sleep(_settling(seconds))
-        before, counts, began = drawn(cache), store.counts(), time.monotonic()
+        before, began = next_commit(cache)
+        counts = store.counts()
         time.sleep(seconds)
-        rate = (drawn(cache) - before) / (time.monotonic() - began)
+        after, ended = next_commit(cache)
+        rate = (after - before) / (ended - began)
         return Measured(rate, _refused(counts, store.counts()))
+
+
+def next_commit(cache: Path) -> tuple[int, float]:
+    """Return the samples drawn after the next commit, and its time: samples come by the shard."""
+    before = drawn(cache)
+    while (found := drawn(cache)) == before:
+        time.sleep(0.02)
+    return found, time.monotonic()
 
 
 def row(case: Case, rounds: list[tuple[Measured, Measured]]) -> dict[str, Any]:

@@ -14,6 +14,15 @@ from growcache.sampling.sampler_pool import SamplerSlot
 
 # A store refuses a request now and then however few there are, which says nothing.
 TOLERATED_SHARE = 0.02
+# Where half of the reads are refused as often, a bad gateway refuses them, and not a full store.
+UNRELATED_READS = 0.5
+UNRELATED_SHARE = (
+    0.4  # of the share before: the one that made the reads fall was a large one by chance
+)
+MOST_UNRELATED = 0.1  # a larger share is always taken for a full store
+UNRELATED_ANSWERS = 100
+FOLLOWING = 0.05  # of that share, for each window
+MARGIN = 1.5  # times the share that does not depend on the reads, because it varies
 LEAST_ANSWERS = 8  # of a window whose refusals are judged
 WINDOW_SECONDS = (
     0.5  # at least between two decisions: the effect of one has to be seen before the next
@@ -21,7 +30,7 @@ WINDOW_SECONDS = (
 # Of a decrease: the share of the refusals, weighed, because a refused read comes again later than a served one.
 REFUSAL_WEIGHT = 2.0
 LEAST_FACTOR = 0.5
-GROWTH_PER_SECOND = 0.05  # of what is configured, and at least one read
+GROWTH_PER_SECOND = 0.05  # of the limit, and at least half a read
 FASTER_AFTER_SECONDS = 5.0  # without refusals the growth doubles each second from then on
 LEAST_SHARE = (
     16  # the limit never falls below 1/16 of what is configured, nor one read for each sampler
@@ -42,6 +51,10 @@ class Answers:
     def total(self) -> int:
         return self.served + self.refused
 
+    @property
+    def share(self) -> float:
+        return self.refused / max(1, self.total)
+
 
 @dataclass(frozen=True, slots=True)
 class ReadLimit:
@@ -51,34 +64,62 @@ class ReadLimit:
     since: float = 0.0  # when the window began, monotonic seconds
     quiet_since: float = 0.0  # the last decrease
     window: Answers = Answers()
+    fell_from: tuple[float, float] | None = None  # reads and share of refusals, before a fall
+    unrelated: float = 0.0  # the share that is refused however few reads there are
 
     def after(self, answers: Answers, now: float, least: int, most: int) -> ReadLimit:
         """Return the limit after some answers: additive increase, multiplicative decrease."""
-        window = self.window + answers
-        seconds = now - self.since
+        noted = replace(self, window=self.window + answers)
+        seconds, window = now - self.since, noted.window
         if seconds < WINDOW_SECONDS:
-            return replace(self, window=window)
-        share = window.refused / max(1, window.total)
-        if share > TOLERATED_SHARE:
+            return noted
+        if window.share > max(TOLERATED_SHARE, MARGIN * self.unrelated):
             if window.total < LEAST_ANSWERS and seconds < 4 * WINDOW_SECONDS:
-                return replace(self, window=window)
-            factor = max(LEAST_FACTOR, 1 - REFUSAL_WEIGHT * share)
-            return ReadLimit(max(float(least), self.reads * factor), now, now)
+                return noted
+            return noted._fallen(now, least)
         if not window.served:  # nothing is known
             return replace(self, since=now, window=Answers())
-        grown = self.reads + seconds * growth_per_second(now - self.quiet_since, most)
-        return ReadLimit(min(float(most), grown), now, self.quiet_since)
+        grown = self.reads + seconds * growth_per_second(now - self.quiet_since, self.reads)
+        followed = FOLLOWING * window.share + (1 - FOLLOWING) * self.unrelated
+        return replace(
+            self,
+            reads=min(float(most), grown),
+            since=now,
+            window=Answers(),
+            fell_from=self.fell_from if self.fell_from and grown < self.fell_from[0] else None,
+            unrelated=followed if self.unrelated else 0.0,
+        )
+
+    def _fallen(self, now: float, least: int) -> ReadLimit:
+        share = self.window.share
+        from_reads, from_share = self.fell_from or (self.reads, share)
+        low = max(float(least), UNRELATED_READS * from_reads)
+        if self.fell_from and self.reads <= low and share <= MOST_UNRELATED:
+            if self.window.total < UNRELATED_ANSWERS:
+                return self
+            if share >= UNRELATED_SHARE * from_share:
+                return ReadLimit(from_reads, now, now, unrelated=share)
+        excess = share - self.unrelated
+        factor = max(LEAST_FACTOR, 1 - REFUSAL_WEIGHT * excess)
+        return replace(
+            self,
+            reads=max(float(least), self.reads * factor),
+            since=now,
+            quiet_since=now,
+            window=Answers(),
+            fell_from=(from_reads, from_share),
+        )
 
 
-def growth_per_second(quiet_seconds: float, most: int) -> float:
+def growth_per_second(quiet_seconds: float, reads: float) -> float:
     """Return by how many reads a second the limit grows.
 
     It grows ever faster, because a store that refuses none any more is most likely over its trouble.
 
-    >>> [growth_per_second(seconds, 32) for seconds in (1, 5, 6, 8)]
-    [1.6, 1.6, 3.2, 12.8]
+    >>> [growth_per_second(seconds, 20.0) for seconds in (1, 5, 6, 8)]
+    [1.0, 1.0, 2.0, 8.0]
     """
-    step = max(1.0, GROWTH_PER_SECOND * most)
+    step = max(0.5, GROWTH_PER_SECOND * reads)
     return step * math.exp2(min(20.0, max(0.0, quiet_seconds - FASTER_AFTER_SECONDS)))
 
 

@@ -22,6 +22,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page, storable_entries
+from growcache.store.hedging import Hedging
 from growcache.store.listing import (
     MOST_RANGES,
     ListingRounds,
@@ -62,6 +63,8 @@ _CONCURRENT_HEADS = 16  # objects of known names that are requested at once
 
 
 class ReadMeter(Protocol):
+    is_limited: bool  # whether a budget is set
+
     async def book(self, nbytes: int) -> None:
         """Wait until a read may begin; BudgetSpentError if it never may."""
 
@@ -86,9 +89,10 @@ class RemoteStore:
         self._locations = [location for location, _ in clients]
         self._clients = [client for _, client in clients]
         self._retries = retries
-        self._concurrency = concurrency
+        self._concurrency = self._most_concurrency = concurrency
         self._on_bytes = on_bytes
         self._read_slots: ReadSlots | None = None
+        self._hedging: Hedging | None = None
         self._served = self._throttled = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refused_turn = asyncio.Lock()
@@ -129,7 +133,10 @@ class RemoteStore:
         if self._meter is not None:
             await self._meter.book(stop - start)
         try:  # without the function of a retry, because a read seldom needs one
-            data = await client.get(entry, start, stop)
+            if self._hedging is None:
+                data = await client.get(entry, start, stop)
+            else:
+                data = await self._hedging.race(client.get, entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
             self._served += 1
             return data
@@ -204,6 +211,11 @@ class RemoteStore:
                 continue
             return True
         return False
+
+    def _may_hedge(self) -> bool:
+        """Not where bytes are counted, nor at a store that refuses the reads that there are."""
+        limited = self._meter is not None and self._meter.is_limited
+        return not limited and self._concurrency >= self._most_concurrency
 
     def limit_reads(self, concurrency: int) -> None:
         """Let that many reads be in flight from now on."""
@@ -422,6 +434,10 @@ class RemoteStore:
             self._read_slots, self._loop = ReadSlots(self._concurrency), loop
             self._refused_turn = asyncio.Lock()
             self._probes = {}
+            if self._meter is not None and all(
+                one.scheme in BUCKET_SCHEMES for one in self._locations
+            ):
+                self._hedging = Hedging(self._read_again, self._may_hedge)
         return self._read_slots
 
 

@@ -67,6 +67,22 @@ def followed(store: Store, limit: ReadLimit, began: float, seconds: float) -> li
     return found
 
 
+@pytest.mark.parametrize("share", [0.03, 0.05, 0.08])
+@pytest.mark.parametrize("seed", range(5))
+def test_refusals_at_random_do_not_bring_the_reads_down(share: float, seed: int) -> None:
+    """One bad gateway of many refuses however few reads there are: a smaller limit would not help."""
+    dice = random.Random(seed)
+    limit, reads = ReadLimit(32.0), []
+    for step in range(600):
+        total = int(limit.reads * REPORT_SECONDS / 0.05)
+        refused = sum(dice.random() < share for _ in range(total))
+        limit = limit.after(
+            Answers(total - refused, refused), REPORT_SECONDS * (step + 1), 2, 32
+        )
+        reads.append(limit.reads)
+    assert sum(reads[100:]) / len(reads[100:]) > 0.8 * 32
+
+
 @pytest.mark.parametrize("takes", [4, 8, 20])
 def test_a_store_that_takes_some_at_a_time_is_asked_for_as_many(takes: int) -> None:
     store = Store(takes)

@@ -1,0 +1,173 @@
+"""A second request for a read that takes much longer than others of its size; the first answer wins.
+
+Stores answer now and then after seconds what they answer in milliseconds when asked again. A hedge is paid for by the reads
+before it, so that a store with a trouble of its own is not asked for more than a twentieth more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from growcache.errors import StoreError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from growcache.store.contract import Entry
+
+EXTRA_SHARE = 0.05  # of all requests
+MOST_SAVED = 8.0  # hedges that reads of before have paid for
+LEAST_SECONDS = 0.5  # a healthy store varies by less
+LOOK_SECONDS = 0.1  # between looks for slow reads
+KNOWN_READS = 32  # of a size, before any is called slow
+RECENT_READS = 128
+_UPDATE_READS = 16  # a percentile of before holds for so many more reads
+
+
+class ReadTimes:
+    """How long the recent reads of one store took, by their size: a large one may well take longer."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+        self._slow: dict[int, float] = {}
+        self._recorded = 0
+
+    def record(self, nbytes: int, seconds: float) -> None:
+        size = _size_class(nbytes)
+        recent = self._recent.get(size)
+        if recent is None:
+            recent = self._recent[size] = deque(maxlen=RECENT_READS)
+        recent.append(seconds)
+        self._recorded += 1
+        if self._recorded % _UPDATE_READS == 0:
+            self._slow[size] = slow_seconds(list(recent))
+
+    def slow_after(self, nbytes: int) -> float:
+        """Return the seconds after which a read of this size is slow; infinity where too little is known."""
+        return self._slow.get(_size_class(nbytes), math.inf)
+
+
+def _size_class(nbytes: int) -> int:
+    return nbytes.bit_length() // 2  # sizes within a factor of four
+
+
+def slow_seconds(recent: list[float]) -> float:
+    """Return the 95th percentile, or three times the median if that is more.
+
+    >>> slow_seconds([0.2] * 39 + [9.0]), slow_seconds([0.02] * 40), slow_seconds([0.02] * 9)
+    (0.6, 0.5, inf)
+    """
+    if len(recent) < KNOWN_READS:
+        return math.inf
+    ordered = sorted(recent)
+    median, high = ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100]
+    return max(LEAST_SECONDS, high, round(3 * median, 6))
+
+
+Read: TypeAlias = Callable[["Entry", int, int], Awaitable["Buffer"]]
+
+
+class _Race:
+    """A read and its hedge."""
+
+    __slots__ = ("began", "cancelling", "hedge", "task", "wanted", "won")
+
+    def __init__(self, task: asyncio.Task[object], wanted: tuple[Entry, int, int]) -> None:
+        self.task: asyncio.Task[object] | None = task  # None: it waits for the hedge
+        self.cancelling = task.cancelling()
+        self.began = time.monotonic()
+        self.wanted = wanted
+        self.hedge: asyncio.Task[Buffer] | None = None
+        self.won: Buffer | None = None
+
+
+class Hedging:
+    """The reads of one store that are in flight; for one event loop.
+
+    ``hedge`` makes a second request, and ``is_allowed`` says whether it may.
+    """
+
+    def __init__(self, hedge: Read, is_allowed: Callable[[], bool]) -> None:
+        self.hedges = 0
+        self._make_hedge = hedge
+        self._is_allowed = is_allowed
+        self._times = ReadTimes()
+        self._saved = 0.0
+        self._racing: dict[_Race, None] = {}
+        self._is_looking = False
+
+    async def race(self, get: Read, entry: Entry, start: int, stop: int) -> Buffer:
+        """Return what ``get`` returns, or its hedge, which is made if it is slow.
+
+        The slow read is ended by a cancellation of the task that waits for it, because a task for each read would cost
+        more than all the rest here.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        race = _Race(task, (entry, start, stop))
+        self._racing[race] = None
+        if not self._is_looking:
+            self._look_later()
+        try:
+            data = await self._first_answer(race, get)
+        finally:
+            del self._racing[race]
+            if race.hedge is not None:
+                race.hedge.cancel()
+        self._times.record(stop - start, time.monotonic() - race.began)
+        self._saved = min(MOST_SAVED, self._saved + EXTRA_SHARE)
+        return data
+
+    async def _first_answer(self, race: _Race, get: Read) -> Buffer:
+        task = race.task
+        assert task is not None
+        try:
+            return await get(*race.wanted)
+        except asyncio.CancelledError:
+            if race.won is None or task.uncancel() > race.cancelling:
+                raise  # from outside
+            return race.won
+        except StoreError:
+            race.task = None
+            if race.hedge is None:
+                raise
+            return await race.hedge
+
+    def _look_later(self) -> None:
+        self._is_looking = True
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._is_looking = False
+        if not self._racing:
+            return
+        now = time.monotonic()
+        for race in self._racing:
+            _, start, stop = race.wanted
+            slow = now - race.began > self._times.slow_after(stop - start)
+            if slow and race.hedge is None and self._saved >= 1 and self._is_allowed():
+                self._hedge(race)
+        self._look_later()
+
+    def _hedge(self, race: _Race) -> None:
+        self._saved -= 1
+        self.hedges += 1
+        race.hedge = asyncio.ensure_future(_awaited(self._make_hedge(*race.wanted)))
+        race.hedge.add_done_callback(lambda hedge: self._hedge_ended(race, hedge))
+
+    def _hedge_ended(self, race: _Race, hedge: asyncio.Task[Buffer]) -> None:
+        if hedge.cancelled() or race not in self._racing or race.task is None:
+            return
+        with contextlib.suppress(StoreError):  # the read itself still has its chance
+            race.won = hedge.result()
+            race.task.cancel()
+
+
+async def _awaited(answer: Awaitable[Buffer]) -> Buffer:
+    return await answer
