@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from growcache.cache.commit import Committer
@@ -165,9 +166,12 @@ class Cache:
         return known_holes(self.layout, rows, self.index_writer.index.holes())
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
-        stop = groups * group_shards
-        missing = set(range(stop)) - self.index_writer.index.known(0, stop)
-        return sorted({number // group_shards for number in missing})
+        """Return the groups below ``groups`` of which a shard was never committed, ascending."""
+        missing = self.index_writer.index.unknown(groups * group_shards)
+        found = (
+            range(r.start // group_shards, (r.stop - 1) // group_shards + 1) for r in missing
+        )
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     # The bound
 

@@ -57,7 +57,7 @@ class Committer:
 
     def known(self, numbers: Sequence[int]) -> set[int]:
         index = self._index_writer.index
-        return index.known(numbers[0], numbers[-1] + 1) if numbers else set()
+        return index.known(numbers) if numbers else set()
 
     def _make_live(
         self, permit: str, sidecars: Sequence[Sidecar], returned: Collection[int]

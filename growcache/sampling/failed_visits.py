@@ -33,7 +33,11 @@ FIRST_RETRY_SECONDS = (
     30.0  # until the first try; less where `timeout_seconds` is below a third of it
 )
 LONGEST_RETRY_SECONDS = 600.0
-MAKEUP_SECONDS = 10.0  # at least between two makeup groups that are not full
+MAKEUP_SECONDS = (
+    10.0  # at least between two makeup groups that are not full; grows with their number
+)
+# By this factor, so that as many as a cache may ever have (`MOST_MAKEUPS`) last for a year.
+MAKEUP_GROWTH = 1.005
 DEFERRED_EARLIER = "set aside by an earlier run"
 
 
@@ -78,9 +82,18 @@ class FailingObjects:
             self._pending.setdefault(name, []).append(place)
 
     def due(
-        self, now: float, most: int, trying: Collection[ObjectName] = (), *, idle: bool = False
+        self,
+        now: float,
+        most: int,
+        trying: Collection[ObjectName] = (),
+        *,
+        idle: bool = False,
+        made: int = 0,
     ) -> list[Place]:
-        """Return the places for the next makeup group; none before its time."""
+        """Return the places for the next makeup group; none before its time.
+
+        ``made``: the makeup groups so far. ``idle``: nothing else is left to draw.
+        """
         found: list[Place] = []
         waiting = 0  # parts of groups that outgrew what they may take: no object failed
         for name, places in self._pending.items():
@@ -89,7 +102,8 @@ class FailingObjects:
                 found += places
                 waiting += len(places) if failing is None else 0
         soon = len(found) >= most or 2 * waiting >= most or (idle and waiting)
-        if not soon and now < self._made_up_at + self._between:
+        between = self._between * (1.0 if idle else MAKEUP_GROWTH**made)
+        if not soon and now < self._made_up_at + between:
             return []
         return sorted(found)[:most]
 
@@ -219,7 +233,7 @@ class Makeups:
             return None
         most = self._sizing.group_parts(record.draw_number(group))
         trying = set().union(*self._open.values())
-        places = self._setbacks.due(now, most, trying, idle=idle)
+        places = self._setbacks.due(now, most, trying, idle=idle, made=len(record.numbers))
         if not places:
             return None
         known = self._candidate

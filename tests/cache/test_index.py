@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from growcache.cache import commit
+from growcache.cache.cache import Cache
 from growcache.cache.files import CacheLayout
 from growcache.cache.index import reader
 from growcache.cache.index.reader import read_index
@@ -91,3 +92,25 @@ def test_a_child_that_is_forked_beside_a_read_can_read(tmp_path: Path) -> None:
             stop.set()
             for thread in threads:
                 thread.join()
+
+
+def test_what_is_missing_is_told_without_a_list_of_all_that_was_drawn(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as cache:
+        for number in (0, 1, 3, 4, 8):
+            add(cache, number)
+        expected = [range(2, 3), range(5, 8), range(9, 12)]
+        for step in (lambda: None, lambda: cache.evict([1, 3]), lambda: prune(cache)):
+            step()
+            assert cache.index_writer.index.unknown(12) == expected
+            assert cache.index_writer.index.unknown(4) == [range(2, 3)]
+            assert cache.index_writer.index.unknown(0) == []
+            assert cache.never_committed([0, 2, 3, 5, 8, 10**9]) == [2, 5, 10**9]
+            assert cache.unfinished(6, 2) == [1, 2, 3, 4, 5]
+            assert cache.unfinished(4, 3) == [0, 1, 2, 3]
+            assert cache.unfinished(5, 1) == [2]
+        cache.meta.issue(10**9)  # as of a service that has drawn for years
+        assert cache.index_writer.index.unknown(10**9)[-1] == range(9, 10**9)
+
+
+def prune(cache: Cache) -> None:
+    cache.index_writer.write(lambda: cache.index_writer.index.prune_deleted(0))

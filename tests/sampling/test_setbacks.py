@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from growcache.cache.deferrals import MOST_MAKEUPS
 from growcache.sampling.failed_visits import (
     LONGEST_RETRY_SECONDS,
+    MAKEUP_GROWTH,
     MAKEUP_SECONDS,
     FailingObjects,
 )
@@ -70,6 +72,21 @@ def test_makeup_groups_that_are_not_full_come_seldom() -> None:
     assert not found.due(101.0, 3, idle=True)
     assert found.due(101.0, 2) == [(1, 0), (1, 1)]
     assert found.due(100.0 + MAKEUP_SECONDS, 3) == [(1, 0), (1, 1)]
+
+
+def test_as_many_makeup_groups_as_a_cache_may_have_last_for_a_year() -> None:
+    """Each later shard names all of them; after the last one a failing object would fail its groups."""
+    found, now = FailingObjects(60), 0.0
+    found.known(A, 0.0)
+    found.wait({(1, 0): A})
+    for made in range(0, MOST_MAKEUPS, 100):
+        found.made_up(now)
+        wait = MAKEUP_SECONDS * MAKEUP_GROWTH**made
+        assert not found.due(now + 0.99 * wait, 9, made=made)
+        assert found.due(now + 1.01 * wait, 9, made=made)
+        assert found.due(now + MAKEUP_SECONDS, 9, made=made, idle=True)  # else nothing is drawn
+        now += 100 * wait
+    assert now > 365 * 86400
 
 
 def test_parts_of_objects_that_do_not_fail_come_soon() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import sqlite3
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -298,15 +299,30 @@ class IndexDatabase:
                 found[number] = EvictedShard(*row)
         return found
 
-    def known(self, first: int, stop: int) -> set[int]:
+    def known(self, numbers: Sequence[int]) -> set[int]:
+        """Return those of the numbers, ascending, that have a row."""
         rows = self._connection.execute(
-            "SELECT number FROM shards WHERE number >= ? AND number < ?", [first, stop]
+            "SELECT number FROM shards WHERE number BETWEEN ? AND ?", [numbers[0], numbers[-1]]
         )
-        found = {number for (number,) in rows.fetchall()}
+        found = {number for (number,) in rows.fetchall()}.intersection(numbers)
         ranges = self._connection.execute("SELECT first, last FROM deleted_ranges").fetchall()
         for low, high in ranges:
-            found.update(range(max(low, first), min(high + 1, stop)))
+            found.update(numbers[bisect_left(numbers, low) : bisect_right(numbers, high)])
         return found
+
+    def unknown(self, stop: int) -> list[range]:
+        """Return the numbers below ``stop`` without a row; a cache of months has drawn millions."""
+        rows = self._connection.execute(
+            "SELECT number AS low, number FROM shards WHERE number < ? "
+            "UNION ALL SELECT first, last FROM deleted_ranges ORDER BY low",
+            [stop],
+        )
+        found, at = [], 0
+        for low, high in rows.fetchall():
+            if min(low, stop) > at:
+                found.append(range(at, min(low, stop)))
+            at = max(at, high + 1)
+        return [*found, range(at, stop)] if at < stop else found
 
     def last_group(self) -> int:
         """Return the highest group with a row; -1 if there is none."""
