@@ -146,10 +146,13 @@ def _cache_facts(
     facts, ranks = found.facts, found.session.ranks
     if not ranks.leads:
         journal = Journal.read(path, ranks.rank - ranks.local_rank)
-        facts = journal.facts
+        facts = journal.facts[-1] if journal.facts else None
         with suppress(ConfigError):  # it was killed before that step
             facts = journal.find(found.batch.step)[0].facts
-    return facts, None if facts is None else journal.catalog(facts)
+    if facts is None:
+        return None, None
+    facts = journal.latest(facts)
+    return facts, journal.catalog(facts)
 
 
 def _samples(

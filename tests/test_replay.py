@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -243,6 +244,31 @@ def test_a_journal_of_a_cache_that_was_made_anew_has_both_listings(
     assert Journal.read(folder / "a.journal").sessions == 2
     for step in (0, len(seen) - 1):
         found = growcache.replay(config, folder / "a.journal", step, cache=tmp_path / "again")
+        assert as_bytes(found.batch) == seen[step]
+
+
+@pytest.mark.slow
+def test_a_hole_that_was_filled_later_is_none_of_an_earlier_step(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "run", list[bytes]()
+    make_source(folder / "objects", 40)
+    hole = folder / "objects" / "00007.npy"
+    whole, times = hole.read_bytes(), (1.7e9, 1.7e9)
+    hole.write_bytes(bytes(len(whole)))
+    os.utime(hole, times)
+    config = write(folder / "c.yaml", folder / "objects", max_skipped=0.5)
+    for flags in ((), ("--retry-holes",)):
+        assert run(config, "--until-full", *flags)[0] == 0
+        with EpochLoader(
+            folder / "c", batch_size=6, min_samples=1, drop_last=False, journal=folder / "j"
+        ) as loader:
+            loader.load_state_dict(loader.state_dict() | {"global_step": len(seen)})
+            seen += [as_bytes(batch) for batch in loader]
+        hole.write_bytes(whole)
+        os.utime(hole, times)  # the same version, for all that is known
+    assert read_index(folder / "c").totals.samples == 40
+    shutil.rmtree(folder / "c")
+    for step in range(len(seen)):
+        found = growcache.replay(config, folder / "j", step, cache=tmp_path / "again")
         assert as_bytes(found.batch) == seen[step]
 
 

@@ -248,6 +248,12 @@ class CacheFacts:
     values: dict[str, Any]  # identity, editions, deferrals, listing, catalog_bytes
     last_shard: int = 0  # of all that passes name
 
+    @property
+    def cache(self) -> tuple[str, int]:
+        """Return what tells caches apart: the fingerprint, and which listing it is."""
+        identity = self.values["identity"] or {}
+        return identity.get("fingerprint", ""), self.values["listing"]
+
 
 @dataclass(frozen=True, slots=True)
 class JournaledBatch:
@@ -281,7 +287,7 @@ class Journal:
     torn_bytes: int = 0
     stretches: list[_Stretch] = field(default_factory=list)
     parts: list[CatalogPart] = field(default_factory=list)
-    facts: CacheFacts | None = None
+    facts: list[CacheFacts] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, rank: int = 0) -> Self:
@@ -320,7 +326,9 @@ class Journal:
                 batch = unpack_batch(body)
                 self._close_stretch(batch, session)
                 self.stretches.append(
-                    _Stretch(batch, session, dict(passes), self.facts, schema, batch.step + 1)
+                    _Stretch(
+                        batch, session, dict(passes), self._last_facts, schema, batch.step + 1
+                    )
                 )
             else:
                 note = unpack_note(body)
@@ -329,7 +337,7 @@ class Journal:
                     session, schema = Session(note["session"]), None
                 schema = note.get("transform_schema", schema)
                 if "cache" in note:
-                    self.facts = CacheFacts(note["cache"])
+                    self.facts.append(CacheFacts(note["cache"]))
                 if "ended" in note:
                     self.stretches[-1].known = self.stretches[-1].stop = note["ended"]
         self.torn_bytes = len(data) - end
@@ -337,8 +345,12 @@ class Journal:
     def _note_last_shard(self, body: bytes) -> None:
         _, _, count, width = _PASS.unpack_from(body)
         numbers = np.frombuffer(body, f"<u{width}", count, _PASS.size)
-        if self.facts is not None and count:
-            self.facts.last_shard = max(self.facts.last_shard, int(numbers.max()))
+        if (facts := self._last_facts) is not None and count:
+            facts.last_shard = max(facts.last_shard, int(numbers.max()))
+
+    @property
+    def _last_facts(self) -> CacheFacts | None:
+        return self.facts[-1] if self.facts else None
 
     def _close_stretch(self, batch: DeliveredBatch, session: Session) -> None:
         if not self.stretches:
@@ -381,6 +393,15 @@ class Journal:
             *(stretch.facts, stretch.transform_schema),
         )
         return chosen, [other for other, _ in others]
+
+    def latest(self, facts: CacheFacts) -> CacheFacts:
+        """Return the latest facts of the same cache.
+
+        They hold for earlier shards, too, and better: of a hole that was tried again, only
+        they say that its group was filled without it.
+        """
+        same = [one for one in self.facts if one.cache == facts.cache]
+        return CacheFacts(same[-1].values, max(one.last_shard for one in same))
 
     def catalog(self, facts: CacheFacts) -> bytes | None:
         """Return the listing that these facts refer to; None where it is not all here."""
