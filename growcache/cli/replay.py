@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json as plain_json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import typer
 
 from growcache.cache.sidecar import version_of
@@ -21,11 +21,13 @@ from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import Config
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, ObjectMissingError, StoreError
+from growcache.formats.base import endless_entry
 from growcache.loading.journal import Journal
 from growcache.replays import Replay, replay
-from growcache.sampling.sources import Sources, open_sources
+from growcache.sampling.sources import first_urls, source_of_url
 from growcache.schema import Array
 from growcache.store.contract import Entry
+from growcache.store.store import RemoteStore, open_store
 from growcache.usercode import printable
 
 MOST_ASKED = 16  # objects asked about at once
@@ -36,7 +38,7 @@ def show_steps(journal: Path, rank: int, *, json: bool) -> None:
     last = max((stretch.first.seconds for stretch in found.stretches), default=None)
     if json:
         values = {"steps": found.steps, "sessions": found.sessions, "updated_at": last}
-        print_json(orjson.dumps(values))
+        print_json(plain_json.dumps(values).encode())
         return
     at = "" if last is None else f", the last at {_time(last)}"
     typer.echo(
@@ -63,7 +65,8 @@ def replay_step(
     if out is not None:
         _write_arrays(out, found.batch)
     if json:
-        print_json(orjson.dumps(_json_values(found, changed)))
+        # A local file's name need not be valid Unicode, which orjson demands.
+        print_json(plain_json.dumps(_json_values(found, changed)).encode())
     else:
         typer.echo(_text(found, changed))
     return 1 if changed else 0
@@ -85,20 +88,30 @@ def _changed_objects(config: Config, objects: Sequence[Entry]) -> dict[tuple[int
 
 
 async def _current_states(config: Config, objects: Sequence[Entry]) -> list[str]:
-    sources = open_sources(config.sources, timeout_seconds=config.sampling.timeout_seconds)
-    slots = asyncio.Semaphore(MOST_ASKED)
+    seconds = config.sampling.timeout_seconds
+    stores = [open_store(source, timeout_seconds=seconds) for source in config.sources]
+    firsts, slots = first_urls(config.sources), asyncio.Semaphore(MOST_ASKED)
+
+    async def state(entry: Entry) -> str:
+        number = source_of_url(firsts, entry.store)
+        if entry.key == endless_entry(config.sources[number].format).key:
+            return ""  # a function of the user drew by itself
+        own = replace(entry, store=entry.store - firsts[number])
+        async with slots:
+            return await _state(stores[number], own)
+
     try:
-        return await asyncio.gather(*(_state(sources, slots, entry) for entry in objects))
+        return await asyncio.gather(*map(state, objects))
     finally:
-        await sources.close()
+        for store in stores:
+            await store.close()
 
 
-async def _state(sources: Sources, slots: asyncio.Semaphore, entry: Entry) -> str:
-    async with slots:
-        try:
-            now = await sources.current_entry(entry)
-        except ObjectMissingError:
-            return "gone from the store"
+async def _state(store: RemoteStore, entry: Entry) -> str:
+    try:
+        now = await store.current_entry(entry)
+    except ObjectMissingError:
+        return "gone from the store"
     before = version_of(entry.etag, entry.size, entry.mtime)
     found = version_of(now.etag, now.size, now.mtime)
     return "" if before == found else f"rewritten since: now {found}"
