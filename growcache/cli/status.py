@@ -149,6 +149,7 @@ def trouble_texts(status: Status) -> list[str]:
         (status.holes, "hole", " (unreadable, left out)"),
         (status.empty_visits, "object", " without a sample"),
         (status.restarts, "sampler restart", ""),
+        (status.purging, "shard", " with purged samples (held by readers)"),
     )
     return [f"{plural(count, noun)}{more}" for count, noun, more in counts if count]
 
