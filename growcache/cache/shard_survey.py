@@ -11,7 +11,8 @@ import google_crc32c
 import numpy as np
 
 from growcache.cache.deferrals import Deferrals, ShardDeferrals, from_shards
-from growcache.cache.files import CacheLayout, allocated_tree, shard_number, shard_paths
+from growcache.cache.files import CacheLayout, allocated_tree, shard_number_in, shard_paths
+from growcache.cache.folders import is_shard_name, open_folder, own_and_foreign_names
 from growcache.cache.formats import CACHE_FORMATS, open_shard, shard_path
 from growcache.cache.formats.mapped import MappedShard
 from growcache.cache.index.schema import ShardState, ShardTableRow
@@ -66,10 +67,9 @@ class ShardsOnDisk:
 def numbers_on_disk(layout: CacheLayout) -> list[int]:
     if not layout.shards.is_dir():
         return []
-    names = {path.name for path in layout.shards.iterdir()}
-    numbers = {n for name in names if (n := shard_number(layout.shards / name)) is not None}
-    ours = (n for n in numbers if any(p.name in names for p in shard_paths(layout, n)))
-    return sorted(ours)
+    with open_folder(layout.shards) as shards:
+        names = own_and_foreign_names(shards, is_shard_name)[0]
+    return sorted({n for name in names if (n := shard_number_in(name)) is not None})
 
 
 def read_shards(layout: CacheLayout, identity: Identity) -> ShardsOnDisk:
