@@ -95,6 +95,10 @@ class FingerprintError(CacheError, ConfigError):
     exit_code = 2
 
 
+class OtherSamplesError(FingerprintError):
+    """A cache holds samples that this configuration would not draw; they can be replaced."""
+
+
 class CacheFullError(CacheError, OSError):
     """The file system has no room, whatever the bound says."""
 

@@ -17,8 +17,9 @@ from typing import Any
 from growcache.cache.commit import Committer
 from growcache.cache.directory import OpenDirectory, adopt, finish_clear, take_over
 from growcache.cache.eviction_policy import Candidate
-from growcache.cache.files import CacheLayout, refuse_network
+from growcache.cache.files import CacheLayout, directory_of, refuse_network
 from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.generations import OlderGenerations
 from growcache.cache.incoming import discard_incoming
 from growcache.cache.index.schema import CacheTotals, ShardTableRow
 from growcache.cache.index.writer import IndexWriter
@@ -51,6 +52,7 @@ class Cache:
         self.layout = layout
         self._config = config
         self._lock = lock
+        self.older = OlderGenerations(directory_of(layout.root))
         self.shards = ShardTable()
         self.space = SpaceAccount(layout, int(config.max_bytes), self.shards)
         self.index_writer = IndexWriter(layout, self.space)
@@ -113,6 +115,15 @@ class Cache:
             self._directory.close()
         finally:
             self._lock.close()
+
+    def abandon(self) -> None:
+        """Let go of a generation whose files are gone."""
+        self.index_writer.index.abandon()
+        self._directory.close()
+        self._lock.close()
+
+    def count_older(self) -> None:
+        self.space.older_bytes = self.older.bytes
 
     def require_in_place(self, error: Exception | None = None) -> None:
         """Raise CacheGoneError if the directory, or a file of it, was moved or replaced."""

@@ -21,6 +21,7 @@ from typing import Any
 from growcache.cache.files import (
     LAYOUT_VERSION,
     MARKER,
+    PLAIN_LAYOUT_VERSION,
     SIDECAR,
     CacheLayout,
     checksummed_json,
@@ -76,7 +77,7 @@ def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
         if not is_cache(layout) and (found := _foreign_names(layout)):
             raise _foreign_folder_error(layout, found)
         if read_marker(layout) is None:
-            _write_marker(layout)
+            write_marker(layout)
         _make_directories(layout)
     except OSError as error:
         if isinstance(error, CacheError):
@@ -194,11 +195,9 @@ def _wrong_kind_error(path: Path, mode: int, expected: str) -> CachePathError:
     )
 
 
-def _write_marker(layout: CacheLayout) -> None:
+def write_marker(layout: CacheLayout, version: int = PLAIN_LAYOUT_VERSION) -> None:
     try:
-        write_atomic(
-            layout.marker, checksummed_json({"about": MARKER_TEXT, "layout": LAYOUT_VERSION})
-        )
+        write_atomic(layout.marker, checksummed_json({"about": MARKER_TEXT, "layout": version}))
     except (
         FileNotFoundError
     ):  # swept by a service that started at the same moment, and wrote its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +84,54 @@ SIDECAR = ".json"
 SHARD_PARTS = (RECORDS, OFFSETS, ARRAYS, SIDECAR)
 
 MARKER = "growcache.json"  # says that a folder is a cache, and by which layout
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2  # of a cache with generations; before there is a second one it is 1
+PLAIN_LAYOUT_VERSION = 1
+
+FIRST_GENERATION = "generation-0"  # a link to the directory itself, once there is another one
+_GENERATION = re.compile(r"generation-([0-9]{1,9})")
+
+
+def generation_in(path: Path) -> int | None:
+    """Return the generation that a path names.
+
+    >>> generation_in(Path("cache/generation-3")), generation_in(Path("cache"))
+    (3, None)
+    """
+    match = _GENERATION.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def generation_path(root: Path, number: int) -> Path:
+    return root / f"generation-{number}"
+
+
+def generation_numbers(root: Path) -> list[int]:
+    """Return the generations in a directory, oldest first; a plain cache has the first one only."""
+    if not os.path.lexists(root / FIRST_GENERATION):
+        return [0]
+    found = [0] if (root / "index.sqlite").exists() else []
+    with os.scandir(root) as entries:
+        numbers = [generation_in(Path(entry.name)) for entry in entries]
+    found += [n for n in numbers if n and (generation_path(root, n) / MARKER).exists()]
+    return sorted(found) or [0]
+
+
+def generation_paths(root: Path) -> list[Path]:
+    """Return the path of each generation, oldest first: of a plain cache, or of one generation, itself."""
+    if generation_in(root) is not None or not os.path.lexists(root / FIRST_GENERATION):
+        return [root]
+    return [generation_path(root, number) for number in generation_numbers(root)]
+
+
+def directory_of(root: Path) -> Path:
+    """Return the cache directory that a path to it, or to a generation in it, belongs to."""
+    return root if generation_in(root) is None else root.parent
+
+
+def _resolved_root(path: Path) -> Path:
+    if generation_in(path) is not None or not os.path.lexists(path / FIRST_GENERATION):
+        return path
+    return generation_path(path, generation_numbers(path)[-1])
 
 
 class _LayoutPath:
@@ -120,7 +168,7 @@ class CacheLayout:
     clearing = _LayoutPath("clearing")
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
+        self.root = _resolved_root(Path(root).absolute())
 
     @property
     def folders(self) -> tuple[Path, ...]:

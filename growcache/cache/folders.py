@@ -22,6 +22,7 @@ from growcache.cache.files import (
     SHARD_PARTS,
     CacheLayout,
     allocated_tree,
+    generation_in,
     shard_names,
 )
 
@@ -151,7 +152,9 @@ def foreign_paths(layout: CacheLayout) -> list[Path]:
     found = [
         path
         for path in sorted(layout.root.iterdir())
-        if path.name not in own | NOT_COUNTED and not is_temporary_name(path.name)
+        if path.name not in own | NOT_COUNTED
+        and not is_temporary_name(path.name)
+        and generation_in(path) is None
     ]
     for place, ours in inner:
         with open_folder(place) as descriptor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 from growcache.cache.deferrals import Deferrals
@@ -38,7 +37,7 @@ from growcache.cache.side_files import (
     write_issued,
 )
 from growcache.cache.sidecar import Sidecar
-from growcache.errors import CorruptShardError, FingerprintError
+from growcache.errors import CorruptShardError, OtherSamplesError
 
 # What a configuration may lack: parts of these that only a cache has were left out since.
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
@@ -55,7 +54,7 @@ def _refuse_other_fingerprints(
         except (CorruptShardError, FileNotFoundError):
             continue
         if sidecar.samples and sidecar.fingerprint != wanted.fingerprint:
-            raise FingerprintError(
+            raise OtherSamplesError(
                 _other_configuration_message(
                     layout,
                     [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"],
@@ -87,8 +86,8 @@ def _other_configuration_message(
     cost = f"{totals.samples:,} samples ({totals.bytes + totals.retired_bytes:,} bytes)"
     return (
         f"the cache {layout.root} holds samples of another configuration: {what}"
-        f"{_version_note(differing)}. Choose another cache.path, or give up its {cost} with: "
-        f"growcache clear {shlex.quote(str(layout.root))}"
+        f"{_version_note(differing)}. Choose another cache.path, or have its {cost} replaced as "
+        "new ones come: growcache run --replace, or growcache.serve(config, replace=True)"
     )
 
 
@@ -140,7 +139,7 @@ class CacheMeta:
             return False
         if noted is not None and totals.drawn:
             differences = describe_differences(noted, parts)
-            raise FingerprintError(_other_configuration_message(layout, differences, totals))
+            raise OtherSamplesError(_other_configuration_message(layout, differences, totals))
         # Shards of an unknown configuration (its identity is lost) do not belong to this one.
         emptied = noted is not None and is_initialised(index)
         if noted is not None:
@@ -180,7 +179,7 @@ class CacheMeta:
         held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
         if held != wanted.fingerprint and totals.drawn:
             differing = wanted.differing(current) if current else []
-            raise FingerprintError(_other_configuration_message(layout, differing, totals))
+            raise OtherSamplesError(_other_configuration_message(layout, differing, totals))
         if current is not None and held == wanted.fingerprint:
             return current
         if current is not None or held != wanted.fingerprint:

@@ -213,6 +213,7 @@ class SpaceAccount:
         self._max_bytes = self._in_force = max_bytes
         self.catalog_bytes = 0
         self.foreign_bytes = 0
+        self.older_bytes = 0  # of the generations that this one replaces
         self.listing_ahead = 0
         self._reserved: dict[str, int] = {}
         self._other_bytes = 0
@@ -272,7 +273,7 @@ class SpaceAccount:
 
     def used(self) -> int:
         """Return the bytes that count against the bound, with the whole fixed part."""
-        shards = self._shard_table.bytes + self.foreign_bytes
+        shards = self._shard_table.bytes + self.foreign_bytes + self.older_bytes
         catalog = max(self.catalog_bytes, allocated(self._layout.catalog))
         return shards + max(self.budget.total, self._other_bytes) + catalog
 

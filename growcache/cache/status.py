@@ -19,6 +19,7 @@ from growcache.cache.files import (
     CacheLayout,
     allocated,
     allocated_tree,
+    generation_in,
     is_full_disk,
     write_atomic,
 )
@@ -244,6 +245,8 @@ class Status:
     leases: list[LeaseStatus] = field(default_factory=list)
     listing_complete: bool = False
     fingerprint: str | None = None
+    generation: int = 0  # it grows with every replacement
+    older_samples: int = 0  # that a replacement has not removed yet
 
     path: str = ""
     pid: int | None = None
@@ -471,5 +474,6 @@ def index_fields(view: IndexView) -> dict[str, Any]:
         "retired_shards": totals.retired_shards,
         "complete": view.complete,
         "fingerprint": view.fingerprint,
+        "generation": (generation_in(view.root) if view.root else None) or 0,
         "purging": len(purge_progress(view.meta).numbers),
     }

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from growcache.cache.check import Finding, check, repair
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.locks import FileLock, is_locked
 from growcache.cli.humanize import plural
 from growcache.cli.terminal import print_json, progress_bar
@@ -34,8 +34,10 @@ def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
             shards = done
             advance(completed=done, total=total)
 
-        findings = (repair if mend else check)(cache, on_shard=show)
-    findings += repair_catalog(cache) if mend else check_catalog(cache)
+        findings = []
+        for path in generation_paths(cache.absolute()):
+            findings += (repair if mend else check)(path, on_shard=show)
+            findings += repair_catalog(path) if mend else check_catalog(path)
     errors = [finding for finding in findings if finding.severity == "error"]
     if json:
         value = {"ok": not errors, "shards": shards, "findings": [asdict(f) for f in findings]}

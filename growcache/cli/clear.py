@@ -6,7 +6,7 @@ from pathlib import Path
 
 from growcache.cache.dead_readers import end_dead_lease
 from growcache.cache.directory import adopt, clear_cache, in_use_error, require_cache, take_over
-from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.files import CacheLayout, allocated_tree, generation_paths
 from growcache.cache.folders import foreign_paths
 from growcache.cache.lease_views import LeaseView, survey_leases
 from growcache.cache.locks import is_locked
@@ -26,6 +26,13 @@ def clear_question(root: Path) -> str:
 
 def empty_cache(root: Path) -> str:
     """Delete a cache's own files except its marker, its purge list and locks; return a text for the user."""
+    *older, newest = generation_paths(root.absolute())
+    for path in older:
+        _empty_generation(path)
+    return _empty_generation(newest)
+
+
+def _empty_generation(root: Path) -> str:
     layout = CacheLayout(root)
     require_cache(layout)  # one whose clearing was cut short is a cache, too
     before = allocated_tree(layout.root)

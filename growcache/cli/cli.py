@@ -256,6 +256,12 @@ def run(
     retry_holes: Annotated[
         bool, typer.Option("--retry-holes", help="Try again what could not be read for good.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Let new samples replace those of another configuration."
+        ),
+    ] = False,
 ) -> None:
     """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
 
@@ -282,6 +288,7 @@ def run(
             on_status=shown.show,
             on_stderr=shown.on_stderr,
             file=file,
+            replace=replace,
         )
 
 

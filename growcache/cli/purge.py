@@ -18,7 +18,7 @@ import typer
 
 from growcache.cache.cache import Cache
 from growcache.cache.directory import require_cache
-from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.files import CacheLayout, allocated_tree, generation_paths
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import survey_leases
 from growcache.cache.locks import is_locked
@@ -106,6 +106,11 @@ def purge_objects(
     """Purge, and print the report; return exit code 1 if samples are left."""
     layout = CacheLayout(root)
     require_cache(layout)
+    if len(generation_paths(root.absolute())) > 1:
+        raise ConfigError(
+            f"{root} holds two generations, of which one is being replaced; nothing was purged. Purge "
+            "again once growcache status shows no older_samples, or empty it: growcache clear"
+        )
     asked = named_objects([*names, *_lines(keys_from)], int(time.time()))
     with spinner(sys.stderr, "purging …"):
         report = _purge(layout, asked, wait=wait)

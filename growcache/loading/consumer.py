@@ -47,6 +47,7 @@ from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
 from growcache.loading.resume import (
     MissingShards,
     Position,
+    options_of,
     refuse_missing,
     refuse_other_cache,
     remaining_pass,
@@ -159,14 +160,15 @@ class Consumer:
         self._tracker = PositionTracker(self._options, position)
 
     def _refuse(self, position: Position, missing: MissingShards) -> None:
+        options = options_of(self._options, position.fingerprint)
         try:
-            view = read_index(self._options.root, retired=True)
+            view = read_index(options.root, retired=True)
         except CacheMissingError:
             view = IndexView()
-        refuse_other_cache(view, position.fingerprint, self._options)
-        rest = remaining_pass(position, self._options)
+        refuse_other_cache(view, position.fingerprint, options)
+        rest = remaining_pass(position, options)
         if missing == "error" and rest is not None:
-            refuse_missing(view, rest, self._options)
+            refuse_missing(view, rest, options)
 
     def close(self) -> None:
         self._iteration = object()

@@ -6,12 +6,13 @@ import difflib
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
+from growcache.cache.files import generation_in
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import RAGGED_STYLES, RaggedStyle
@@ -206,6 +207,12 @@ class LoaderOptions:
                 f"samples_per_epoch {self.samples_per_epoch} is less than batch_size "
                 f"{self.batch_size}{ranks}, so drop_last leaves nothing; use drop_last=False"
             )
+
+    def at_generation(self, root: Path | None) -> Self:
+        """Return the options of a pass over one generation of the cache; ``root`` is that of its index."""
+        if root is None or generation_in(root) is None:
+            return self
+        return replace(self, path=root)
 
     @property
     def root(self) -> Path:

@@ -16,11 +16,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.lease_views import LeaseCounters, LeaseView, RankNote, read_leases
+from growcache.cache.lease_views import (
+    LeaseCounters,
+    LeaseView,
+    RankNote,
+    lease_path,
+    read_leases,
+)
 from growcache.cache.reader_lease import Lease
 from growcache.cache.system import is_process_running
 from growcache.errors import CacheError, ConfigError
@@ -158,7 +165,7 @@ class _Leader:
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
         found = {
             lease.ranks.rank: (lease.host, lease.pid)
-            for lease in read_leases(self._options.root)
+            for lease in _leases_of_all(self._options.root)
             if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
         }
         self._seen_processes.update(found)
@@ -226,7 +233,7 @@ class _Follower:
 
     def _leader(self) -> list[LeaseView]:
         mine, found = self._note, []
-        for lease in read_leases(self._options.root):
+        for lease in _leases_of_all(self._options.root):
             note = lease.ranks
             if note is None or note.rank or not lease.open or lease.job != self._options.job:
                 continue
@@ -245,7 +252,11 @@ class _Follower:
         )
         snapshot = wait_for_room(
             lambda: Snapshot.copy(
-                options.root, lease, job=options.job, verify=options.verify, ranks=note
+                _root_of(options.root, lease),
+                lease,
+                job=options.job,
+                verify=options.verify,
+                ranks=note,
             ),
             watch.wake,
             watch.stopped,
@@ -265,7 +276,9 @@ class _Follower:
         """
         if lease.name in {view.name for view in self._leader()}:
             return True
-        live = {row.number for row in read_index(self._options.root).shards}
+        live = {
+            row.number for row in read_index(snapshot.view.root or self._options.root).shards
+        }
         return live.issuperset(row.number for row in snapshot.shards)
 
     def _refuse_other(self, lease: LeaseView, pass_number: int) -> None:
@@ -293,6 +306,17 @@ def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) 
         watch.wake,
         watch.stopped,
     )
+
+
+def _leases_of_all(root: Path) -> list[LeaseView]:
+    """Return the leases of every generation, because rank 0 chooses which one is read."""
+    return [lease for path in generation_paths(root) for lease in read_leases(path)]
+
+
+def _root_of(root: Path, lease: LeaseView) -> Path:
+    paths = generation_paths(root)
+    of = (path for path in paths if lease_path(CacheLayout(path), lease.name).exists())
+    return next(of, paths[-1])
 
 
 def _of_pass(leases: Iterable[LeaseView], pass_number: int) -> LeaseView | None:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, directory_of, generation_in, generation_paths
 from growcache.cache.index.reader import IndexView
 from growcache.cache.lease_views import COUNTERS_AT, LeaseCounters, lease_path
 from growcache.cache.locks import close_owned, open_owned
@@ -69,6 +69,8 @@ class Report:
         limited_by: the bottleneck: ``training``, ``loading`` or ``cache`` (waiting for
             samples).
         gather: where batches are put together: in a ``thread`` or a ``process``.
+        generation: that the latest snapshot is of; it grows with every ``--replace``.
+        fingerprint: of the configuration that drew that generation.
     """
 
     samples: int = 0
@@ -87,6 +89,8 @@ class Report:
     wait_seconds: float = 0.0
     limited_by: str = "training"
     gather: str = "thread"
+    generation: int = 0
+    fingerprint: str | None = None
 
     def __str__(self) -> str:
         covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"
@@ -144,6 +148,7 @@ class DeliveryCounts:
     def __init__(self, root: Path) -> None:
         self._layout = CacheLayout(root)
         self._facts: PassFacts | None = None
+        self._fingerprint: str | None = None  # of the generation that is read
         self._passes = 0
         self._cached = 0  # samples in the latest snapshot
         self._sizes: dict[int, int] = {}  # of shards that may be delivered yet, and
@@ -176,6 +181,7 @@ class DeliveryCounts:
         self._passes += not again
         self._waited_cache += facts.waited_seconds
         numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
+        self._enter_generation(facts.view)
         self._sizes.update(zip(numbers, samples, strict=True))
         if again:  # the rest of the same pass over the same snapshot was leased again
             self._held.append((number, {*numbers, *facts.left_out.tolist()}))
@@ -187,6 +193,19 @@ class DeliveryCounts:
         self._cached = sum(samples)
         if self._passes == 1:
             self._turn = (0, 0, self._cached)
+
+    def _enter_generation(self, view: IndexView) -> None:
+        """Shards of another generation have the same numbers, so those of the last one become sums."""
+        root = view.root or self._layout.root
+        if self._fingerprint not in (None, view.fingerprint):
+            gone = [n for n in self._delivered if n in self._sizes]
+            self._gone.add([self._delivered[n] for n in gone], [self._sizes[n] for n in gone])
+            self._sizes, self._delivered = {}, {}
+            self._held.clear()
+            self._objects_of = set()
+        if root != self._layout.root:
+            self._layout = CacheLayout(root)
+        self._fingerprint = view.fingerprint
 
     def skip(self, lost: int) -> None:
         self._skipped += lost
@@ -269,6 +288,8 @@ class DeliveryCounts:
             skipped=self._skipped,
             wait_seconds=self._waited,
             limited_by=self._limit(),
+            generation=generation_in(self._layout.root) or 0,
+            fingerprint=self._fingerprint,
         )
 
     def _limit(self) -> str:
@@ -316,6 +337,13 @@ def _sample_ages(facts: PassFacts) -> tuple[float, float]:
     return mean, float(ages.max(initial=0.0))
 
 
+def _lease_file(layout: CacheLayout, lease: str) -> Path:
+    """Return the file of a lease in whatever generation its pass reads."""
+    paths = generation_paths(directory_of(layout.root))
+    files = [lease_path(CacheLayout(path), lease) for path in paths]
+    return next((file for file in files if file.exists()), files[-1])
+
+
 class ReaderCounters:
     """Used by the loop's thread, except `flush` and `close`."""
 
@@ -343,7 +371,7 @@ class ReaderCounters:
             self._written_batches = 0
             # The lease is gone where another thread has closed the producer.
             with suppress(OSError):
-                self._descriptor = open_owned(lease_path(self._layout, lease), os.O_WRONLY)
+                self._descriptor = open_owned(_lease_file(self._layout, lease), os.O_WRONLY)
             self._written = False
         self.flush()
         counter_thread.write(self)

@@ -20,13 +20,14 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.index.reader import IndexView, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.reader_lease import Lease
 from growcache.cache.shard_refetches import RefetchOutcome, purge_progress, refetch_outcomes
+from growcache.cache.side_files import read_identity
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import ORDER_OPTIONS, LoaderOptions
 from growcache.loading.plan import (
@@ -245,6 +246,17 @@ class ResumeRequest:
     stopped: Callable[[], bool]
 
 
+def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions:
+    """Return the options of a pass over the generation that a state is of, where that is still there."""
+    paths = generation_paths(options.root)
+    if len(paths) > 1:
+        for path in reversed(paths):
+            identity = read_identity(path)
+            if identity is not None and identity.fingerprint == fingerprint:
+                return options.at_generation(path)
+    return options
+
+
 def refuse_other_cache(
     view: IndexView, fingerprint: str | None, options: LoaderOptions
 ) -> None:
@@ -269,6 +281,7 @@ def resume_pass(
     request: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
     """Return None if stopped; raises CacheError if `missing` forbids that shards are gone."""
+    request = replace(request, options=options_of(request.options, request.fingerprint))
     view = _wait_for_schema(request)
     if view is None:
         return None

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import (
+    FIRST_GENERATION,
+    CacheLayout,
+    generation_in,
+    generation_numbers,
+    generation_path,
+)
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseView, RankNote, read_leases
 from growcache.cache.locks import is_locked, lock_holder
@@ -40,7 +46,7 @@ _seen_services: dict[
 
 
 def warn_if_service_stopped(root: Path, view: IndexView) -> None:
-    layout = CacheLayout(root)
+    layout = CacheLayout(view.root or root)
     runs = is_locked(layout.supervisor_lock)
     with _seen_services_lock:
         if runs:
@@ -49,7 +55,7 @@ def warn_if_service_stopped(root: Path, view: IndexView) -> None:
         stopped = _seen_services.pop(root, None)
     if stopped is None or view.complete:
         return
-    at = time.strftime("%H:%M:%S", time.localtime(read_status(root).updated_at))
+    at = time.strftime("%H:%M:%S", time.localtime(read_status(layout.root).updated_at))
     _log.warning(
         "the service of the cache %s has stopped (pid %s on %s, at %s): the cache does not grow any "
         "more; start it again with: growcache run CONFIG",
@@ -113,14 +119,14 @@ def index_views(
     path: str | os.PathLike[str], wake: threading.Event, stopped: Callable[[], bool]
 ) -> Generator[IndexView]:
     """Yield the index now and after each change in the directory; close it after use."""
-    layout, pause = CacheLayout(path), Backoff(wake)
-    yield _read_view(layout)
-    with waking_on_change(layout.root, wake):
+    pause = Backoff(wake)
+    yield _read_view(CacheLayout(path))
+    with waking_on_change(CacheLayout(path).root, wake):
         while True:
             wake.clear()
             if stopped():
                 return
-            yield _read_view(layout)
+            yield _read_view(CacheLayout(path))  # another generation may have begun
             pause.wait()
 
 
@@ -258,7 +264,7 @@ def wait_for_pass(
     options: LoaderOptions, min_samples: int, watch: WaitControl, *, known: bool = False
 ) -> IndexView:
     view = wait_for_samples(
-        options.root,
+        chosen_generation(options.root, options.min_samples, options.min_pass_samples),
         max(min_samples, options.min_pass_samples),
         complete=options.fixed,
         wake=watch.wake,
@@ -274,6 +280,27 @@ def wait_for_pass(
             f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False"
         )
     return view
+
+
+def chosen_generation(root: Path, min_samples: int, least: int) -> Path:
+    """Return the path of the generation that a pass reads: the newest that has enough.
+
+    Until the newest has ``min_samples``, an older one that has ``least`` is read. Where none has, it is waited for
+    the newest, by the path of the directory.
+    """
+    numbers = generation_numbers(root) if generation_in(root) is None else []
+    paths = [generation_path(root, number) for number in numbers]
+    if not os.path.lexists(root / FIRST_GENERATION):
+        return root
+    views = [(path, _read_view(CacheLayout(path))) for path in reversed(paths)]
+    sizes = [(path, view.totals.samples) for path, view in views]
+    enough = [path for path, view in views if _has_enough_of(view, max(min_samples, least))]
+    some = [path for path, samples in sizes if samples >= max(1, least)]
+    return (enough or some or [root])[0]
+
+
+def _has_enough_of(view: IndexView, min_samples: int) -> bool:
+    return 0 < samples_wanted(view, min_samples) <= view.totals.samples
 
 
 class SnapshotChoice(NamedTuple):
@@ -368,6 +395,7 @@ def take_snapshot(
 def take_new_snapshot(
     options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
 ) -> Snapshot | None:
+    options = options.at_generation(view.root)
     return take_snapshot(options, watch, choose_shards(options, watch, view), note)
 
 

@@ -258,6 +258,9 @@ class ListingIngest:
         needed = _catalog_bytes(page)
         self._page_needs = max(self._page_needs, needed)
         self._cache.space.measure()
+        if (short := needed - self._cache.bytes_left()) > 0 and self._cache.older:
+            self._cache.older.give_way(short)
+            self._cache.count_older()
         if self._cache.bytes_left() >= needed:
             return True
         new = self._catalog.new_entries(page)
@@ -269,7 +272,7 @@ class ListingIngest:
             return True
         taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed
         totals = self._cache.totals()
-        empty = not totals.shards and not totals.retired_shards
+        empty = not (totals.shards or totals.retired_shards or self._cache.older)
         if taken > self._cache.max_bytes or (allocator is None and (awaited or empty)):
             raise ConfigError(
                 f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "

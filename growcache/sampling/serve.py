@@ -44,7 +44,7 @@ log = logging.getLogger("growcache")
 
 
 @contextlib.contextmanager
-def serve(source: _Source) -> Iterator[Config]:
+def serve(source: _Source, *, replace: bool = False) -> Iterator[Config]:
     """Run the service as a child of this process while the ``with`` block lasts.
 
     Where a service of the same configuration runs on the cache already, it is joined, and
@@ -52,6 +52,7 @@ def serve(source: _Source) -> Iterator[Config]:
 
     Args:
         source: a configuration, or where it is; see `growcache.load_config`.
+        replace: let new samples take the place of those of another configuration, as they come.
 
     Yields:
         The checked configuration; ``config.cache.path`` is what loaders are given.
@@ -64,7 +65,7 @@ def serve(source: _Source) -> Iterator[Config]:
     if _joins(config):
         yield config
         return
-    process = _start(config, source)
+    process = _start(config, source, replace=replace)
     system.service_started(config.cache.path)
     relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
     relay.start()
@@ -96,10 +97,10 @@ def _joins(config: Config) -> bool:
     return True
 
 
-def _start(config: Config, source: _Source) -> subprocess.Popen[bytes]:
+def _start(config: Config, source: _Source, *, replace: bool) -> subprocess.Popen[bytes]:
     # A file is followed by its whole path, because the trainer may change its directory.
     file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
-    setup = {"config": to_json_value(config.model_dump()), "file": file}
+    setup = {"config": to_json_value(config.model_dump()), "file": file, "replace": replace}
     process = subprocess.Popen(
         [sys.executable, "-m", "growcache", "serve"],
         stdin=subprocess.PIPE,
@@ -186,6 +187,7 @@ def main() -> None:
             parent=sys.stdin.fileno(),
             handle_interrupt=False,
             file=file,
+            replace=setup["replace"],
         )
     except GrowcacheError as error:
         kind = "busy" if isinstance(error, CacheBusyError) else ""

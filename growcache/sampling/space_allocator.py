@@ -94,8 +94,10 @@ class SpaceAllocator:
     def shrink(self) -> None:
         """Evict what exceeds a bound that was lowered."""
         cache, bounds = self._cache, self._bounds
+        if cache.older and (short := -cache.bytes_left()) > 0:
+            self._take_from_older(short)
         short = -cache.bytes_left()
-        if short <= 0:
+        if short <= 0 or cache.older:
             return
         evict, ahead = eviction_policy.choose_for_lower_bound(
             bounds.eviction,
@@ -117,13 +119,24 @@ class SpaceAllocator:
         otherwise wait for each other.
         """
         short = nbytes - self._cache.bytes_left_for_shards()
+        if short > 0 and self._cache.older:
+            self._take_from_older(short)
+            short = nbytes - self._cache.bytes_left_for_shards()
+            if self._cache.older:
+                return  # what readers hold there comes sooner than new samples should go
         if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
             return
         self.at_bound = True
         self._clear(short, 0 if for_refetch else self._bounds.min_uses)
 
+    def _take_from_older(self, short: int) -> None:
+        self._cache.older.give_way(short)
+        self._cache.count_older()
+
     def make_room_for_listing(self, nbytes: int) -> None:
         """Without readers ignore `min_uses`, because a full cache would block the listing."""
+        if self._cache.older and (short := nbytes - self._cache.bytes_left()) > 0:
+            self._take_from_older(short)
         if not self.evicts:
             return
         least = self._bounds.min_uses
@@ -213,6 +226,8 @@ class SpaceAllocator:
 
     def movable(self, *, for_refetch: bool = False) -> tuple[int, int]:
         """Return the bytes of shards that can go now, and once their readers release them."""
+        if self._cache.older:
+            return self._cache.older.movable()
         free = held = 0
         min_uses = 0 if for_refetch else self._bounds.min_uses
         for candidate in self._candidates():
@@ -227,6 +242,8 @@ class SpaceAllocator:
         return self._holders(always=True) or "groups in flight to be written"
 
     def awaited(self) -> str:
+        if self._cache.older:
+            return "readers to let go of shards of the generation that is being replaced"
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
         return self._holders() or self.unused()

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 
 from growcache.cache.cache import Cache
+from growcache.cache.files import generation_in
 from growcache.cache.locks import this_process
 from growcache.cache.status import (
     SetAsideStatus,
@@ -178,6 +179,8 @@ class StatusBuilder:
             **delivered_fields(cache.remover.jobs, cache.leases, totals),
             listing_complete=listed,
             fingerprint=identity.fingerprint if dispatcher and identity else None,
+            generation=generation_in(cache.layout.root) or 0,
+            older_samples=cache.older.samples,
             path=str(self._config.cache.path),
             pid=None if stopped else int(self._process["pid"]),
             host=str(self._process["host"]),

@@ -50,6 +50,7 @@ from growcache.sampling.messages import (
 )
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.read_limits import ReadLimits
+from growcache.sampling.replacement import Once, run_replacing
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.shared_purges import SharedPurges
@@ -88,6 +89,7 @@ def run(
     parent: int | None = None,
     handle_interrupt: bool = True,
     file: ConfigFile | None = None,
+    replace: bool = False,
 ) -> Status:
     """Run the service in this process until it is stopped, and return its last status.
 
@@ -95,11 +97,13 @@ def run(
     seconds, with ``until_full`` when the cache is full or complete, once ``samples`` are drawn,
     or when the other end of the descriptor ``parent`` is closed. ``refresh`` lists the source
     again, ``file`` is followed as far as its changes can be adopted, and ``on_status`` is
-    called about four times a second.
+    called about four times a second. With ``replace`` new samples take the place of those of
+    another configuration.
     """
     make_each(config.sources, _check)
-    cache = Cache.open(config.cache.path, config.cache)
-    try:
+    ready = Once(on_ready)
+
+    def run_on(cache: Cache) -> Status:
         limits = RunLimits(until_full, duration, samples)
         supervisor = Supervisor(
             config,
@@ -111,10 +115,10 @@ def run(
             file=file,
             on_stderr=on_stderr,
         )
-        on_ready()
+        ready()
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
-    finally:
-        cache.close()
+
+    return run_replacing(config.cache, run_on, replace=replace)
 
 
 def _check(source: SourceConfig) -> None:
@@ -502,6 +506,7 @@ class Supervisor:
         if self._due("leases", now, LEASES_SECONDS):
             self._cache.require_in_place()
             self._cache.poll_leases(now)
+            self._follow_older(now)
             self._look_at_purges()
         if self._cache.purger.busy:
             self._purge(now + TURN_SECONDS)
@@ -534,6 +539,16 @@ class Supervisor:
         if self._dispatcher is not None:
             self._dispatcher.lost(lost)
 
+    def _follow_older(self, now: float) -> None:
+        older = self._cache.older
+        if not older:
+            return
+        older.poll(now)
+        if self._cache.meta.complete:
+            older.give_way(older.bytes)
+        older.end_empty()
+        self._cache.count_older()
+
     def _try_holes_again(self, dispatcher: Dispatcher) -> None:
         count = 0
         if self._retry_holes:
@@ -563,6 +578,7 @@ class Supervisor:
         self._status.last_errors.extend(self._pool.kill_stalled(patience))
         self._warn_of_holders()
         self._cache.maintain()
+        self._cache.older.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
             self._cache.index_writer.append_history(self._status.history())
 

@@ -48,7 +48,7 @@ def test_a_marker_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with opened(root) as cache:
         add(cache, 0)
     layout = CacheLayout(root)
-    layout.marker.write_bytes(checksummed_json({"about": "later", "layout": 2}))
+    layout.marker.write_bytes(checksummed_json({"about": "later", "layout": 3}))
     before = read_bytes(root)
     for use in (
         lambda: opened(root).__enter__(),

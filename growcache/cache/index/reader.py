@@ -183,6 +183,7 @@ class IndexView:
     meta: dict[str, Any] = field(default_factory=dict)  # the supervisor's other values
     retired: list[ShardRow] = field(default_factory=list)  # oldest first; only on request
     uses: dict[int, int] = field(default_factory=dict)  # of a job, by shard; only on request
+    root: Path | None = None  # of the generation that it is of
     counted: frozenset[str] = frozenset()  # leases in uses that may still have a file
 
     @property
@@ -229,7 +230,7 @@ def read_index(
     return IndexView(
         shards=live,
         totals=totals,
-        identity=read_identity(root),
+        identity=read_identity(layout.root),
         complete=bool(meta.pop("complete", False)),
         population=meta.pop("population", None),
         population_samples=meta.pop("population_samples", None),
@@ -238,6 +239,7 @@ def read_index(
         retired=going,
         uses=uses,
         counted=frozenset(counted),
+        root=layout.root,
     )
 
 

@@ -1,0 +1,165 @@
+"""Generations: the caches that follow one another in one directory, each of another configuration.
+
+The first generation is the directory itself. Each later one is a whole cache in a folder ``generation-N``, so nothing of
+one generation can mix with another: not an index, nor a snapshot, nor a listing. `CacheLayout` of the directory means the
+newest generation; the link ``generation-0`` names the first one. A generation is there while its index or marker is,
+and no other file says so, so a crash leaves nothing that contradicts another file.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from growcache.cache.directory import adopt, clear_cache, write_marker
+from growcache.cache.eviction_policy import Candidate
+from growcache.cache.files import (
+    FIRST_GENERATION,
+    LAYOUT_VERSION,
+    CacheLayout,
+    allocated,
+    fsync_directory,
+    generation_numbers,
+    generation_path,
+    make_directory,
+    write_atomic,
+)
+
+if TYPE_CHECKING:
+    from growcache.cache.cache import Cache
+
+
+def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
+    """Make the folder of the next generation, durably; it is the newest from then on."""
+    newest, first = generation_numbers(root)[-1], root / FIRST_GENERATION
+    number = newest + 1
+    if not os.path.lexists(first):
+        write_marker(CacheLayout(root), LAYOUT_VERSION)  # an earlier growcache knows no other
+        first.symlink_to(".")
+        fsync_directory(root)
+    layout = CacheLayout(generation_path(root, number))
+    make_directory(layout.root)
+    before = CacheLayout(generation_path(root, newest)).purged
+    if (
+        before.exists()
+    ):  # what was withdrawn stays so; before the marker, which makes it a generation
+        write_atomic(layout.purged, before.read_bytes())
+    write_marker(layout)
+    adopt(layout, any_owner=any_owner)
+    fsync_directory(root)
+    return layout
+
+
+def end_generation(layout: CacheLayout) -> None:
+    """Remove a generation that has no shards; what is foreign in it stays."""
+    clear_cache(layout)
+    if layout.root.name == FIRST_GENERATION:
+        return
+    for path in (layout.marker, layout.purged, layout.supervisor_lock, layout.samplers_lock):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: something in it is not growcache's
+        for folder in layout.folders:
+            folder.rmdir()
+        layout.root.rmdir()
+
+
+def to_give_way(
+    candidates: Sequence[Candidate], need_bytes: int
+) -> tuple[list[int], list[int]]:
+    """Return shards of an older generation to evict, and to retire although readers hold them.
+
+    The oldest go first. Those that are held go only where the others do not suffice.
+
+    >>> free, held = Candidate(1, 1, 10, 0, 0, False), Candidate(0, 0, 10, 0, 0, True)
+    >>> to_give_way([held, free], 5), to_give_way([held, free], 15)
+    (([1], []), ([1], [0]))
+    """
+    evict: list[int] = []
+    ahead: list[int] = []
+    for candidate in sorted(candidates, key=lambda c: (c.leased, c.seq)):
+        if need_bytes <= 0:
+            break
+        (ahead if candidate.leased else evict).append(candidate.number)
+        need_bytes -= candidate.allocated
+    return evict, ahead
+
+
+class OlderGenerations:
+    """The generations that are being replaced: they only shrink, as the newest needs room."""
+
+    def __init__(self, root: Path, caches: Sequence[Cache] = ()) -> None:
+        self._root = root
+        self.caches = list(caches)
+
+    def __bool__(self) -> bool:
+        return bool(self.caches)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that count in the bound besides the newest generation's."""
+        if not os.path.lexists(self._root / FIRST_GENERATION):
+            return 0
+        with os.scandir(self._root) as entries:
+            beside = sum(allocated(Path(e.path)) for e in entries if not e.is_dir())
+        return beside + sum(cache.space.used() for cache in self.caches)
+
+    @property
+    def samples(self) -> int:
+        return sum(cache.totals().samples for cache in self.caches)
+
+    def poll(self, now: float) -> None:
+        """Let go of what readers have released; no shard of these is ever drawn again."""
+        for cache in self.caches:
+            cache.poll_leases(now)
+            if pending := cache.refetch_queue.pending:
+                reason = "its generation is being replaced by one of another configuration"
+                cache.refetch_queue.refuse(dict.fromkeys(pending, reason))
+
+    def give_way(self, need_bytes: int) -> None:
+        for cache in self.caches:
+            before = cache.bytes_used
+            evict, ahead = to_give_way(cache.candidates(), need_bytes - cache.clearing_bytes)
+            cache.retire(ahead)
+            cache.evict(evict)
+            need_bytes -= before - cache.bytes_used
+            if need_bytes <= 0:
+                return
+
+    def movable(self) -> tuple[int, int]:
+        """Return the bytes of shards that can go now, and once their readers release them."""
+        found = [candidate for cache in self.caches for candidate in cache.candidates()]
+        held = sum(c.allocated for c in found if c.leased)
+        going = sum(cache.totals().retired_bytes for cache in self.caches)
+        return sum(c.allocated for c in found) - held, held + going
+
+    def end_empty(self) -> None:
+        for cache in list(self.caches):
+            totals = cache.totals()
+            if not (totals.shards or totals.retired_shards):
+                self.caches.remove(cache)
+                end_generation(cache.layout)
+                cache.abandon()
+
+    def maintain(self) -> None:
+        for cache in self.caches:
+            cache.maintain()
+
+    def close(self) -> None:
+        for cache in self.caches:
+            cache.close()
+
+
+def make_room_for_next(cache: Cache, need_bytes: int, pause_seconds: float) -> None:
+    """Evict until another generation's index fits beside this one; readers finish their passes first."""
+    older = OlderGenerations(cache.layout.root, [cache])
+    while (short := cache.bytes_used + need_bytes - cache.max_bytes) > 0:
+        totals = cache.totals()
+        if not (totals.shards or totals.retired_shards):
+            return
+        older.give_way(short)
+        time.sleep(pause_seconds)
+        older.poll(time.monotonic())

@@ -1,0 +1,168 @@
+"""Samples of another configuration are replaced while a loader trains on them, and never mixed with new ones."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import growcache
+from growcache.cache.check import check
+from growcache.cache.files import allocated_tree, generation_numbers
+from growcache.cache.index.reader import read_index
+from growcache.cache.status import read_status
+from growcache.errors import CacheMissingError
+from growcache.numpy import EpochLoader
+from tests.golden.making import write_npy
+
+ROOT = Path(__file__).parents[2]
+MAX_BYTES = 6_000_000
+MIN_SAMPLES = 300
+CODE = """
+import numpy as np
+
+
+def marked(sample, by):
+    return {"x": sample["x"], "by": np.int64(by)}
+"""
+CONFIG = """
+source: {url: "objects/*.npy", format: npy, options: {window: 1}}
+sampling: {seed: 3, shard_samples: 16, workers: 1, transform: "marks:marked", transform_options: {by: 0}}
+cache: {path: cache, max_bytes: 6MB, min_free: 0, min_uses: 0}
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "objects").mkdir()
+    for number in range(20):
+        rows = np.arange(60 * 1000, dtype=np.float32).reshape(60, 1000) + number
+        write_npy(tmp_path / f"objects/{number:02}.npy", rows)
+    (tmp_path / "marks.py").write_text(CODE)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def command(*more: str) -> list[str]:
+    return [sys.executable, "-m", "growcache", "run", "config.yaml", *more]
+
+
+def environment(work: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{work}"}
+
+
+def run(work: Path, *more: str) -> tuple[int, str]:
+    done = subprocess.run(
+        command(*more),
+        cwd=work,
+        env=environment(work),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stderr
+
+
+@contextmanager
+def service(work: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command(*more), cwd=work, env=environment(work), stdout=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def other(by: int) -> tuple[str, str]:
+    return "--set", f"sampling.transform_options={{by: {by}}}"
+
+
+def values_in(cache: Path) -> set[int]:
+    with growcache.Snapshot.take(cache) as snapshot:
+        return {int(np.asarray(snapshot[i]["by"])) for i in range(len(snapshot))}
+
+
+@pytest.mark.timeout(300)
+def test_a_loader_goes_on_through_a_replacement_and_sees_one_generation_at_a_time(
+    work: Path,
+) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    code, errors = run(work, *other(1))
+    assert code == 2
+    assert "sampling.transform_options ({'by': 0} → {'by': 1})" in errors
+    assert f"its {read_status(cache).samples:,} samples" in errors
+    assert "--replace" in errors
+    seen: list[tuple[int, int]] = []
+    with (
+        EpochLoader(cache, batch_size=16, min_samples=MIN_SAMPLES, seed=0) as loader,
+        service(work, *other(1), "--replace"),
+    ):
+        deadline = time.monotonic() + 120
+        while [generation for generation, _ in seen][-3:] != [1, 1, 1]:
+            assert time.monotonic() < deadline, seen
+            values = {int(value) for batch in loader for value in batch["by"]}
+            assert len(values) == 1, "old and new samples in one pass"
+            report = loader.report
+            assert values == {report.generation}
+            assert report.fingerprint is not None
+            if not report.generation or (report.generation and not seen[-1][0]):
+                assert report.cache_samples >= (MIN_SAMPLES if report.generation else 1)
+            assert allocated_tree(cache) <= MAX_BYTES
+            seen.append((report.generation, report.cache_samples))
+    assert seen[0][0] == 0
+    assert [generation for generation, _ in seen] == sorted(g for g, _ in seen)
+    with service(work, *other(1)):
+        wait_for(lambda: generation_numbers(cache) == [1])
+    assert values_in(cache) == {1}
+    found = read_status(cache)
+    assert (found.generation, found.older_samples) == (1, 0)
+    assert [one for one in check(cache) if one.severity == "error"] == []
+    assert not list((cache / "shards").iterdir())
+
+
+def drawn_of_generation_1(cache: Path) -> int:
+    try:
+        return read_index(cache / "generation-1").totals.drawn
+    except CacheMissingError:
+        return 0
+
+
+def has_drawn_more(cache: Path, before: int) -> bool:
+    return drawn_of_generation_1(cache) > before
+
+
+@pytest.mark.timeout(300)
+def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    for kills in range(3):
+        with service(work, *other(1), "--replace") as process:
+            before = drawn_of_generation_1(cache) if kills else 0
+            wait_for(functools.partial(has_drawn_more, cache, before))
+            process.send_signal(signal.SIGKILL)
+        assert allocated_tree(cache) <= MAX_BYTES
+    with service(work, *other(1), "--replace"):
+        wait_for(lambda: generation_numbers(cache) == [1])
+    assert values_in(cache) == {1}
+    assert run(work, *other(1), "--until-full") == (0, "")
+    assert [one for one in check(cache) if one.severity == "error"] == []
