@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from growcache.cache.directory import adopt, clear_cache, write_marker
+from growcache.cache.directory import adopt, clear_cache, finish_clear, write_marker
 from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import (
     FIRST_GENERATION,
@@ -67,6 +67,13 @@ def end_generation(layout: CacheLayout) -> None:
         layout.root.rmdir()
 
 
+def finish_ended(root: Path) -> None:
+    """Finish what a crash left of the first generation's end: it has no marker of its own."""
+    first = root / FIRST_GENERATION
+    if os.path.lexists(first) and generation_numbers(root)[0] != 0:
+        finish_clear(CacheLayout(first))
+
+
 def to_give_way(
     candidates: Sequence[Candidate], need_bytes: int
 ) -> tuple[list[int], list[int]]:
@@ -101,11 +108,14 @@ class OlderGenerations:
     @property
     def bytes(self) -> int:
         """Bytes that count in the bound besides the newest generation's."""
-        if not os.path.lexists(self._root / FIRST_GENERATION):
+        return self._left_bytes() + sum(cache.space.used() for cache in self.caches)
+
+    def _left_bytes(self) -> int:
+        """Bytes of marker and locks in the directory, once its own generation has ended."""
+        if generation_numbers(self._root)[0] == 0:
             return 0
         with os.scandir(self._root) as entries:
-            beside = sum(allocated(Path(e.path)) for e in entries if not e.is_dir())
-        return beside + sum(cache.space.used() for cache in self.caches)
+            return sum(allocated(Path(e.path)) for e in entries if not e.is_dir())
 
     @property
     def samples(self) -> int:

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from growcache.cache.cache import Cache
-from growcache.cache.files import generation_numbers, generation_path
-from growcache.cache.generations import begin_generation, make_room_for_next
+from growcache.cache.files import generation_numbers, generation_paths
+from growcache.cache.generations import (
+    begin_generation,
+    end_generation,
+    finish_ended,
+    make_room_for_next,
+)
 from growcache.cache.space import fixed_budget
 from growcache.config import CacheConfig
 from growcache.errors import OtherSamplesError
@@ -47,16 +52,20 @@ def run_replacing(config: CacheConfig, run_on: Callable[[Cache], T], *, replace:
             _log.warning("%s", str(error).partition(". Choose")[0])
         _begin_next(config, cache)
     with ExitStack() as opened:
-        return run_on(_open_newest(config, opened))
+        return run_on(_open_newest(config, opened, begun=True))
 
 
-def _open_newest(config: CacheConfig, opened: ExitStack) -> Cache:
+def _open_newest(config: CacheConfig, opened: ExitStack, *, begun: bool = False) -> Cache:
     root = Path(config.path).absolute()
-    newest = opened.enter_context(Cache.open(root, config))
-    newest.older.caches = [
-        opened.enter_context(Cache.open(generation_path(root, number), config))
-        for number in generation_numbers(root)[:-1]
-    ]
+    newest = Cache.open(root, config)
+    while not (begun or newest.totals().drawn) and len(generation_numbers(root)) > 1:
+        end_generation(newest.layout)  # a replacement that ended before its first sample
+        newest.abandon()
+        newest = Cache.open(root, config)
+    opened.enter_context(newest)
+    *older, _ = generation_paths(root)
+    newest.older.caches = [opened.enter_context(Cache.open(path, config)) for path in older]
+    finish_ended(root)
     newest.count_older()
     newest.space.admit()
     return newest

@@ -14,12 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ByteSize
 
 import growcache
+from growcache.cache.cache import Cache
 from growcache.cache.check import check
+from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import allocated_tree, generation_numbers
+from growcache.cache.generations import begin_generation, to_give_way
 from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
+from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
 from growcache.numpy import EpochLoader
 from tests.golden.making import write_npy
@@ -101,6 +108,12 @@ def values_in(cache: Path) -> set[int]:
         return {int(np.asarray(snapshot[i]["by"])) for i in range(len(snapshot))}
 
 
+@pytest.mark.mutant(
+    4,
+    "growcache.loading.waiting:chosen_generation",
+    "(enough or some or [root])[0]",
+    "(some or [root])[0]",
+)
 @pytest.mark.timeout(300)
 def test_a_loader_goes_on_through_a_replacement_and_sees_one_generation_at_a_time(
     work: Path,
@@ -166,3 +179,71 @@ def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
     assert values_in(cache) == {1}
     assert run(work, *other(1), "--until-full") == (0, "")
     assert [one for one in check(cache) if one.severity == "error"] == []
+
+
+@pytest.mark.mutant(
+    4,
+    "growcache.sampling.replacement:_open_newest",
+    "len(generation_numbers(root)) > 1",
+    "False",
+)
+@pytest.mark.timeout(300)
+def test_a_replacement_that_ended_before_its_first_sample_costs_nothing(work: Path) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    before = {row.number: row.digest for row in read_index(cache).shards}
+    begin_generation(cache, any_owner=False)
+    code, errors = run(work, *other(1), "--until-full")
+    assert (code, "--replace" in errors) == (2, True)
+    assert run(work, "--until-full") == (0, "")
+    after = {row.number: row.digest for row in read_index(cache).shards}
+    assert (generation_numbers(cache), before.items() <= after.items()) == ([0], True)
+
+
+@pytest.mark.timeout(300)
+def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Path) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    with EpochLoader(cache, batch_size=16, min_samples=MIN_SAMPLES, seed=0) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        state = loader.state_dict()
+        rest = [batch["x"].copy() for batch in batches]
+    with Cache.open(cache, CacheConfig(path=cache, max_bytes=ByteSize(MAX_BYTES))) as old:
+        assert old.totals().samples
+    begin_generation(cache, any_owner=False)
+    with EpochLoader(cache, batch_size=16, min_samples=MIN_SAMPLES, seed=0) as loader:
+        loader.load_state_dict(state, missing="error")
+        again = [batch["x"].copy() for batch in loader]
+        assert loader.report.generation == 0
+    assert len(rest) == len(again)
+    assert all(np.array_equal(a, b) for a, b in zip(rest, again, strict=True))
+
+
+@pytest.mark.timeout(300)
+def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(work, "--until-full") == (0, "")
+    config = growcache.load_config("config.yaml", [other(1)[1]])
+    monkeypatch.syspath_prepend(str(work))
+    with growcache.serve(config, replace=True):
+        wait_for(functools.partial(has_drawn_more, work / "cache", 0))
+    assert read_status(work / "cache").generation == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 90))
+def test_older_shards_give_way_as_far_as_needed(
+    shards: list[tuple[int, bool]], need: int
+) -> None:
+    candidates = [
+        Candidate(n, n, nbytes, 0, 0, leased) for n, (nbytes, leased) in enumerate(shards)
+    ]
+    evict, ahead = to_give_way(candidates, need)
+    gone = sum(shards[n][0] for n in (*evict, *ahead))
+    assert gone >= min(need, sum(nbytes for nbytes, _ in shards))
+    assert not any(shards[n][1] for n in evict)
+    assert all(shards[n][1] for n in ahead)
+    if ahead:  # nobody's shards are retired early where free ones suffice
+        assert sum(nbytes for nbytes, leased in shards if not leased) < need
+    last = (evict + ahead)[-1:]
+    assert sum(shards[n][0] for n in (*evict, *ahead) if n not in last) < max(1, need)
