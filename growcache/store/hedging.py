@@ -76,12 +76,12 @@ Read: TypeAlias = Callable[["Entry", int, int], Awaitable["Buffer"]]
 class _Race:
     """A read and its hedge."""
 
-    __slots__ = ("began", "cancelling", "hedge", "task", "wanted", "won")
+    __slots__ = ("asked_at", "began", "cancelling", "hedge", "task", "wanted", "won")
 
     def __init__(self, task: asyncio.Task[object], wanted: tuple[Entry, int, int]) -> None:
         self.task: asyncio.Task[object] | None = task  # None: it waits for the hedge
         self.cancelling = task.cancelling()
-        self.began = time.monotonic()
+        self.began = self.asked_at = time.monotonic()  # asked_at: by the last request
         self.wanted = wanted
         self.hedge: asyncio.Task[Buffer] | None = None
         self.won: Buffer | None = None
@@ -150,12 +150,15 @@ class Hedging:
         now = time.monotonic()
         for race in self._racing:
             _, start, stop = race.wanted
-            slow = now - race.began > self._times.slow_after(stop - start)
-            if slow and race.hedge is None and self._saved >= 1 and self._is_allowed():
+            slow = now - race.asked_at > self._times.slow_after(stop - start)
+            if slow and race.task is not None and self._saved >= 1 and self._is_allowed():
                 self._hedge(race)
         self._look_later()
 
     def _hedge(self, race: _Race) -> None:
+        if race.hedge is not None:  # it is slow, too
+            race.hedge.cancel()
+        race.asked_at = time.monotonic()
         self._saved -= 1
         self.hedges += 1
         race.hedge = asyncio.ensure_future(_awaited(self._make_hedge(*race.wanted)))

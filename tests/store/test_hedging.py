@@ -99,6 +99,21 @@ def test_a_failure_of_one_leaves_the_other(failed_first: str) -> None:
     run(body)
 
 
+def test_a_slow_hedge_is_replaced() -> None:
+    async def body() -> None:
+        slow, hedges = Stuck(), [Stuck(), Stuck()]
+        waiting = iter(hedges)
+        reads = await taught(lambda entry, start, stop: next(waiting)(entry, start, stop))
+        racing = asyncio.ensure_future(reads.race(slow, ENTRY, 0, 100))
+        await hedges[1].asked.wait()
+        assert hedges[0].cancelled.is_set()
+        hedges[1].answer.set_result(b"second")
+        assert await racing == b"second"
+        assert slow.cancelled.is_set()
+
+    run(body)
+
+
 def test_two_failures_are_one() -> None:
     async def body() -> None:
         slow, hedge = Stuck(), Stuck()
