@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, directory_of, generation_in, generation_path
 from growcache.cache.formats import open_shard, shard_files, shard_path
 from growcache.cache.formats.mapped import (
     FAR_READ_AHEAD_BYTES,
@@ -132,11 +132,14 @@ class MapPool:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> MapPool:
-        where = Path(path).resolve()
+        layout = CacheLayout(path)
+        # By number, because the link to the first generation resolves to the directory itself.
+        generation = generation_in(layout.root) or 0
+        where = generation_path(directory_of(layout.root).resolve(), generation)
         with _pools_lock:
             pool = _pools.get(where)
             if pool is None:
-                pool = _pools[where] = cls(CacheLayout(path))
+                pool = _pools[where] = cls(layout)
             return pool
 
     def hold(self, keys: Iterable[ShardKey]) -> None:

@@ -28,7 +28,9 @@ from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
+from growcache.loading.maps import MapPool
 from growcache.numpy import EpochLoader
+from tests.cache.making import add, opened
 from tests.golden.making import write_npy
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +231,19 @@ def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with growcache.serve(config, replace=True):
         wait_for(functools.partial(has_drawn_more, work / "cache", 0))
     assert read_status(work / "cache").generation == 1
+
+
+def test_each_generation_has_maps_of_its_own(tmp_path: Path) -> None:
+    """Shards of two generations have the same numbers."""
+    cache = tmp_path / "cache"
+    with opened(cache) as plain:
+        add(plain, 0)
+    first = MapPool.of(cache)
+    begin_generation(cache, any_owner=False)
+    newest = MapPool.of(cache)
+    assert newest is not first
+    assert MapPool.of(cache / "generation-0") is first
+    assert MapPool.of(cache / "generation-1") is newest
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 90))
