@@ -28,9 +28,12 @@ from growcache.cache.files import (
     make_directory,
     write_atomic,
 )
+from growcache.cache.purge_list import copy_list
 
 if TYPE_CHECKING:
     from growcache.cache.cache import Cache
+
+PURGE_SECONDS = 0.02  # at a time
 
 
 def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
@@ -125,9 +128,22 @@ class OlderGenerations:
         """Let go of what readers have released; no shard of these is ever drawn again."""
         for cache in self.caches:
             cache.poll_leases(now)
+            self._purge(cache, now + PURGE_SECONDS)
             if pending := cache.refetch_queue.pending:
                 reason = "its generation is being replaced by one of another configuration"
                 cache.refetch_queue.refuse(dict.fromkeys(pending, reason))
+
+    def _purge(self, cache: Cache, until: float) -> None:
+        if cache.purger.look():  # a command that began before the newest generation did
+            copy_list(cache.layout, CacheLayout(self._root))
+        if cache.purger.busy:
+            cache.purger.step(until, rewrites=False)
+
+    def follow_list(self, newest: CacheLayout) -> None:
+        """Purge what the newest generation's purge list has, and the other way round."""
+        for cache in self.caches:
+            copy_list(cache.layout, newest)
+            copy_list(newest, cache.layout)
 
     def give_way(self, need_bytes: int) -> None:
         for cache in self.caches:

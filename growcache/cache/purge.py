@@ -116,12 +116,13 @@ class Purger:
         waits = self._remover.purging.numbers - self._remover.lease_table.living
         return bool(self._unread or waits) or self._remover.purging.size != self.list.size
 
-    def step(self, until: float) -> list[int]:
+    def step(self, until: float, *, rewrites: bool = True) -> list[int]:
         """Work for a while; return shards that are gone and must be drawn again.
 
-        ``until``: monotonic seconds; at least one shard is read and one rewritten.
+        ``until``: monotonic seconds; at least one shard is read and one rewritten. Without ``rewrites``
+        shards are dropped instead.
         """
-        self._retire(self._read_some(until))
+        self._retire(self._read_some(until), rewrites=rewrites)
         purging = self._remover.purging
         if not self._unread and purging.size != self.list.size:
             applied = replace(purging, size=self.list.size)
@@ -145,18 +146,19 @@ class Purger:
         return sidecar is None or names_purged(sidecar, test)
 
     def _sidecar(self, row: ShardTableRow) -> Sidecar | None:
-        """Return None where it is damaged: then nobody knows what the shard holds."""
+        """Return None where it is damaged or gone: then nobody knows what the shard holds."""
         path = self._layout.sidecar(row.number)
         try:
             return Sidecar.from_bytes(path.read_bytes(), str(path))
-        except CorruptShardError:
+        except (CorruptShardError, FileNotFoundError):
             return None
 
-    def _retire(self, numbers: Sequence[int]) -> None:
+    def _retire(self, numbers: Sequence[int], *, rewrites: bool) -> None:
         purging, live = self._remover.purging, self._shard_table.live
         rows = [live[number] for number in numbers if number in live]
-        rewrite = purging.rewrite.union(row.number for row in rows)
-        found = replace(purging, rewrite=rewrite, drop=purging.drop.union(numbers) - rewrite)
+        rewrite = purging.rewrite.union(row.number for row in rows) if rewrites else frozenset()
+        drop = purging.numbers.union(numbers) - rewrite
+        found = replace(purging, rewrite=rewrite, drop=drop)
         if found != purging:
             self._remover.retire_purged(rows, found)
 

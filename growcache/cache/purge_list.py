@@ -148,7 +148,7 @@ def copy_list(source: CacheLayout, target: CacheLayout) -> None:
 def append_to_list(layout: CacheLayout, purged: Iterable[PurgedObject]) -> int:
     """Add the objects that the list lacks, durably; return how many these are."""
     with (
-        FileLock.of_directory(layout.root, LOCK_SECONDS),
+        FileLock.of_directory(layout.root.resolve(), LOCK_SECONDS),
         naming_full_disk(str(layout.purged)),
     ):
         known = read_purge_list(layout)

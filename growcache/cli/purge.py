@@ -39,7 +39,13 @@ from growcache.cache.status import forget_errors, read_status
 from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import CacheConfig
-from growcache.errors import CacheBusyError, CacheError, CacheMissingError, ConfigError
+from growcache.errors import (
+    CacheBusyError,
+    CacheError,
+    CacheMissingError,
+    ConfigError,
+    CorruptShardError,
+)
 from growcache.store.catalog import Catalog
 
 POLL_SECONDS = 0.1
@@ -183,6 +189,9 @@ def _holdings(layout: CacheLayout, test: Callable[[str], bool]) -> dict[int, _Ho
         try:
             sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
         except FileNotFoundError:  # deleted since the index was read
+            continue
+        except CorruptShardError:  # what it holds is unknown, so all of it goes
+            found[row.number] = _Holding(row.samples, True, row.shard_bytes)
             continue
         samples, concerned = purged_samples(sidecar, test), names_purged(sidecar, test)
         found[row.number] = _Holding(samples, concerned, row.shard_bytes)

@@ -66,6 +66,7 @@ def _open_newest(config: CacheConfig, opened: ExitStack, *, begun: bool = False)
     *older, _ = generation_paths(root)
     newest.older.caches = [opened.enter_context(Cache.open(path, config)) for path in older]
     finish_ended(root)
+    newest.older.follow_list(newest.layout)
     newest.count_older()
     newest.space.admit()
     return newest

@@ -530,6 +530,7 @@ class Supervisor:
 
     def _look_at_purges(self) -> None:
         if self._cache.purger.look():
+            self._cache.older.follow_list(self._cache.layout)
             self._status.last_errors.clear()  # they may name keys
             if self._dispatcher is not None:
                 self._dispatcher.purged()

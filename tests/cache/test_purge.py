@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.files import CacheLayout
+from growcache.cache.generations import OlderGenerations, begin_generation
 from growcache.cache.incoming import encode_shard
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import CacheTotals
@@ -430,3 +431,34 @@ def test_killed_at_every_step(tmp_path: Path, kind: str) -> None:
         assert check(root) == []
         step += 1
     assert step > 12
+
+
+@pytest.mark.mutant(
+    31,
+    "growcache.cache.generations:OlderGenerations.poll",
+    "self._purge(cache, now + PURGE_SECONDS)",
+    "",
+)
+def test_a_generation_that_is_replaced_is_purged_and_gets_empty(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        for number in range(3):
+            add(cache, number)
+        with Snapshot.take(tmp_path):
+            record(cache.layout, "k/1/0")
+            finish(cache)
+            assert cache.remover.purging.rewrite == {1}
+    begin_generation(tmp_path, any_owner=False)
+    with opened(tmp_path) as newest, opened(tmp_path / "generation-0") as old:
+        older = OlderGenerations(tmp_path, [old])
+        older.follow_list(newest.layout)
+        older.poll(time.monotonic())
+        assert live(old.layout.root).keys() == {0, 2}
+        assert "k/1/0" not in keys_on_disk(old.layout)
+        record(newest.layout, "k/2/0")
+        older.follow_list(newest.layout)
+        record(old.layout, "k/0/0")  # by a command that began before
+        while live(old.layout.root):
+            older.poll(time.monotonic())
+        assert read_purge_list(newest.layout).holds(["k/0/0"])
+        older.end_empty()
+        assert not older

@@ -373,3 +373,16 @@ def test_a_new_cache_looks_at_no_purged_object(tmp_path: Path) -> None:
     assert run(config, "--until-full") == (0, "")
     assert delivered(tmp_path / "c") == {18, 19}
     assert status(tmp_path / "c").holes == 0
+
+
+def test_a_damaged_sidecar_hinders_no_purge(tmp_path: Path, url: str, purge: Said) -> None:
+    """Nobody knows what its shard holds, so all of it goes."""
+    config = write_config(tmp_path / "c.yaml", url)
+    cache = tmp_path / "c"
+    assert run(config, "--until-full")[0] == 0
+    sidecar = CacheLayout(cache).sidecar(0)
+    sidecar.write_bytes(sidecar.read_bytes()[:-2] + b" }")
+    code, report = purge(cache, *keys_of(url))
+    assert (code, report["recorded"], report["held"]) == (0, len(PURGED), [])
+    assert 0 in report["dropped"]
+    assert not sidecar.exists()
