@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -65,7 +66,7 @@ class CopiedListing:
 
     def begins(self, data: bytes) -> bool:
         """Whether what was copied is the beginning of these bytes."""
-        digest = hashlib.blake2b(data[: self.nbytes]).digest()
+        digest = hashlib.blake2b(memoryview(data)[: self.nbytes]).digest()
         return len(data) >= self.nbytes and digest == self._digest.digest()
 
     def missing_parts(
@@ -100,7 +101,9 @@ class JournalWriter:
         """Begin a session. ConfigError: the file is something else, or another loader's now."""
         if self._descriptor >= 0:
             return
-        self._descriptor = self._opened()
+        descriptor = self._descriptor = self._opened()
+        # A loader may be dropped without `close`, and its lock with it.
+        self._close_file = weakref.finalize(self, _close_in_process, os.getpid(), descriptor)
         try:
             self._continue(self._path.read_bytes())
             session = session_values(self._options)
@@ -220,9 +223,9 @@ class JournalWriter:
             self._release()
 
     def _release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            close_owned(descriptor)
+        if self._descriptor >= 0:
+            self._close_file()
+        self._descriptor = -1
         self._plans, self._schema = {}, TransformSchema(None)
         self._written, self._after = None, 0
 
@@ -245,6 +248,12 @@ class JournalWriter:
                 f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
                 "resume with a journal on another disk"
             ) from error
+
+
+def _close_in_process(pid: int, descriptor: int) -> None:
+    """Close it, except in a forked child, where the number may be another file's."""
+    if pid == os.getpid():
+        close_owned(descriptor)
 
 
 def cache_facts(layout: CacheLayout) -> dict[str, Any]:

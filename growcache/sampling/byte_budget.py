@@ -8,6 +8,7 @@ gives its bytes back. Without a budget samplers do not ask, but report what they
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class ByteBudget:
         self._clock = clock
         self._call_later = call_later
         self._waiting: deque[_Booking] = deque()
-        self._timer_set = False
+        self._timer_due = math.inf
         self._least_refused: int | None = None
         self.most, self._bytes_per_second = most, bytes_per_second
         self._pace = ByteRateLimit(bytes_per_second, clock)
@@ -101,14 +102,16 @@ class ByteBudget:
             first.answer(fits)
 
     def _answer_after(self, seconds: float) -> None:
-        if self._timer_set:
+        seconds = max(seconds, LEAST_TIMER_SECONDS)
+        due = self._clock() + seconds
+        if due >= self._timer_due:  # later than the next timer, unless the rate was raised
             return
         call_later = self._call_later or asyncio.get_running_loop().call_later
-        call_later(max(seconds, LEAST_TIMER_SECONDS), self._timer_ended)
-        self._timer_set = True
+        call_later(seconds, self._timer_ended)
+        self._timer_due = due
 
     def _timer_ended(self) -> None:
-        self._timer_set = False
+        self._timer_due = math.inf
         self._answer()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -196,6 +197,8 @@ class GroupFiller:
                     await started.wait()
             await asyncio.gather(*tasks)
         except BudgetSpentError:
+            deque(visits, maxlen=0)  # further ones would be read in vain
+            budget.stop()
             await asyncio.wait(tasks)  # what the others have booked counts as read
             raise
         finally:

@@ -96,6 +96,12 @@ class MemoryBudget:
         self._under_way[place] = stored
         return True
 
+    def stop(self) -> None:
+        """Leave out the visits that wait, because one that they wait for has failed."""
+        self._is_full = True
+        self._under_way.clear()
+        self._moved.set()
+
     def _may_outgrow(self, limits: GroupLimits, stored: float) -> bool:
         coming = self._yields.expected(sum(self._under_way.values()) + stored)
         return self._admitted + self._waiting + coming > limits.group_bytes

@@ -165,7 +165,10 @@ class Hedging:
         race.hedge.add_done_callback(lambda hedge: self._hedge_ended(race, hedge))
 
     def _hedge_ended(self, race: _Race, hedge: asyncio.Task[Buffer]) -> None:
-        if hedge.cancelled() or race not in self._racing or race.task is None:
+        if hedge.cancelled():
+            return
+        hedge.exception()  # else asyncio reports it where nobody waits any more
+        if race not in self._racing or race.task is None:
             return
         with contextlib.suppress(StoreError):  # the read itself still has its chance
             race.won = hedge.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -349,6 +350,13 @@ def test_two_loaders_do_not_write_one_journal(filled: Filled, tmp_path: Path) ->
         with pytest.raises(ConfigError, match="another loader writes"):
             next(iter(other))
         one.close()
+        next(iter(other))
+
+
+def test_a_loader_that_is_dropped_unlocks_its_journal(filled: Filled, tmp_path: Path) -> None:
+    next(iter(loader(filled, tmp_path / "a.journal")))
+    gc.collect()
+    with loader(filled, tmp_path / "a.journal") as other:
         next(iter(other))
 
 

@@ -77,6 +77,18 @@ def test_the_rate_is_kept_and_used_even_by_timers_that_are_late(
         assert before / rate - BURST_SECONDS - 1e-6 <= now <= before / rate + BURST_SECONDS
 
 
+def test_a_raised_rate_holds_at_once_for_all_that_wait() -> None:
+    clock, times = Clock(), list[float]()
+    budget = ByteBudget(None, 1, clock, clock.call_later)
+    for _ in range(4):
+        budget.book(None, 1000, lambda ok: times.append(clock.now))
+    budget.adopt(None, 1000)
+    while clock.advance(0):
+        pass
+    assert len(times) == 4
+    assert times[-1] < 3
+
+
 def test_a_dead_samplers_bookings_are_dropped_and_a_raised_budget_goes_on() -> None:
     clock, said = Clock(), list[tuple[str, bool]]()
     budget = ByteBudget(100, 10, clock, clock.call_later)

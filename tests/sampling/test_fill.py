@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from growcache.config import SourceConfig
-from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.errors import BudgetSpentError, FormatError, StoreError, TransientStoreError
 from growcache.formats.base import ObjectFormat, PartlyReadError
 from growcache.sampling.fill import GroupFiller, SampleTransform, load_transform
 from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.sampler_memory import GroupLimits
 from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Schema
 from growcache.store.contract import Entry, Store
@@ -151,3 +152,24 @@ def test_a_group_that_fails_lets_the_next_begin() -> None:
     failed, found = asyncio.run(both())
     assert isinstance(failed, TransientStoreError)
     assert len(found) == 1
+
+
+def test_a_spent_budget_ends_a_group_also_where_visits_wait_for_memory() -> None:
+    class Spent(Held):
+        async def read(self, reader: Any, visit: Any) -> list[tuple[dict[str, Any], int, int]]:
+            found = await super().read(reader, visit)
+            if reader.entry.key == "2":
+                raise BudgetSpentError("sampling.max_egress is reached")
+            return found
+
+    async def work() -> list[str]:
+        object_format, limits = Spent(), GroupLimits(24, 1000, 24)
+        group = permit(*"1234567")
+        filling = filler(object_format).visit_all(group, SCHEMA, lambda: None, limits)
+        for _ in group.visits:
+            object_format.answers.put_nowait(None)
+        with pytest.raises(BudgetSpentError):
+            await asyncio.wait_for(filling, 5)
+        return object_format.started
+
+    assert "7" not in asyncio.run(work())
