@@ -173,11 +173,14 @@ class Purger:
         if over:
             self._finished(over)
         lost = []
-        for number in sorted(purging.rewrite - over - self._remover.lease_table.living):
+        waiting = purging.rewrite - over - self._remover.lease_table.living
+        for number in sorted(waiting):
             if not self._rewrite(retired[number]):
                 lost.append(number)
             if time.monotonic() >= until:
                 break
+        if waiting:
+            self._shard_table.order()  # once: of 10^5 shards that takes as long as many rewrites
         return lost
 
     def _finished(
@@ -246,6 +249,6 @@ class Purger:
             return False
         finally:
             self._space.release(permit)
-        self._shard_table.put_back(row)
+        self._shard_table.add([row])
         self._remover.came_back()
         return True

@@ -66,16 +66,15 @@ class ShardTable:
             self.live_bytes -= row.allocated
             self.add([row._replace(state=ShardState.RETIRED)])
 
-    def put_back(self, row: ShardTableRow) -> None:
-        """Add a live shard that is not the youngest."""
-        self.add([row])
+    def order(self) -> None:
+        """Put live shards that were added, but are not the youngest, in their places."""
         self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
 
     def revive(self, rows: Iterable[ShardTableRow]) -> None:
         for row in rows:
             self.remove([row.number])
             self.add([row._replace(state=ShardState.LIVE)])
-        self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
+        self.order()
 
     def remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:
