@@ -339,14 +339,14 @@ class Consumer:
                 # An abandoned iterator must not move the position.
                 if iteration is not self._iteration:
                     raise RuntimeError(EPOCH_IS_OVER)
+                if block.irregular is not None:  # first, because without it no batch comes
+                    self._note_in_journal(block, block.irregular.get(i - 1))
                 before, delivered = delivered, min(delivered + size, rows)
                 self._counters.receive(delivered - before)
                 running.delivered = delivered
                 stage.demand.deliver(mark)
                 self._delivered_pass = mark.pass_number
                 self._tracker.deliver(block.epoch, mark, block.transform_schema)
-                if block.irregular is not None:
-                    self._note_in_journal(block, block.irregular.get(i - 1))
                 if lost:
                     self.deliveries.skip(lost)
                 if i % self._batches_at_once == 0 or delivered == rows:
@@ -365,9 +365,8 @@ class Consumer:
             if rows is None:
                 self._journal.follow()
             else:
-                batch = DeliveredBatch(
-                    self.global_step - 1, block.epoch, self.step - 1, 0, rows
-                )
+                step = self._tracker.step_of(block.epoch)
+                batch = DeliveredBatch(self.global_step, block.epoch, step, 0, rows)
                 self._journal.deliver(batch, block.transform_schema)
         except BaseException:
             self.close()
@@ -453,6 +452,10 @@ class PositionTracker:
     def global_step(self) -> int:
         return self._global_step
 
+    def step_of(self, epoch: int) -> int:
+        """Batches delivered of an epoch, which may be the next one."""
+        return self._step if epoch == self._epoch else 0
+
     def begin_epoch(self, number: int) -> None:
         self._next_epoch = number
         if self._whole_passes and number != self._epoch:
@@ -469,7 +472,7 @@ class PositionTracker:
     def deliver(
         self, epoch: int, mark: PassPosition, transform_schema: TransformSchema
     ) -> None:
-        self._step = self._step + 1 if epoch == self._epoch else 1
+        self._step = self.step_of(epoch) + 1
         self._global_step += 1
         self._epoch, self._transform_schema = epoch, transform_schema
         if self._mark is None or mark.pass_number != self._mark.pass_number:

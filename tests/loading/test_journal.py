@@ -371,3 +371,4 @@ def test_no_batch_comes_that_the_journal_has_no_room_for(
         found = [said(disk / "a.journal", step) for step in range(len(seen))]
     assert seen
     assert found == seen
+    assert made.global_step == len(seen)  # a state that is saved now leaves none out
