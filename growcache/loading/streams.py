@@ -25,6 +25,7 @@ from growcache.loading.waiting import (
     SnapshotChoice,
     WaitControl,
     choose_shards,
+    in_a_generation,
     take_snapshot,
     wait_for_pass,
 )
@@ -68,9 +69,13 @@ def open_stream_pass(
     watch: WaitControl | None = None,
 ) -> StreamPass:
     watch = watch or WaitControl(threading.Event(), lambda: False)
-    while True:
+
+    def attempt() -> Snapshot | None:
         choice = wait_for_stream(options, min_samples, watch)
-        snapshot = None if watch.stopped() else take_snapshot(options, watch, choice)
+        return None if watch.stopped() else take_snapshot(options, watch, choice)
+
+    while True:
+        snapshot = in_a_generation(options.root, attempt)
         if snapshot is None:
             raise StreamClosedError
         rows = {row.number: row for row in snapshot.shards}

@@ -263,8 +263,11 @@ class WaitControl:
 def wait_for_pass(
     options: LoaderOptions, min_samples: int, watch: WaitControl, *, known: bool = False
 ) -> IndexView:
+    running = min_samples < options.min_samples
     view = wait_for_samples(
-        chosen_generation(options.root, options.min_samples, options.min_pass_samples),
+        chosen_generation(
+            options.root, options.min_samples, options.min_pass_samples, running=running
+        ),
         max(min_samples, options.min_pass_samples),
         complete=options.fixed,
         wake=watch.wake,
@@ -282,21 +285,46 @@ def wait_for_pass(
     return view
 
 
-def chosen_generation(root: Path, min_samples: int, least: int) -> Path:
+def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool) -> Path:
     """Return the path of the generation that a pass reads: the newest that has enough.
 
-    Until the newest has ``min_samples``, an older one that has ``least`` is read. Where none has, it is waited for
-    the newest, by the path of the directory.
+    Where none has ``min_samples``, a running loader reads the largest, because it does not wait. A new one waits for
+    the newest, because an older one does not grow.
     """
     numbers = generation_numbers(root) if generation_in(root) is None else []
     paths = [generation_path(root, number) for number in numbers]
     if not os.path.lexists(root / FIRST_GENERATION):
         return root
     views = [(path, _read_view(CacheLayout(path))) for path in reversed(paths)]
-    sizes = [(path, view.totals.samples) for path, view in views]
     enough = [path for path, view in views if _has_enough_of(view, max(min_samples, least))]
-    some = [path for path, samples in sizes if samples >= max(1, least)]
+    sizes = {path: view.totals.samples for path, view in views}
+    some = [path for path in sizes if sizes[path] >= max(1, least)]
+    if running:
+        some.sort(key=lambda path: -sizes[path])
     return (enough or some or [root])[0]
+
+
+END_SECONDS = 5.0  # in which a generation that lost its index is gone
+
+
+def in_a_generation(root: Path, attempt: Callable[[], T]) -> T:
+    """Return the attempt's result; it is repeated where a generation began or ended meanwhile."""
+    while True:
+        before = generation_numbers(root)
+        try:
+            return attempt()
+        except CacheMissingError:
+            if not _changes(root, before):
+                raise
+
+
+def _changes(root: Path, before: list[int]) -> bool:
+    deadline = time.monotonic() + END_SECONDS
+    while generation_numbers(root) == before:
+        if len(before) == 1 or time.monotonic() > deadline:
+            return False
+        time.sleep(FIRST_POLL_SECONDS)
+    return True
 
 
 def _has_enough_of(view: IndexView, min_samples: int) -> bool:

@@ -36,6 +36,7 @@ from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     WaitControl,
+    in_a_generation,
     take_new_snapshot,
     wait_for_pass,
 )
@@ -388,17 +389,19 @@ class PassOpener:
         def stopped() -> bool:
             return watch.stopped() or (ranks is not None and ranks.offers(number))
 
+        def attempt() -> Snapshot | None:
+            view = wait_for_pass(
+                options, min_samples, replace(watch, stopped=stopped), known=self._known
+            )
+            self.waited = time.monotonic() - began
+            if watch.stopped():
+                return None
+            if ranks is None:
+                return take_new_snapshot(options, watch, view)
+            return ranks.take(number, watch, view)
+
         began = time.monotonic()
-        view = wait_for_pass(
-            options, min_samples, replace(watch, stopped=stopped), known=self._known
-        )
-        self.waited = time.monotonic() - began
-        if watch.stopped():
-            raise StoppedError
-        if ranks is None:
-            snapshot = take_new_snapshot(options, watch, view)
-        else:
-            snapshot = ranks.take(number, watch, view)
+        snapshot = in_a_generation(options.root, attempt)
         if snapshot is None:
             raise StoppedError
         self._known = True

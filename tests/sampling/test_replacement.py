@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +23,13 @@ import growcache
 from growcache.cache.cache import Cache
 from growcache.cache.check import check
 from growcache.cache.eviction_policy import Candidate
-from growcache.cache.files import allocated_tree, generation_numbers
-from growcache.cache.generations import begin_generation, to_give_way
+from growcache.cache.files import CacheLayout, allocated_tree, generation_numbers
+from growcache.cache.generations import begin_generation, end_generation, to_give_way
 from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
+from growcache.loading import waiting
 from growcache.loading.maps import MapPool
 from growcache.numpy import EpochLoader
 from tests.cache.making import add, opened
@@ -244,6 +246,35 @@ def test_each_generation_has_maps_of_its_own(tmp_path: Path) -> None:
     assert newest is not first
     assert MapPool.of(cache / "generation-0") is first
     assert MapPool.of(cache / "generation-1") is newest
+
+
+@pytest.mark.mutant(
+    3,
+    "growcache.loading.windows:PassOpener._take",
+    "in_a_generation(options.root, attempt)",
+    "attempt()",
+)
+def test_a_generation_that_ends_before_its_lease_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    with opened(cache) as plain:
+        add(plain, 0)
+    begin_generation(cache, any_owner=False)
+    look, looks = waiting.wait_for_pass, list[Any]()
+
+    def look_and_end(*arguments: Any, **keywords: Any) -> Any:
+        looks.append(view := look(*arguments, **keywords))
+        if len(looks) == 1:
+            end_generation(CacheLayout(cache / "generation-0"))
+            with opened(cache) as newest:
+                add(newest, 1)
+        return view
+
+    monkeypatch.setattr("growcache.loading.windows.wait_for_pass", look_and_end)
+    with EpochLoader(cache, batch_size=1, min_samples=1, gather="thread") as loader:
+        next(iter(loader))
+        assert loader.report.generation == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 90))
