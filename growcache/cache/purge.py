@@ -23,7 +23,12 @@ from growcache.cache.folders import remove_shard
 from growcache.cache.formats import open_shard
 from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.formats.mapped import MappedShard
-from growcache.cache.incoming import bytes_to_reserve, encode_shard, write_incoming
+from growcache.cache.incoming import (
+    bytes_to_reserve,
+    discard_incoming,
+    encode_shard,
+    write_incoming,
+)
 from growcache.cache.index.schema import ShardTableRow
 from growcache.cache.index.writer import IndexWriter
 from growcache.cache.purge_list import PurgeList, is_purged, names_purged, read_purge_list
@@ -202,7 +207,13 @@ class Purger:
         made = self._made(row, before)
         written = self._write(permit, *made) if made else None
         empty_visits = before.counts.get(EMPTY, 0) if before else 0
-        self._finished([number], lambda: index.take_out(row, empty_visits))
+        try:
+            self._finished([number], lambda: index.take_out(row, empty_visits))
+        except CacheFullError:  # it is tried again, with another permit
+            if written:
+                discard_incoming(self._layout, permit, [number])
+                self._space.release(permit)
+            raise
         remove_shard(self._layout, number)
         self._shard_table.remove([number])
         if made and not written:  # a full cache has room now

@@ -427,6 +427,7 @@ class Supervisor:
             self._start_listing()
         if self._identity is not None:
             slot.send(identity_message(self._identity))
+        self._read_limits.hand_out(self._pool.slots)  # or it reads at full concurrency at first
 
     def _probed(self, slot: SamplerSlot, message: Message) -> None:
         assert self._introduction is not None
