@@ -86,8 +86,9 @@ def _other_configuration_message(
     cost = f"{totals.samples:,} samples ({totals.bytes + totals.retired_bytes:,} bytes)"
     return (
         f"the cache {layout.root} holds samples of another configuration: {what}"
-        f"{_version_note(differing)}. Choose another cache.path, or have its {cost} replaced as "
-        "new ones come: growcache run --replace, or growcache.serve(config, replace=True)"
+        f"{_version_note(differing)}. Have its {cost} replaced as new ones come: growcache run "
+        "--replace, or growcache.serve(config, replace=True); or choose another cache.path; or "
+        f"empty it with: growcache clear {layout.root}"
     )
 
 

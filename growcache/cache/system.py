@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakSet
 
-from growcache.cache.files import directory_of
-
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
@@ -308,7 +306,7 @@ def service_failed(root: str | os.PathLike[str], reason: str) -> None:
 
 
 def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
-    resolved = directory_of(Path(root)).resolve()
+    resolved = _directory(root)
     if reason is None:
         _service_end_reasons.pop(resolved, None)
     else:
@@ -318,7 +316,15 @@ def note_service_end(root: str | os.PathLike[str], reason: str | None) -> None:
 
 
 def service_end_reason(root: str | os.PathLike[str]) -> str | None:
-    return _service_end_reasons.get(directory_of(Path(root)).resolve())
+    return _service_end_reasons.get(_directory(root))
+
+
+def _directory(root: str | os.PathLike[str]) -> Path:
+    from growcache.cache.files import (
+        directory_of,
+    )  # not above: processes import this module first
+
+    return directory_of(Path(root)).resolve()
 
 
 _CHANGE_EVENTS = frozenset({"created", "deleted", "modified", "moved"})

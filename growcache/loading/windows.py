@@ -401,7 +401,10 @@ class PassOpener:
             return ranks.take(number, watch, view)
 
         began = time.monotonic()
-        snapshot = in_a_generation(options.root, attempt)
+        while (snapshot := in_a_generation(options.root, attempt)) is not None:
+            if ranks is not None or len(snapshot) >= options.min_pass_samples:
+                break
+            snapshot.close()  # a generation that is replaced shrank before the lease was there
         if snapshot is None:
             raise StoppedError
         self._known = True

@@ -261,14 +261,14 @@ def test_a_damaged_marker_is_mended_and_a_later_layout_is_refused(
     marker.write_bytes(whole[:-4])
     assert growcache("check", cache, "--repair").returncode == 0
     assert marker.read_bytes() == whole
-    values = {**json.loads(whole), "layout": 2}
+    values = {**json.loads(whole), "layout": 3}
     del values["crc32c"]
     crc = google_crc32c.value(orjson.dumps(values, option=orjson.OPT_SORT_KEYS))
     marker.write_bytes(orjson.dumps({**values, "crc32c": f"{crc:08x}"}))
     before = picture(cache)
     readers: list[list[str | Path]] = [["status", cache]]
     for words in (*writers(config, cache)[:2], *readers):
-        assert "a later growcache (layout 2, this one knows 1)" in assert_refused(*words)
+        assert "a later growcache (layout 3, this one knows 2)" in assert_refused(*words)
         assert picture(cache) == before
 
 
