@@ -289,7 +289,7 @@ def syntax_of(source: bytes) -> bytes:
     """
     try:
         return repr(_shape_of(ast.parse(source))).encode("utf-8", "backslashreplace")
-    except (SyntaxError, ValueError, RecursionError):  # a compiled module, for one
+    except (SyntaxError, ValueError, RecursionError):  # such as a compiled module
         return source
 
 

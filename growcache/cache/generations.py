@@ -180,7 +180,7 @@ class OlderGenerations:
 
 
 def make_room_for_next(cache: Cache, need_bytes: int, pause_seconds: float) -> None:
-    """Evict until another generation's index fits beside this one; readers finish their passes first."""
+    """Evict until another generation's index fits next to this one. Readers finish their passes first."""
     older = OlderGenerations(cache.layout.root, [cache])
     while (short := cache.bytes_used + need_bytes - cache.max_bytes) > 0:
         totals = cache.totals()

@@ -151,7 +151,7 @@ class Purger:
         return sidecar is None or names_purged(sidecar, test)
 
     def _sidecar(self, row: ShardTableRow) -> Sidecar | None:
-        """Return None where it is damaged or gone: then nobody knows what the shard holds."""
+        """Return None where it is damaged or gone: then what the shard holds is unknown."""
         path = self._layout.sidecar(row.number)
         try:
             return Sidecar.from_bytes(path.read_bytes(), str(path))

@@ -65,6 +65,7 @@ def warn_if_service_stopped(root: Path, view: IndexView) -> None:
 
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
+GENERATION_END_SECONDS = 5.0  # a generation that lost its index is removed within that time
 STAYS_FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def index_views(
             wake.clear()
             if stopped():
                 return
-            yield _read_view(CacheLayout(path))  # another generation may have begun
+            yield _read_view(CacheLayout(path))  # there may be a new generation
             pause.wait()
 
 
@@ -304,9 +305,6 @@ def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool
     return (enough or some or [root])[0]
 
 
-END_SECONDS = 5.0  # in which a generation that lost its index is gone
-
-
 def in_a_generation(root: Path, attempt: Callable[[], T]) -> T:
     """Return the attempt's result; it is repeated where a generation began or ended meanwhile."""
     while True:
@@ -314,12 +312,12 @@ def in_a_generation(root: Path, attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except CacheMissingError:
-            if not _changes(root, before):
+            if not _generations_change(root, before):
                 raise
 
 
-def _changes(root: Path, before: list[int]) -> bool:
-    deadline = time.monotonic() + END_SECONDS
+def _generations_change(root: Path, before: list[int]) -> bool:
+    deadline = time.monotonic() + GENERATION_END_SECONDS
     while generation_numbers(root) == before:
         if len(before) == 1 or time.monotonic() > deadline:
             return False

@@ -41,7 +41,7 @@ def until_reached(counts: Sequence[int], wanted: int) -> int:
 
 class FixedSet:
     def __init__(self, most: int | None, cache: Cache, group_queue: GroupQueue) -> None:
-        """``most``: None for a set that grows without end, or was begun before sets were exact."""
+        """``most``: None for a set that grows without end, or that an earlier version began."""
         self.most = most
         self._cache = cache
         self._group_queue = group_queue

@@ -37,7 +37,7 @@ class ByteRateLimit:
 def reads_wanted(concurrency: int) -> int:
     """Return how many visits a sampler shall have before it, so that no read slot is idle.
 
-    Half of them more than are in flight, for the time that the next permit takes.
+    Half of them more than are in flight, because the next permit takes some time.
     """
     return concurrency + (concurrency + 1) // 2
 

@@ -21,7 +21,7 @@ UNRELATED_SHARE = (
 )
 MOST_UNRELATED = 0.1  # a larger share is always taken for a full store
 UNRELATED_ANSWERS = 100
-FOLLOWING = 0.05  # of that share, for each window
+FOLLOWING = 0.05  # of that share per window
 MARGIN = 1.5  # times the share that does not depend on the reads, because it varies
 LEAST_ANSWERS = 8  # of a window whose refusals are judged
 WINDOW_SECONDS = (

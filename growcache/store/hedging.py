@@ -27,7 +27,7 @@ LEAST_SECONDS = 0.5  # a healthy store varies by less
 LOOK_SECONDS = 0.1  # between looks for slow reads
 KNOWN_READS = 32  # of a size, before any is called slow
 RECENT_READS = 128
-_UPDATE_READS = 16  # a percentile of before holds for so many more reads
+_UPDATE_READS = 16  # a percentile holds for that number of further reads
 
 
 class ReadTimes:
@@ -167,7 +167,7 @@ class Hedging:
     def _hedge_ended(self, race: _Race, hedge: asyncio.Task[Buffer]) -> None:
         if hedge.cancelled():
             return
-        hedge.exception()  # else asyncio reports it where nobody waits any more
+        hedge.exception()  # else asyncio logs an exception that was never retrieved
         if race not in self._racing or race.task is None:
             return
         with contextlib.suppress(StoreError):  # the read itself still has its chance
