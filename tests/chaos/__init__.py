@@ -10,6 +10,7 @@
     reading    the program of a reader;  readers: its process, as the harness sees it
     states     the states that files are in at the moment of a kill
     flips      flipped bits, and how each was found
+    purges     commands that purge random objects, and exports and peeks afterwards
     indexes    the content of an index, before and after a bit of it is flipped
     ledger     everything ever seen in the cache
     checks     the invariants, as functions of observations

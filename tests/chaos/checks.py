@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from growcache.cache.check import Finding
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.sidecar import Sidecar
-from tests.chaos.content import changes
+from tests.chaos.content import changes, key_name
 from tests.chaos.disk import Seen
 from tests.chaos.flips import Flip
 from tests.chaos.readers import Line
@@ -42,10 +43,14 @@ def bound(seen: Seen) -> list[str]:
     return [f"G1: {used:,} bytes in use, {most:,} allowed" for most, used in seen.over[:3]]
 
 
-def totals(found: CacheTotals, lost_before: int) -> list[str]:
-    """Samples do not vanish from the totals, nor shards from the disk."""
+def totals(found: CacheTotals, lost_before: int, *, purging: bool = False) -> list[str]:
+    """Samples do not vanish from the totals, nor shards from the disk.
+
+    While shards are ``purging`` they count neither as live nor as evicted.
+    """
     wrong = []
-    if found.drawn != found.samples + found.evicted_samples and found.lost_shards == 0:
+    balanced = found.drawn == found.samples + found.evicted_samples
+    if not balanced and not purging and found.lost_shards == 0:
         wrong.append(
             f"totals: {found.drawn} drawn, but {found.samples} here and "
             f"{found.evicted_samples} evicted"
@@ -71,6 +76,28 @@ def holes(sidecar: Sidecar) -> list[str]:
         for hole in sidecar.holes
         if not changes(hole.key)
     ]
+
+
+def purged(sidecar: Sidecar, gone: Iterable[int]) -> list[str]:
+    """A shard of a new snapshot has nothing of an object whose purge was reported as done."""
+    named = {*sidecar.origins.keys, *(hole.key for hole in sidecar.holes)}
+    found = sorted(named.intersection(map(key_name, gone)))
+    return [f"purge: shard {sidecar.number} still has {found}"] if found else []
+
+
+def exported(keys: Iterable[int], gone: Collection[int]) -> list[str]:
+    """An export has no sample of a purged object."""
+    found = sorted(set(keys).intersection(gone))
+    return [f"purge: an export has samples of objects {found}"] if found else []
+
+
+def delivered_purged(line: Line, gone: Mapping[int, float]) -> list[str]:
+    """A pass that begins after a purge was reported delivers nothing of the object."""
+    began = line.facts["since"]
+    found = [key for key in line.facts["objects"] if gone.get(key, math.inf) < began]
+    if not found:
+        return []
+    return [f"purge: {line.role} was given objects {found} in a pass of after their purge"]
 
 
 def delivered_wrong(line: Line, now: Circumstances) -> list[str]:

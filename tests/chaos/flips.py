@@ -30,6 +30,7 @@ class Flip:
         path: The file.
         place: Byte and bit.
         at: Monotonic seconds.
+        inode: Of the file; a purge puts another one in its place.
     """
 
     kind: str
@@ -38,10 +39,20 @@ class Flip:
     path: Path
     place: tuple[int, int]
     at: float
+    inode: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file still exists, and is the same one."""
+        try:
+            return self.path.stat().st_ino == self.inode
+        except FileNotFoundError:
+            return False
 
     def heal(self) -> None:
         """Flip the bit back if the file still exists."""
-        turn_over(self.path, self.place)
+        if self.is_there:
+            turn_over(self.path, self.place)
 
 
 def turn_over(path: Path, place: tuple[int, int]) -> bool:
@@ -79,7 +90,11 @@ def flip_shard(root: Path, kind: str, luck: float, sound: Collection[int]) -> Fl
         place = some_place(path, dice)
     except (CacheError, IndexError, FileNotFoundError):
         return None
-    flip = Flip(kind, row.number, row.digest, path, place, time.monotonic())
+    try:
+        inode = path.stat().st_ino
+    except FileNotFoundError:
+        return None
+    flip = Flip(kind, row.number, row.digest, path, place, time.monotonic(), inode)
     return flip if turn_over(path, place) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from urllib.parse import quote
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.schema import ShardState
 from growcache.cache.sidecar import Sidecar
-from tests.chaos.content import changes
+from tests.chaos.content import changes, key_name
 
 # The origins of a shard's samples. They differ if an object had changed or was gone.
 Drawn: TypeAlias = tuple[tuple[str, int, int], ...]  # key, first row, one past the last
@@ -73,7 +73,22 @@ class Ledger:
         self._digests: dict[tuple[int, Drawn], str] = {}
         self._steady: dict[int, Drawn] = {}
         self._seen: dict[int, str] = {}
+        self._keys: dict[int, set[str]] = {}  # of samples and holes
+        self._purged: frozenset[str] = frozenset()
         self.redrawn = 0
+
+    def purges(self, objects: Collection[int]) -> None:
+        """Record the objects whose samples may be gone, wherever they were.
+
+        A shard that held some may have no row for a moment, and is drawn again after a crash then.
+        """
+        self._purged = frozenset(map(key_name, objects))
+
+    def _may_be_purged(self, number: int) -> bool:
+        if not self._purged or number in self._gone:
+            return False
+        keys = self._keys.get(number)
+        return keys is None or not keys.isdisjoint(self._purged)
 
     def enter(self, books: Books) -> list[str]:
         """Compare the index with its earlier contents."""
@@ -82,10 +97,12 @@ class Ledger:
         for number in live & self._gone:
             wrong.append(f"G8: shard {number} is live again, after it had gone")
         for row in books.rows:
+            if self._may_be_purged(row.number):
+                self._seqs[row.number] = row.seq
             seq = self._seqs.setdefault(row.number, row.seq)
             if seq != row.seq and row.state == ShardState.LIVE:
                 wrong.append(f"shard {row.number} was committed twice ({seq}, {row.seq})")
-        lost = books.unknown(self._seqs)
+        lost = [n for n in books.unknown(self._seqs) if not self._may_be_purged(n)]
         wrong += [f"G6: the index has forgotten shard {number}" for number in lost[:3]]
         # A retired shard may return: because of a refetch, or with a rebuilt index.
         self._gone |= {row.number for row in books.rows if row.state == ShardState.DELETED}
@@ -116,8 +133,11 @@ class Ledger:
         wrong = []
         for number, sidecar in sidecars.items():
             drawn = drawn_from(sidecar)
+            keys = self._keys.setdefault(number, set())
+            keys |= {*sidecar.origins.keys, *(hole.key for hole in sidecar.holes)}
             steady = tuple(one for one in drawn if not changes(one[0]))
-            if self._steady.setdefault(number, steady) != steady:
+            before = self._steady.setdefault(number, steady)
+            if self._unpurged(before) != self._unpurged(steady):
                 wrong.append(f"G4: shard {number} has other samples of objects that stay")
             digest = self._digests.setdefault((number, drawn), sidecar.digest)
             if digest != sidecar.digest:
@@ -128,6 +148,9 @@ class Ledger:
         for number in self._seen.keys() - sidecars.keys():
             self._seen[number] = "gone"
         return wrong
+
+    def _unpurged(self, drawn: Drawn) -> Drawn:
+        return tuple(one for one in drawn if one[0] not in self._purged)
 
 
 def drawn_from(sidecar: Sidecar) -> Drawn:

@@ -70,6 +70,8 @@ class Reader:
         self._log = log
         self._pause = pause_seconds
         self._samples = self._batches = 0
+        self._objects: set[int] = set()
+        self._objects_since = 0.0
         self._epochs = 0
         self._told = 0.0
         # The batches of an epoch were verified after the previous epoch had started.
@@ -94,10 +96,20 @@ class Reader:
                 "wrong", samples=int(bad.sum()), heads=heads, since=self.verified_since
             )
         self._samples, self._batches = self._samples + len(words), self._batches + 1
+        if not self._objects:  # short epochs end between two beats
+            self._objects_since = self.verified_since
+        self._objects.update(np.unique(words[~bad, 0]).tolist())
         if time.monotonic() - self._told > BEAT_SECONDS:
             self._told = time.monotonic()
-            self._log.say("beat", samples=self._samples, epochs=self._epochs)
+            self._log.say(
+                "beat",
+                samples=self._samples,
+                epochs=self._epochs,
+                objects=sorted(self._objects),
+                since=self._objects_since,
+            )
             self._samples = 0
+            self._objects.clear()
 
 
 def _loader(kind: str, root: str, seed: int) -> Any:

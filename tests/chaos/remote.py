@@ -18,8 +18,8 @@ from tests.servers.moto import moto
 from tests.servers.slowlink import SlowLink, slowlink
 
 _CALM: dict[str, float] = {
-    "latency_seconds": 0, "bytes_per_second": 0, "unavailable": 0, "resets": 0, "stalls": 0,
-    "expired": 0, "truncated": 0,
+    "latency_seconds": 0, "bytes_per_second": 0, "slow": 0, "unavailable": 0, "refusal": 503,
+    "retry_after": 0, "resets": 0, "stalls": 0, "expired": 0, "truncated": 0,
 }  # fmt: skip
 
 
@@ -103,6 +103,15 @@ class Remote:
     def outage(self) -> None:
         """Answer every request with SlowDown."""
         self.link.set(unavailable=1.0)
+
+    def storm(self, luck: float) -> None:
+        """Refuse most requests, as an overloaded store does; it may say when to come again."""
+        dice = random.Random(luck)
+        self.link.set(
+            unavailable=dice.uniform(0.5, 0.9),
+            refusal=dice.choice([429, 503]),
+            retry_after=dice.choice([0, 1]),
+        )
 
     def expire(self) -> None:
         """Refuse every request because the credentials have expired."""

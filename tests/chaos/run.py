@@ -22,6 +22,7 @@ from growcache.cache.check import Finding, check
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.index.reader import read_index
 from growcache.cache.locks import is_locked
+from growcache.cache.shard_refetches import purge_progress
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CorruptShardError
 from growcache.loading.snapshot import Snapshot
@@ -33,6 +34,7 @@ from tests.chaos.foreign import put_foreign_lease
 from tests.chaos.indexes import content
 from tests.chaos.ledger import Ledger, read_books
 from tests.chaos.processes import send
+from tests.chaos.purges import Purges
 from tests.chaos.readers import Line, ReaderProcess
 from tests.chaos.reading import MIN_SAMPLES
 from tests.chaos.remote import Remote
@@ -53,6 +55,7 @@ DISK_BYTES = 12_000_000
 HEAVY_OBJECTS = 1500  # of one sample each
 BOUNDS = (4_000_000, 3_000_000, 2_200_000)
 MOST_VIOLATIONS = 10
+PURGE_SECONDS = 20.0  # it takes one or two
 MEMORY_SECONDS = 300.0  # batches may stay this long in a stopped reader
 Say = Callable[[str], None]
 
@@ -135,12 +138,14 @@ def _running(
     service = Service(folder, disk.root / "cache", remote.source(), BOUNDS[0])
     watcher = Watcher(disk, log, folder / "watcher.json")
     readers: dict[str, ReaderProcess] = {}
+    purges = Purges(service.root, folder, len(remote.versions))
     try:
         service.start()
         for role in wanted.readers:
             readers[role] = ReaderProcess(role, folder, service.root, wanted.seed)
-        yield Chaos(wanted, disk, remote, service, watcher, readers, say)
+        yield Chaos(wanted, disk, remote, service, watcher, readers, purges, say)
     finally:
+        purges.kill()
         for reader in readers.values():
             reader.kill()
         service.kill()
@@ -176,6 +181,7 @@ class Chaos:
         service: Service,
         watcher: Watcher,
         readers: dict[str, ReaderProcess],
+        purges: Purges,
         say: Say,
     ) -> None:
         self.tally = Tally(wanted.seed, remote.server, bool(disk.size))
@@ -185,6 +191,8 @@ class Chaos:
         self._service = service
         self._watcher = watcher
         self._readers = readers
+        self._purges = purges
+        self._has_purged = False  # in this round
         self._say = say
         self._root = service.root
         self._ledger = Ledger()
@@ -293,12 +301,15 @@ class Chaos:
             schedule.DELETE: lambda f: self._count(self._remote.delete(f.luck), "deleted"),
             schedule.RESTORE: lambda f: self._count(self._remote.restore(f.luck), "restored"),
             schedule.BOUND: self._change_bound,
-            schedule.STOP: lambda _: self._stop_and_start(),
+            schedule.STOP: self._stop_and_start,
             schedule.OUTAGE: lambda _: self._outage(),
             schedule.RECOVER: lambda _: self._remote.recover(),
+            schedule.STORM: self._storm,
+            schedule.STORM_ENDS: lambda _: self._remote.recover(),
             schedule.EXPIRE: lambda _: self._expire(),
             schedule.RENEW: lambda _: self._remote.recover(),
             schedule.BAD_KEY: self._turn_bad,
+            schedule.PURGE: self._purge,
             schedule.FOREIGN_LEASE: self._put_foreign_lease,
         }
         actions[fault.kind](fault)
@@ -310,6 +321,23 @@ class Chaos:
     def _outage(self) -> None:
         self._remote.outage()
         self.tally.events["outages of the store"] += 1
+
+    def _storm(self, fault: Fault) -> None:
+        self._remote.storm(fault.luck)
+        self.tally.events["storms of refusals"] += 1
+
+    def _purge(self, fault: Fault) -> None:
+        if self._purges.begin(fault.luck):
+            self._ledger.purges(self._purges.asked)
+            self._has_purged = True
+            self.tally.events["objects purged"] += 1
+
+    def _kill_purges(self) -> None:
+        self._count_purges("killed", self._purges.kill())
+
+    def _count_purges(self, how: str, count: int) -> None:
+        if count:
+            self.tally.events[f"purges {how}, and given again"] += count
 
     def _expire(self) -> None:
         self._remote.expire()
@@ -371,6 +399,8 @@ class Chaos:
             return
         self._kill_now(fault.aim)
         time.sleep(fault.luck * 0.3)
+        if fault.luck < 0.5:  # a purge goes on without the service
+            self._purges.wait(PURGE_SECONDS)
         self._start()
 
     def _kill_now(self, aim: str) -> None:
@@ -390,6 +420,7 @@ class Chaos:
         self._thaw()
 
     def _start(self) -> None:
+        self._kill_purges()  # one may own the cache
         seconds = self._service.start()
         ready, words = self._service.ready, ""
         if not ready:
@@ -465,10 +496,26 @@ class Chaos:
 
     # ------------------------------------------------------ stops and the index
 
-    def _stop_and_start(self) -> None:
+    def _stop_and_start(self, fault: Fault) -> None:
         self._resume_service()
+        self._kill_purges()
         self._stop_cleanly()
+        if schedule.PURGE in self._wanted.kinds:
+            self._purge_alone(fault)
         self._start()
+
+    def _purge_alone(self, fault: Fault) -> None:
+        """Purge an object while no service runs, at half of the times after a kill on the way."""
+        self._purge(fault)
+        if fault.luck < 0.5:
+            self._purges.wait(fault.luck * 3)
+            self._kill_purges()
+        self._settle_purges()
+
+    def _settle_purges(self) -> None:
+        self._violated(self._purges.settle())
+        self._count_purges("refused", self._purges.refused)
+        self._purges.refused = 0
 
     def _resume_service(self) -> None:
         for role in (SUPERVISOR, SAMPLER):
@@ -523,6 +570,7 @@ class Chaos:
     def _damage_index(self, fault: Fault) -> None:
         """Kill the service, damage or remove the index, and have it rebuilt."""
         self._resume_service()
+        self._kill_purges()
         self._free()
         if self._service.alive:
             self._kill_now("any")
@@ -592,6 +640,7 @@ class Chaos:
             if not self._refused:
                 self._violated([f"the service ended by itself, exit code {code}: {words}"])
             self._start()
+        self._settle_purges()
         self._follow_bound()
 
     def _read_logs(self) -> None:
@@ -614,6 +663,8 @@ class Chaos:
             found = checks.delivered_wrong(line, now)
             self._violated(found)
             self.tally.raced += not found
+        elif line.event == "beat":
+            self._violated(checks.delivered_purged(line, self._purges.gone))
         elif line.event == "error":
             found = checks.reader_error(line, now)
             self._violated(found)
@@ -629,6 +680,9 @@ class Chaos:
         self._settle_flips(found)
         self._inspect()
         self._read_books()
+        if self._has_purged:
+            self._violated(self._purges.look())
+            self._has_purged = False
         used = allocated_tree(self._root)
         if used > self._allowed:
             self._violated([f"G1: {used:,} bytes by du, {self._allowed:,} allowed"])
@@ -649,6 +703,9 @@ class Chaos:
     def _settle_flips(self, found: list[Finding], *, heal: bool = True) -> None:
         skipped, live = skipped_shards(self._warnings), self._live()
         numbers = {finding.shard for finding in found if finding.shard is not None}
+        live -= {flip.number for flip in self._open if not flip.is_there}
+        if self._purges.asked:  # a purge drops what is damaged, and it is drawn again
+            self._ledger.may_return(self._damaged)
         for flip in self._open:
             outcome = became(flip, skipped, numbers, live)
             self.tally.flips[flip.kind, outcome] += 1
@@ -675,6 +732,8 @@ class Chaos:
                             )
                             self._violated(checks.holes(sidecars[row.number]))
                             self._inspected.add((row.number, row.digest))
+                        gone = self._purges.gone
+                        self._violated(checks.purged(sidecars[row.number], gone))
                 self._violated(self._ledger.describe(sidecars))
         except CacheError as error:
             self._violated([f"a snapshot cannot be taken: {error}"])
@@ -686,8 +745,9 @@ class Chaos:
             self._violated([f"the index cannot be read: {error}"])
             return
         self._violated(self._ledger.enter(books))
-        found = read_index(self._root).totals
-        self._violated(checks.totals(found, self._lost_shards))
+        view = read_index(self._root)
+        found, purging = view.totals, bool(purge_progress(view.meta).numbers)
+        self._violated(checks.totals(found, self._lost_shards, purging=purging))
         self._lost_shards = max(self._lost_shards, found.lost_shards)
         self.tally.drawn += max(0, found.drawn - self._drawn)
         self._drawn = found.drawn

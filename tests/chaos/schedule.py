@@ -34,8 +34,10 @@ FLIP_SHARD, FLIP_SIDECAR, FLIP_INDEX, NO_INDEX = (
 )  # fmt: skip
 REWRITE, DELETE, RESTORE = "rewrite an object", "delete an object", "restore an object"
 BOUND, STOP, OUTAGE, RECOVER = "change the bound", "stop", "outage", "recover"
+STORM, STORM_ENDS = "refuse most requests", "serve again"
 EXPIRE, RENEW = "let credentials expire", "renew credentials"
 BAD_KEY = "have one key fail, or answer again"
+PURGE = "purge an object"
 FOREIGN_LEASE = "put a file that is no lease among the leases"
 
 STOP_EVERY = 12  # rounds; a clean stop, which must leave nothing behind
@@ -111,6 +113,8 @@ def _link(dice: random.Random) -> dict[str, float]:
         "truncated": dice.uniform(0, 0.03) if bad else 0.0,
         "stall_seconds": dice.uniform(0.2, 3.0),
         "fault_after_bytes": dice.randrange(0, 2000),
+        "slow": 0.02 if dice.random() < 0.5 else 0.0,
+        "slow_seconds": dice.uniform(2, 6),
     }
 
 
@@ -128,7 +132,7 @@ def _faults(dice: random.Random, number: int, seconds: float) -> Iterator[Fault]
         if dice.random() < chance:
             role = _chosen(dice, _PAUSES) if first == PAUSE else ""
             begin = at(0.7)
-            yield Fault(begin, first, role)
+            yield Fault(begin, first, role, luck=dice.random())
             yield Fault(begin + dice.uniform(0.1, longest), last, role)
     if not (number + 1) % STOP_EVERY:
         for _ in range(2):  # for `check --repair` to find
@@ -146,16 +150,18 @@ _CHANCES = {
     RESTORE: 0.4,
     BOUND: 0.12,
     BAD_KEY: 0.1,
+    PURGE: 0.35,
     FOREIGN_LEASE: 0.15,
 }
 _SPANS = (
     (PAUSE, GO_ON, 0.5, 2.0),
     (FILL, FREE, 0.3, 1.5),
     (OUTAGE, RECOVER, 0.1, 1.5),
+    (STORM, STORM_ENDS, 0.2, 3.0),
     (EXPIRE, RENEW, 0.15, 3.0),
 )
 EVERYTHING = frozenset(_CHANCES) | {
-    KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER, EXPIRE, RENEW
+    KILL, PAUSE, GO_ON, FILL, FREE, STOP, OUTAGE, RECOVER, STORM, STORM_ENDS, EXPIRE, RENEW
 }  # fmt: skip
 
 

@@ -104,6 +104,14 @@ VIOLATIONS: dict[str, Callable[[], Sequence[str]]] = {
     "a process": lambda: checks.stopped(Leftovers(processes=[1])),
     "a lock": lambda: checks.stopped(Leftovers(locks=["supervisor.lock"])),
     "a temporary file": lambda: checks.stopped(Leftovers(temporary=["incoming/x"])),
+    "a purged object in a shard": lambda: checks.purged(sidecar("a", 1, 7), {7: 1.0}),
+    "a purged object in an export": lambda: checks.exported([1, 7, 7], {7: 1.0}),
+    "a purged object in a later pass": lambda: checks.delivered_purged(
+        line("beat", objects=[1, 7], since=105.0), {7: 104.0}
+    ),
+    "samples vanish, though nothing is purged": lambda: checks.totals(
+        CacheTotals(drawn=10, samples=4), 0
+    ),
     "no event named": lambda: checks.named("waiting", None),
     "no progress": lambda: checks.progress(False, checks.PROGRESS_SECONDS, None),
     "a reader that starves": lambda: checks.reading("torch", checks.PROGRESS_SECONDS),
@@ -121,6 +129,11 @@ NONE: dict[str, Callable[[], Sequence[str]]] = {
         Circumstances([FLIP]),
     ),
     "balanced": lambda: checks.totals(CacheTotals(drawn=9, samples=4, evicted_samples=5), 0),
+    "purging": lambda: checks.totals(CacheTotals(drawn=10, samples=4), 0, purging=True),
+    "another object in a shard": lambda: checks.purged(sidecar("a", 1, 7), {2: 1.0}),
+    "a purged object in a pass of before": lambda: checks.delivered_purged(
+        line("beat", objects=[1, 7], since=103.0), {7: 104.0}
+    ),
     "damaged on purpose": lambda: checks.findings([Finding("error", 3, "digest")], {3}),
     "clean": lambda: checks.stopped(Leftovers()),
     "a slow start of a busy machine": lambda: checks.restart(
@@ -187,6 +200,34 @@ def test_a_shard_drawn_twice_has_equal_bytes_where_its_objects_did_not_change() 
     assert "was b, and is c" in other
     (less,) = ledger.describe({5: sidecar("d", 1)})
     assert "other samples of objects that stay" in less
+
+
+def test_a_purge_takes_samples_out_of_a_shard_that_may_be_drawn_again() -> None:
+    ledger = Ledger()
+    assert ledger.describe({5: sidecar("a", 1, 7), 6: sidecar("b", 2)}) == []
+    assert ledger.enter(books((5, 0, LIVE), (6, 1, LIVE))) == []
+    ledger.purges({7})
+    assert ledger.describe({5: sidecar("c", 1), 6: sidecar("b", 2)}) == []
+    assert ledger.enter(books((6, 1, LIVE))) == [], "the row is away while it is rewritten"
+    assert ledger.enter(books((5, 8, LIVE), (6, 1, LIVE))) == [], "it was drawn again"
+    (less,) = ledger.describe({5: sidecar("d")})
+    assert "other samples of objects that stay" in less
+    (twice,) = ledger.enter(books((5, 8, LIVE), (6, 9, LIVE)))
+    assert "shard 6 was committed twice" in twice
+    (forgotten,) = ledger.enter(books((5, 8, LIVE)))
+    assert "forgotten shard 6" in forgotten
+
+
+def test_a_flip_is_not_turned_back_in_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "3"
+    path.write_bytes(b"old")
+    flip = Flip(schedule.FLIP_SHARD, 3, "d", path, (0, 0), 100.0, path.stat().st_ino)
+    assert flip.is_there
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").rename(path)
+    flip.heal()
+    assert not flip.is_there
+    assert path.read_bytes() == b"new"
 
 
 def test_which_states_are_current() -> None:

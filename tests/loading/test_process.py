@@ -47,6 +47,7 @@ from growcache.loading.shared_memory import SharedSender
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 from tests.forked import fork
+from tests.loading.leftovers import held, memory_files, more_than
 from tests.loading.loaders import LOADERS, as_bytes
 from tests.ragged import ragged_cache
 
@@ -62,14 +63,6 @@ def gatherers(of: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def memory_files() -> int:
-    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:growcache")
-
-
 BOTH = pytest.mark.parametrize(
     "function",
     [None, pytest.param(lambda batch: batch, marks=pytest.mark.slow)],
@@ -80,14 +73,14 @@ BOTH = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     gc.collect()
-    before = descriptors(), memory_files()
+    before = held()
     yield
     gc.collect()
     assert gatherers() == []
     until = time.monotonic() + 10  # what another thread lets go of, a moment later
-    while (descriptors(), memory_files()) != before and time.monotonic() < until:
+    while more_than(before) and time.monotonic() < until:
         time.sleep(0.01)
-    assert (descriptors(), memory_files()) == before
+    assert more_than(before) == {}
 
 
 @pytest.fixture

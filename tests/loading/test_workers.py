@@ -35,8 +35,8 @@ from growcache.numpy import EpochLoader
 from growcache.threads import StoppedError
 from tests.filled import Filled, open_leases
 from tests.loading import functions
+from tests.loading.leftovers import descriptors, held, more_than
 from tests.loading.loaders import as_bytes
-from tests.loading.test_process import descriptors, memory_files
 from tests.ragged import ragged_cache
 
 BOTH = pytest.mark.parametrize(
@@ -52,10 +52,11 @@ def children() -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     gc.collect()
-    before = descriptors(), memory_files(), len(children())
+    before, processes = held(), children()
     yield
     gc.collect()
-    assert (descriptors(), memory_files(), len(children())) == before
+    assert more_than(before) == {}
+    assert not set(children()) - set(processes)
 
 
 @pytest.fixture
@@ -165,10 +166,10 @@ def test_batches_that_are_kept_hold_no_descriptors(cache: Filled) -> None:
     with loader(cache, functions.augment, batch_size=1) as made:
         batches = iter(made)
         kept = [next(batches) for _ in range(30)]
-        before = descriptors()
+        before = descriptors().total()
         kept += batches
         assert len(kept) == 80
-        assert descriptors() < before + 20  # an index may be open for a moment
+        assert descriptors().total() < before + 20  # an index may be open for a moment
 
 
 class Locking:

@@ -52,7 +52,11 @@ class Faults:
     Attributes:
         bytes_per_second: of answers, all connections together; 0: no limit.
         latency_seconds: before each request is passed on.
-        unavailable: share of requests that are answered 503 SlowDown.
+        slow: share of requests that are passed on
+        slow_seconds: later than others.
+        unavailable: share of requests that are answered SlowDown, with
+        refusal: this status, and
+        retry_after: this header, in seconds; 0: none.
         resets: share of requests whose answer ends in a TCP reset,
         stalls: or stands still for
         stall_seconds: so long,
@@ -65,7 +69,11 @@ class Faults:
 
     bytes_per_second: float = 0
     latency_seconds: float = 0
+    slow: float = 0
+    slow_seconds: float = 0
     unavailable: float = 0
+    refusal: int = 503
+    retry_after: int = 0
     resets: float = 0
     stalls: float = 0
     stall_seconds: float = 0
@@ -83,6 +91,7 @@ class Counts:
     connections: int = 0
     requests: int = 0
     bytes: int = 0
+    slow: int = 0
     unavailable: int = 0
     resets: int = 0
     stalls: int = 0
@@ -227,10 +236,14 @@ class _Connection:
         proxy.counts.requests += 1
         luck = proxy.dice.random()
         await asyncio.sleep(faults.latency_seconds)
+        if proxy.dice.random() < faults.slow:
+            proxy.counts.slow += 1
+            await asyncio.sleep(faults.slow_seconds)
         bad = bool(faults.bad_path) and faults.bad_path.encode() in request
         if bad or luck < faults.unavailable:
             proxy.counts.unavailable += 1
-            return await self.answered(b"503 Slow Down", _SLOW_DOWN)
+            status = b"%d Slow Down" % (503 if bad else faults.refusal)
+            return await self.answered(status, _SLOW_DOWN, faults.retry_after)
         luck -= faults.unavailable
         if luck < faults.expired:
             proxy.counts.expired += 1
@@ -250,8 +263,9 @@ class _Connection:
         self.sound_bytes = faults.fault_after_bytes
         return False
 
-    async def answered(self, status: bytes, body: bytes) -> bool:
-        self.writer.write(_answer(status, body))
+    async def answered(self, status: bytes, body: bytes, retry_after: int = 0) -> bool:
+        more = b"Retry-After: %d\r\n" % retry_after if retry_after else b""
+        self.writer.write(_answer(status, body, more))
         await self.writer.drain()
         return True
 
@@ -302,9 +316,9 @@ class _Connection:
         return True
 
 
-def _answer(status: bytes, body: bytes) -> bytes:
+def _answer(status: bytes, body: bytes, more: bytes = b"") -> bytes:
     head = b"HTTP/1.1 %s\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n"
-    return head % (status, len(body)) + b"Connection: close\r\n\r\n" + body
+    return head % (status, len(body)) + more + b"Connection: close\r\n\r\n" + body
 
 
 def main() -> None:
