@@ -162,12 +162,17 @@ class RemoteStore:
         return await self._retry(failure, entry, attempt, generation)
 
     async def _read_again(self, entry: Entry, start: int, stop: int) -> Buffer:
+        data = await self._request(entry, start, stop)
+        self._served += 1
+        return data
+
+    async def _request(self, entry: Entry, start: int, stop: int) -> Buffer:
+        """Read once; the caller counts the answer, because that of a hedge is the read's."""
         if self._meter is not None:
             await self._meter.book(stop - start)
         try:
             data = await self._clients[entry.store].get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
-            self._served += 1
             return data
         except StoreError as error:
             self._note_failure(error, stop - start)
@@ -437,7 +442,7 @@ class RemoteStore:
             if self._meter is not None and all(
                 one.scheme in BUCKET_SCHEMES for one in self._locations
             ):
-                self._hedging = Hedging(self._read_again, self._may_hedge)
+                self._hedging = Hedging(self._request, self._may_hedge)
         return self._read_slots
 
 

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from growcache.errors import (
@@ -75,6 +76,7 @@ _TRANSIENT_CODES = frozenset(
 )
 
 
+LONGEST_RETRY_AFTER_SECONDS = 300.0
 _THROTTLING_STATUSES = frozenset({429, 503, 504})
 _THROTTLING_CODES = frozenset({"SlowDown", "RequestTimeout"})
 
@@ -317,15 +319,36 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
 
 
 def retry_after_seconds(headers: object) -> float:
-    """Return what a Retry-After header asks for in seconds; 0 without one, or where it names a date.
+    """Return what a Retry-After header asks for in seconds; 0 without one.
+
+    A date counts from the answer's own Date, because clocks differ. No wait is longer than five minutes.
 
     >>> retry_after_seconds({"retry-after": "3"}), retry_after_seconds({"Retry-After": "soon"})
     (3.0, 0.0)
+    >>> date, later = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:09 GMT"
+    >>> retry_after_seconds({"retry-after": later, "date": date})
+    9.0
     """
-    if not isinstance(headers, Mapping):
+    said = _header(headers, "Retry-After")
+    if said.isdecimal():
+        return min(float(said), LONGEST_RETRY_AFTER_SECONDS)
+    until, now = _seconds_of_date(said), _seconds_of_date(_header(headers, "Date"))
+    if until is None or now is None:
         return 0.0
-    said = str(headers.get("retry-after") or headers.get("Retry-After") or "").strip()
-    return float(said) if said.isdecimal() else 0.0
+    return min(max(0.0, until - now), LONGEST_RETRY_AFTER_SECONDS)
+
+
+def _header(headers: object, name: str) -> str:
+    if not isinstance(headers, Mapping):
+        return ""
+    return str(headers.get(name.lower()) or headers.get(name) or "").strip()
+
+
+def _seconds_of_date(said: str) -> float | None:
+    try:
+        return parsedate_to_datetime(said).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def is_client_error(error: BaseException) -> bool:

@@ -10,7 +10,9 @@ import hashlib
 import html
 import ssl
 import sys
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -25,6 +27,7 @@ class _Handler(Handler):
     ranges: bool
     asked: list[str]
     refuses: dict[str, list[int]]
+    retry_after: str
 
     def do_GET(self) -> None:
         self.asked.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
@@ -35,7 +38,7 @@ class _Handler(Handler):
         if refusals := self.refuses.get(self.path.strip("/")):
             status = refusals[0] if len(refusals) == 1 else refusals.pop(0)
             if status != 200:
-                self.answer(status, b"no")
+                self.answer(status, b"no", self._when_to_come_again())
                 return
         if path.is_dir():
             names = sorted(child.name + "/" * child.is_dir() for child in path.iterdir())
@@ -48,6 +51,12 @@ class _Handler(Handler):
             self._file(path.read_bytes())
 
     do_HEAD = do_GET
+
+    def _when_to_come_again(self) -> dict[str, str]:
+        after = self.retry_after
+        if after.startswith("+"):  # as a date
+            after = formatdate(time.time() + int(after), usegmt=True)
+        return {"Retry-After": after} if after else {}
 
     def _file(self, data: bytes) -> None:
         headers = {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
@@ -84,6 +93,7 @@ def web(
     weak: bool = False,
     ranges: bool = True,
     refuses: dict[str, list[int]] | None = None,
+    retry_after: str = "",
     asked: list[str] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
@@ -95,10 +105,15 @@ def web(
         weak: whether those are weak ones, which satisfy no If-Match.
         ranges: whether it knows ranges; else all of a file is every answer.
         refuses: statuses of the answers for a path, one after the other, the last for good.
+        retry_after: what a refusal says of when to come again: seconds, or +seconds for a date.
         asked: gets the requests.
         tls: of a server whose address begins with https.
     """
     members: dict[str, Any] = {"root": root, "etags": etags, "weak": weak, "ranges": ranges}
-    members |= {"refuses": refuses or {}, "asked": asked if asked is not None else []}
+    members |= {
+        "retry_after": retry_after,
+        "refuses": {} if refuses is None else refuses,
+        "asked": asked if asked is not None else [],
+    }
     with in_threads(_Handler, server=_Server, tls=tls, **members) as address:
         yield address

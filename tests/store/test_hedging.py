@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.config import SourceConfig
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store import hedging
 from growcache.store.contract import Entry
 from growcache.store.hedging import EXTRA_SHARE, KNOWN_READS, MOST_SAVED, Hedging, slow_seconds
+from growcache.store.retries import RenewableBackend, RetryPolicy
+from growcache.store.store import RemoteStore
+from growcache.store.urls import parse_url
+from tests.store.test_retries import Fake
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,6 +84,44 @@ def test_the_read_itself_may_win() -> None:
         slow.answer.set_result(b"slow")
         assert await racing == b"slow"
         await hedge.cancelled.wait()
+
+    run(body)
+
+
+class Backend(Fake):
+    """The first request for the key "slow" is never answered."""
+
+    async def get(self, one: Entry, start: int, stop: int) -> Buffer:
+        if one.key == "slow" and one.key not in self.asked:
+            self.asked.append(one.key)
+            await asyncio.Event().wait()
+        return await super().get(one, start, stop)
+
+
+class Meter:
+    is_limited = False
+
+    async def book(self, nbytes: int) -> None:
+        return
+
+    def give_back(self, nbytes: int) -> None:
+        return
+
+
+def test_a_read_that_was_hedged_is_one_answer_of_the_store() -> None:
+    """The limit of reads goes by the share of refusals among the answers."""
+    backend, location = Backend({}), parse_url("s3://bucket/*")
+    client = RenewableBackend(lambda: backend)
+    source = SourceConfig(url=("s3://bucket/*",))
+    store = RemoteStore(source, [(location, client)], RetryPolicy(9), 4, meter=Meter())
+
+    async def body() -> None:
+        for _ in range(KNOWN_READS + 16):
+            await store.read(Entry("k", 100, "v", None))
+        assert store.take_answers() == (KNOWN_READS + 16, 0)
+        assert await store.read(Entry("slow", 100, "v", None)) == bytes(100)
+        assert backend.asked.count("slow") == 2
+        assert store.take_answers() == (1, 0)
 
     run(body)
 

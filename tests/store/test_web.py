@@ -6,6 +6,7 @@ import os
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(url: str, client: str) -> RemoteStore:
+def opened(url: str, client: str, timeout_seconds: float = 2) -> RemoteStore:
     source = SourceConfig.model_validate({"url": url, "client": client})
-    return open_store(source, timeout_seconds=2)
+    return open_store(source, timeout_seconds=timeout_seconds)
 
 
 @KINDS
@@ -88,6 +89,21 @@ def test_versions_weak_and_strong(folder: Path, client: str, pattern: str, weak:
         (folder / "x.npy").write_bytes(DATA[::-1])
         with pytest.raises(ObjectChangedError, match="rewritten"):
             read_once(opened(url, client), entry, 300, 310)
+
+
+@pytest.mark.parametrize("said", ["1", pytest.param("+3", marks=pytest.mark.slow)])
+def test_a_server_is_not_asked_again_before_it_says(folder: Path, said: str) -> None:
+    """In seconds, or by a date. Without that the read comes again after 0.2 s at the latest."""
+    refuses: dict[str, list[int]] = {}
+    with web(folder, refuses=refuses, retry_after=said) as address:
+        store = opened(f"{address}/*.npy", "auto", timeout_seconds=30)
+        entry = only(store)
+        refuses["x.npy"] = [503, 200]
+        began = time.monotonic()
+        assert read_once(store, entry) == DATA
+        waited = time.monotonic() - began
+    assert waited >= float(said) - said.startswith("+")  # a date has whole seconds
+    assert refuses["x.npy"] == [200]
 
 
 @pytest.fixture(scope="module")
