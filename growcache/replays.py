@@ -108,8 +108,10 @@ def replay(
     read = Journal.read(Path(journal), rank)
     found, others = read.find(step)
     facts, catalog = _cache_facts(read, Path(journal), found)
+    identity = None
     if facts is not None and facts.values["identity"] is not None:
-        refuse_other_config(settings, Identity.from_values(facts.values["identity"]))
+        identity = Identity.from_values(facts.values["identity"])
+        refuse_other_config(settings, identity)
     options = found.session.options(
         Path(settings.cache.path), transform=transform, batch_transform=batch_transform
     )
@@ -121,7 +123,7 @@ def replay(
         snapshots_with(settings, digests, facts, catalog, folder) as snapshots,
     ):
         samples, objects = _samples(places, snapshots)
-        _refuse_purged(samples, Path(settings.cache.path))
+        _refuse_purged(samples, Path(settings.cache.path), identity)
         batch = _batch(found, options, places, [snapshot for snapshot, _ in snapshots])
     at = found.batch
     return Replay(
@@ -171,8 +173,10 @@ def _samples(
     return tuple(samples), tuple(objects)
 
 
-def _refuse_purged(samples: Sequence[ReplayedSample], root: Path) -> None:
-    test = is_purged(CacheLayout(root))
+def _refuse_purged(
+    samples: Sequence[ReplayedSample], root: Path, identity: Identity | None
+) -> None:
+    test = is_purged(CacheLayout(root), identity=identity)
     if any(test(sample.origin.key) for sample in samples):
         raise JournalError(
             "the step had samples of objects that were purged since, so it cannot be made again"

@@ -107,7 +107,9 @@ class Purger:
         return True
 
     def _forget_holes(self) -> None:
-        self._index_writer.index.forget_holes(is_purged(self._layout, self._new))
+        index = self._index_writer.index
+        if index.holes():
+            index.forget_holes(is_purged(self._layout, self._new))
 
     def is_visit_purged(self, keys: Iterable[str]) -> bool:
         """Whether one of the objects of a visit is purged."""
@@ -136,6 +138,8 @@ class Purger:
         return self._rewrite_some(until)
 
     def _read_some(self, until: float) -> list[int]:
+        if not self._unread:
+            return []
         among_new, found = is_purged(self._layout, self._new), list[int]()
         while self._unread:
             number = self._unread.pop()
@@ -174,30 +178,24 @@ class Purger:
         # Leases that were read after the shards were retired.
         self._remover.lease_table.refresh()
         self._remover.delete_unheld()
-        over = purging.numbers - retired.keys()
-        if over:
-            self._finished(over)
-        lost = []
-        waiting = purging.rewrite - over - self._remover.lease_table.living
-        for number in sorted(waiting):
-            if not self._rewrite(retired[number]):
-                lost.append(number)
-            if time.monotonic() >= until:
-                break
+        done, lost = set(purging.numbers - retired.keys()), list[int]()
+        waiting = sorted(purging.rewrite - done - self._remover.lease_table.living)
+        try:
+            for number in waiting:
+                if not self._rewrite(retired[number]):
+                    lost.append(number)
+                done.add(number)
+                if time.monotonic() >= until:
+                    break
+        finally:
+            # What the index says of these may be behind: no row of theirs is retired.
+            self._remover.finish_purging(done)
+        if done:
+            self._remover.write_purging(self._remover.purging)
+            self._remover.came_back()
         if waiting:
             self._shard_table.order()  # once: of 10^5 shards that takes as long as many rewrites
         return lost
-
-    def _finished(
-        self, numbers: Iterable[int], change: Callable[[], None] = lambda: None
-    ) -> None:
-        purging = self._remover.purging
-        left = replace(
-            purging,
-            rewrite=purging.rewrite.difference(numbers),
-            drop=purging.drop.difference(numbers),
-        )
-        self._remover.write_purging(left, change)
 
     def _rewrite(self, row: ShardTableRow) -> bool:
         """Put a shard without purged samples in the place of one; False if that was not possible."""
@@ -208,7 +206,7 @@ class Purger:
         written = self._write(permit, *made) if made else None
         empty_visits = before.counts.get(EMPTY, 0) if before else 0
         try:
-            self._finished([number], lambda: index.take_out(row, empty_visits))
+            self._index_writer.write(lambda: index.take_out(row, empty_visits))
         except CacheFullError:  # it is tried again, with another permit
             if written:
                 discard_incoming(self._layout, permit, [number])
@@ -227,11 +225,12 @@ class Purger:
         if sidecar is None:
             return None
         facts = (row.number, sidecar.samples, sidecar.schema, sidecar.cache_format)
+        test = is_purged(self._layout, self.list)
         try:
             with closing(open_shard(self._layout, *facts)) as shard:
                 if sidecar.samples and shard.digest() != sidecar.digest:
                     return None
-                return without_purged(sidecar, shard, is_purged(self._layout, self.list))
+                return without_purged(sidecar, shard, test)
         except (CacheError, FileNotFoundError):
             return None
 
@@ -261,5 +260,4 @@ class Purger:
         finally:
             self._space.release(permit)
         self._shard_table.add([row])
-        self._remover.came_back()
         return True

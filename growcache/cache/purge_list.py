@@ -17,9 +17,16 @@ from typing import Any, NamedTuple
 import google_crc32c
 import orjson
 
-from growcache.cache.files import FILE_MODE, CacheLayout, fsync_directory, naming_full_disk
+from growcache.cache.files import (
+    FILE_MODE,
+    SIDECAR,
+    CacheLayout,
+    fsync_directory,
+    naming_full_disk,
+)
+from growcache.cache.index.reader import known_identity
 from growcache.cache.locks import FileLock, close_owned, open_owned
-from growcache.cache.side_files import read_identity
+from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
 from growcache.config import PLACEHOLDER
 from growcache.errors import CacheError, ConfigError
@@ -175,10 +182,20 @@ def _append(layout: CacheLayout, size: int, lines: bytes) -> None:
     fsync_directory(layout.root)
 
 
-def is_purged(layout: CacheLayout, purges: PurgeList | None = None) -> Callable[[str], bool]:
-    """Return the test of a sample's key, by the cache's list and identity."""
+def is_purged(
+    layout: CacheLayout, purges: PurgeList | None = None, identity: Identity | None = None
+) -> Callable[[str], bool]:
+    """Return the test of a sample's key, by the cache's list and identity. May raise CacheError."""
     found = read_purge_list(layout) if purges is None else purges
-    identity = read_identity(layout.root) if found else None
+    if not found:
+        return lambda key: False
+    identity = identity or known_identity(layout)
+    if identity is None and any(layout.shards.glob(f"*{SIDECAR}")):
+        # Of several fields a sidecar names the first one's object only.
+        raise CacheError(
+            f"{layout.identity} is missing, and so is its copy in the index, so it cannot be told "
+            "whether samples are of purged objects; the next growcache run CONFIG makes it again"
+        )
     keys_of = keys_of_object(identity.parts if identity else {})
     return lambda key: found.holds(keys_of(key))
 

@@ -6,8 +6,9 @@ COMMIT retired → read the leases → unlink what no lease holds → row says d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from growcache.cache.eviction_policy import Candidate
 from growcache.cache.files import CacheLayout
@@ -160,6 +161,17 @@ class ShardRemover:
 
         self._index_writer.write(note)
         self._set_purging(purging)
+
+    def finish_purging(self, numbers: Collection[int]) -> None:
+        """Let go of shards that were purged; `write_purging` records that, once for many."""
+        purging = self.purging
+        self._set_purging(
+            replace(
+                purging,
+                rewrite=purging.rewrite.difference(numbers),
+                drop=purging.drop.difference(numbers),
+            )
+        )
 
     def retire_purged(self, rows: Sequence[ShardTableRow], purging: PurgeProgress) -> None:
         """Keep live shards out of new snapshots until they are rewritten; they are not evicted."""

@@ -404,8 +404,7 @@ def read_status(root: str | os.PathLike[str]) -> Status:
     pid = lock_holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
         told = replace(_stopped(layout, told, leases), state="running", pid=pid)
-    stopped = told.host == socket.gethostname() and pid is not None and is_process_stopped(pid)
-    if silence := _silence(told, time.time(), stopped=stopped):
+    if silence := _silence_now(told):
         told = replace(
             told,
             state="waiting",
@@ -422,6 +421,21 @@ def forget_errors(root: str | os.PathLike[str]) -> None:
     if layout.status.exists():
         told = _read_status_file(layout)
         write_status(root, replace(told, last_errors=[], set_aside=SetAsideStatus()))
+
+
+def service_silence(root: str | os.PathLike[str]) -> str:
+    """Return in words what a silent service has to do first; empty where it answers, or begins."""
+    layout = CacheLayout(root)
+    told, holder = _read_status_file(layout), lock_holder(layout.supervisor_lock)
+    if told.pid != holder.get("pid"):
+        told = Status(pid=holder.get("pid"), host=str(holder.get("host", "")))
+    return _silence_now(told)
+
+
+def _silence_now(told: Status) -> str:
+    here = told.host == socket.gethostname()
+    stopped = here and told.pid is not None and is_process_stopped(told.pid)
+    return _silence(told, time.time(), stopped=stopped)
 
 
 def _silence(told: Status, now: float, *, stopped: bool) -> str:

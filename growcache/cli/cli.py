@@ -494,7 +494,7 @@ def purge(
     """Remove every sample of some objects from a cache, for good.
 
     The objects are never drawn again, wherever the cache's list of them is. A service may
-    run. Without keys an earlier purge is finished. Exit code 1 where a reader still holds some.
+    run. Without keys an earlier purge is finished. Exit code 1 where some are left, or may be.
     """
     from growcache.cli.purge import purge_objects
 

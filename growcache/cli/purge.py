@@ -6,20 +6,28 @@ The report says what two looks at the files found, before and afterwards.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 import typer
 
 from growcache.cache.cache import Cache
 from growcache.cache.directory import require_cache
-from growcache.cache.files import CacheLayout, allocated_tree, generation_paths
-from growcache.cache.index.reader import IndexView, read_index
+from growcache.cache.files import (
+    CacheLayout,
+    allocated,
+    allocated_tree,
+    generation_paths,
+    shard_paths,
+)
+from growcache.cache.index.reader import known_identity, read_index
 from growcache.cache.lease_views import survey_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.purge_list import (
@@ -30,12 +38,15 @@ from growcache.cache.purge_list import (
     key_hash,
     named_objects,
     names_purged,
+    parse_list,
     purged_samples,
+    read_bytes,
     read_purge_list,
 )
 from growcache.cache.shard_refetches import PURGE_META, number_list, purge_progress
+from growcache.cache.shard_survey import numbers_on_disk
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.status import forget_errors, read_status
+from growcache.cache.status import forget_errors, read_status, service_silence
 from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import CacheConfig
@@ -51,6 +62,8 @@ from growcache.store.catalog import Catalog
 POLL_SECONDS = 0.1
 STEP_SECONDS = 0.5
 HEARD_SECONDS = 30.0  # a service reads the list ten times a second
+SILENT_SECONDS = 2.0  # that a silence must last: a machine may just have woken up
+RECORDED = "the objects are recorded, and are purged once the service goes on; it"
 SAMPLERS_END_SECONDS = 10.0
 SPARE_BYTES = 64 << 20
 
@@ -68,6 +81,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
+    """What was done in all generations of a cache; lists have the older generations' shards first."""
+
     keys: int  # that were named
     recorded: int  # of these, new in the list
     listed: int  # of these, in the listing of this cache
@@ -77,6 +92,10 @@ class PurgeReport:
     held: list[int]
     bytes: int  # of shards, that are free now
     holders: list[Holder] = field(default_factory=list)
+    unread: list[int] = field(
+        default_factory=list
+    )  # shards of which nobody knows what they hold
+    generations: int = 1
 
     @property
     def text(self) -> str:
@@ -89,8 +108,9 @@ class PurgeReport:
         )
         if self.listed < self.keys:
             yield "The others are recorded all the same; a key is what growcache peek shows."
+        where = f" in {self.generations} generations" if self.generations > 1 else ""
         yield (
-            f"Removed {plural(self.samples, 'sample')}: "
+            f"Removed {plural(self.samples, 'sample')}{where}: "
             f"{plural(len(self.rewritten), 'shard')} rewritten, {len(self.dropped):,} dropped, "
             f"{in_bytes(self.bytes)} freed."
         )
@@ -104,27 +124,28 @@ class PurgeReport:
                 f"{holder.command} (pid {holder.pid} on {holder.host}, job {holder.job}) holds "
                 f"{plural(len(holder.shards), 'shard')}."
             )
+        if self.unread:
+            yield (
+                f"NOT looked at: {plural(len(self.unread), 'shard')} ({number_list(self.unread)}), "
+                "because index and identity.json are lost; growcache check --repair says what is there, "
+                "and the next growcache run CONFIG takes the shards over and removes the samples."
+            )
 
 
 def purge_objects(
     root: Path, names: Sequence[str], keys_from: str | None, *, wait: bool, json: bool
 ) -> int:
-    """Purge, and print the report; return exit code 1 if samples are left."""
-    layout = CacheLayout(root)
-    require_cache(layout)
-    if len(generation_paths(root.absolute())) > 1:
-        raise ConfigError(
-            f"{root} holds two generations, of which one is being replaced; nothing was purged. Purge "
-            "again once growcache status shows no older_samples, or empty it: growcache clear"
-        )
+    """Purge, and print the report; return exit code 1 if samples are left, or may be."""
+    root = root.absolute()
+    require_cache(CacheLayout(root))
     asked = named_objects([*names, *_lines(keys_from)], int(time.time()))
     with spinner(sys.stderr, "purging …"):
-        report = _purge(layout, asked, wait=wait)
+        report = _purge(root, list(asked) or _known(root), wait=wait)
     if json:
         print_json(orjson.dumps(asdict(report)))
     else:
         typer.echo(fold_to_width(report.text, sys.stdout))
-    return 1 if report.held else 0
+    return 1 if report.held or report.unread else 0
 
 
 def _lines(keys_from: str | None) -> list[str]:
@@ -139,38 +160,63 @@ def _lines(keys_from: str | None) -> list[str]:
     return data.decode("utf-8", "surrogateescape").split("\n")
 
 
-def _purge(layout: CacheLayout, asked: Iterable[PurgedObject], *, wait: bool) -> PurgeReport:
-    asked = list(asked)
-    meant = PurgeList(frozenset(one.sha256 for one in asked)) if asked else _known(layout)
-    test = is_purged(layout, meant)
-    before = _holdings(layout, test)
-    recorded = append_to_list(layout, asked)
-    _apply(layout, wait=wait)
-    after = _holdings(layout, test)
-    held = sorted(number for number, one in after.items() if one.samples)
-    gone = {number for number, one in before.items() if one.is_concerned} - {*held}
-    rewritten = sorted(gone & after.keys())
-    return PurgeReport(
-        len(meant.hashes),
-        recorded,
-        _listed(layout, meant),
-        sum(before[number].samples for number in gone),
-        rewritten,
-        sorted(gone - after.keys()),
-        held,
-        sum(before[n].nbytes for n in gone) - sum(after[n].nbytes for n in rewritten),
-        _holders(layout, held),
-    )
+def _generations(root: Path) -> list[CacheLayout]:
+    return [CacheLayout(path) for path in generation_paths(root)]
 
 
-def _known(layout: CacheLayout) -> PurgeList:
-    found = read_purge_list(layout)
+def _known(root: Path) -> list[PurgedObject]:
+    """Return what any generation's list has: a command may have ended before it came to all."""
+    found = {
+        one.sha256: one
+        for layout in _generations(root)
+        for one in parse_list(read_bytes(layout), layout.purged)
+    }
     if not found:
         raise ConfigError(
             "name the objects to purge, by their keys or in a file (--keys-from FILE); no earlier "
             "purge is to be finished here"
         )
-    return found
+    return list(found.values())
+
+
+def _purge(root: Path, asked: Sequence[PurgedObject], *, wait: bool) -> PurgeReport:
+    meant = PurgeList(frozenset(one.sha256 for one in asked))
+    before = _look(root, meant)
+    recorded = _record(root, asked)
+    _apply(root, wait=wait)
+    after = _look(root, meant)
+    changes = [
+        _change(layout, before.get(layout, NOTHING), after.get(layout, NOTHING))
+        for layout in dict.fromkeys([*before, *after])
+    ]
+    return PurgeReport(
+        len(meant.hashes),
+        recorded,
+        len(set().union(*(_listed(CacheLayout(path), meant) for path in after))),
+        sum(change.samples for change in changes),
+        [number for change in changes for number in change.rewritten],
+        [number for change in changes for number in change.dropped],
+        [number for change in changes for number in change.held],
+        sum(change.bytes for change in changes),
+        [holder for change in changes for holder in _holders(change.root, change.held)],
+        [number for change in changes for number in change.unread],
+        len(changes),
+    )
+
+
+def _record(root: Path, asked: Sequence[PurgedObject]) -> int:
+    """Add the objects to the list of every generation, also of one that begins meanwhile."""
+    recorded, seen = 0, set[Path]()
+    while missing := [one for one in _generations(root) if one.root not in seen]:
+        for layout in missing:
+            seen.add(layout.root)
+            try:
+                recorded = max(recorded, append_to_list(layout, asked))
+            except FileNotFoundError:
+                if layout.root.exists():
+                    raise
+                # The generation has ended.
+    return recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,46 +226,101 @@ class _Holding:
     nbytes: int  # of the shard
 
 
-def _holdings(layout: CacheLayout, test: Callable[[str], bool]) -> dict[int, _Holding]:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen in one generation."""
+
+    shards: dict[int, _Holding] = field(default_factory=dict)
+    unread: list[int] = field(default_factory=list)
+
+
+NOTHING = _Seen()
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a purge did in one generation."""
+
+    root: Path
+    samples: int
+    rewritten: list[int]
+    dropped: list[int]
+    held: list[int]
+    bytes: int
+    unread: list[int]
+
+
+def _change(root: Path, before: _Seen, after: _Seen) -> _Change:
+    held = sorted(number for number, one in after.shards.items() if one.samples)
+    concerned = {number for number, one in before.shards.items() if one.is_concerned}
+    gone = concerned.difference(held, after.unread)
+    rewritten = sorted(gone & after.shards.keys())
+    freed = sum(before.shards[n].nbytes for n in gone)
+    return _Change(
+        root,
+        sum(before.shards[number].samples for number in gone),
+        rewritten,
+        sorted(gone - after.shards.keys()),
+        held,
+        freed - sum(after.shards[n].nbytes for n in rewritten),
+        after.unread,
+    )
+
+
+def _look(root: Path, meant: PurgeList) -> dict[Path, _Seen]:
+    return {layout.root: _seen(layout, meant) for layout in _generations(root)}
+
+
+def _seen(layout: CacheLayout, meant: PurgeList) -> _Seen:
     """Return the shards on disk, with how many purged samples each holds."""
-    view = _read_index(layout)
-    found = {}
-    for row in (*view.shards, *view.retired):
-        path = layout.sidecar(row.number)
-        try:
-            sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-        except FileNotFoundError:  # deleted since the index was read
-            continue
-        except CorruptShardError:  # what it holds is unknown, so all of it goes
-            found[row.number] = _Holding(row.samples, True, row.shard_bytes)
-            continue
-        samples, concerned = purged_samples(sidecar, test), names_purged(sidecar, test)
-        found[row.number] = _Holding(samples, concerned, row.shard_bytes)
-    return found
+    identity = known_identity(layout)
+    if identity is None:
+        return _Seen(unread=numbers_on_disk(layout))
+    test, found = is_purged(layout, meant, identity), {}
+    for number in _numbers(layout):
+        holding = _holding(layout, number, test)
+        if holding is not None:
+            found[number] = holding
+    return _Seen(found)
 
 
-def _read_index(layout: CacheLayout) -> IndexView:
+def _numbers(layout: CacheLayout) -> list[int]:
     try:
-        return read_index(layout.root, retired=True)
-    except CacheMissingError:  # it is made again when the purge is applied
-        return IndexView()
+        view = read_index(layout.root, retired=True)
+    except CacheMissingError:  # the index is made again of these when the purge is applied
+        return numbers_on_disk(layout)
+    return [row.number for row in (*view.shards, *view.retired)]
 
 
-def _listed(layout: CacheLayout, meant: PurgeList) -> int:
-    if not layout.catalog.exists():
-        return 0
+def _holding(layout: CacheLayout, number: int, test: Callable[[str], bool]) -> _Holding | None:
+    path = layout.sidecar(number)
+    try:
+        sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
+    except FileNotFoundError:  # deleted since the index was read
+        return None
+    except CorruptShardError:  # what it holds is unknown, so all of it goes
+        return _Holding(0, True, sum(map(allocated, shard_paths(layout, number))))
+    samples, concerned = purged_samples(sidecar, test), names_purged(sidecar, test)
+    return _Holding(samples, concerned, sidecar.shard_bytes)
+
+
+def _listed(layout: CacheLayout, meant: PurgeList) -> set[str]:
     found: set[str] = set()
+    if not layout.catalog.exists():
+        return found
     with (
         suppress(CacheError),  # it is damaged: the next start lists anew
         Catalog.open(layout.catalog, readonly=True) as catalog,
     ):
         for _, keys in catalog.stores_and_keys(0, len(catalog)):
             found |= meant.hashes.intersection(map(key_hash, keys))
-    return len(found)
+    return found
 
 
-def _holders(layout: CacheLayout, held: Sequence[int]) -> list[Holder]:
-    leases = [lease for lease in survey_leases(layout.root)[0] if lease.open]
+def _holders(root: Path, held: Sequence[int]) -> list[Holder]:
+    if not held:
+        return []
+    leases = [lease for lease in survey_leases(root)[0] if lease.open]
     shards = {lease.name: sorted(set(held).intersection(lease.holding())) for lease in leases}
     return [
         Holder(one.job, one.host, one.pid, one.command, shards[one.name])
@@ -228,33 +329,52 @@ def _holders(layout: CacheLayout, held: Sequence[int]) -> list[Holder]:
     ]
 
 
-def _apply(layout: CacheLayout, *, wait: bool) -> None:
-    """Return once the list is applied, except for what readers hold (with ``wait``: for that too)."""
-    size = read_purge_list(layout).size
-    while not _applied_by_service(layout, size, wait=wait):
+def _apply(root: Path, *, wait: bool) -> None:
+    """Return once the lists are applied, except for what readers hold (with ``wait``: for that too)."""
+    while not _applied_by_service(root, wait=wait):
         try:
-            _apply_alone(layout, wait=wait)
+            _apply_alone(root, wait=wait)
         except CacheBusyError:
-            if not is_locked(layout.supervisor_lock):
+            if not _is_served(root):
                 raise
         else:
             return
 
 
-def _applied_by_service(layout: CacheLayout, size: int, *, wait: bool) -> bool:
+def _is_served(root: Path) -> bool:
+    return any(is_locked(layout.supervisor_lock) for layout in _generations(root))
+
+
+def _applied_by_service(root: Path, *, wait: bool) -> bool:
     """Wait for the service that runs; False if none runs."""
-    began = time.monotonic()
-    while is_locked(layout.supervisor_lock):
-        meta = _read_index(layout).meta
-        if _is_applied(layout, meta, size, wait=wait):
+    sizes: dict[Path, int] = {}  # of the lists, which may grow meanwhile
+    began, silent_since = time.monotonic(), math.inf
+    while _is_served(root):
+        layouts, now = _generations(root), time.monotonic()
+        for layout in layouts:
+            sizes.setdefault(layout.root, read_purge_list(layout).size)
+        metas = {layout: _meta(layout) for layout in layouts}
+        if all(
+            _is_applied(one, meta, sizes[one.root], wait=wait) for one, meta in metas.items()
+        ):
             return True
-        if PURGE_META not in meta and time.monotonic() - began > HEARD_SECONDS:
+        silence = service_silence(root)
+        silent_since = min(silent_since, now) if silence else math.inf
+        if now - silent_since > SILENT_SECONDS:
+            raise CacheError(f"{RECORDED} now waits for {silence}")
+        if now - began > HEARD_SECONDS and any(PURGE_META not in m for m in metas.values()):
             raise CacheError(
-                f"the service of {layout.root} does not answer: it is stopped, or of an earlier "
-                "version. The objects are recorded, and purged when it is started again"
+                f"{RECORDED} does not answer: it is stopped, or of an earlier version"
             )
         time.sleep(POLL_SECONDS)
     return False
+
+
+def _meta(layout: CacheLayout) -> Mapping[str, Any]:
+    try:
+        return read_index(layout.root).meta
+    except CacheMissingError:  # it is made again, or the generation has ended
+        return {}
 
 
 def _is_applied(
@@ -269,27 +389,59 @@ def _is_applied(
 def _held(layout: CacheLayout) -> set[int]:
     leases, foreign = survey_leases(layout.root)
     if any(lease.protects for lease in foreign):
-        return set(purge_progress(_read_index(layout).meta).numbers)
+        return set(purge_progress(_meta(layout)).numbers)
     return set().union(*(lease.holding() for lease in leases if lease.open))
 
 
-def _apply_alone(layout: CacheLayout, *, wait: bool) -> None:
-    config = _config_without_service(layout)
-    with Cache.open(layout.root, config, takeover_seconds=SAMPLERS_END_SECONDS) as cache:
+def _apply_alone(root: Path, *, wait: bool) -> None:
+    with ExitStack() as opened:
+        newest = _open_all(root, opened)
         while True:
-            while cache.purger.busy:
-                cache.purger.step(time.monotonic() + STEP_SECONDS)
-            if not wait or not cache.remover.purging.numbers:
+            _step_until_readers(newest)
+            left = [one for one in _caches(newest) if one.remover.purging.numbers]
+            if not wait or not left:
                 break
             time.sleep(POLL_SECONDS)
-            cache.poll_leases(time.monotonic())
-            cache.purger.look()  # another command may have added to the list
-    forget_errors(layout.root)
+            newest.poll_leases(time.monotonic())
+            newest.purger.look()  # another command may have added to the list
+            newest.older.poll(time.monotonic())
+    forget_errors(root)
+
+
+def _open_all(root: Path, opened: ExitStack) -> Cache:
+    """Return the newest generation with the older ones, opened in the order of a service."""
+    config = _config_without_service(CacheLayout(root))
+    caches = [
+        opened.enter_context(
+            Cache.open(layout.root, config, takeover_seconds=SAMPLERS_END_SECONDS)
+        )
+        for layout in reversed(_generations(root))
+    ]
+    newest, *older = caches
+    newest.older.caches = older[::-1]
+    newest.older.follow_list(newest.layout)
+    newest.purger.look()
+    newest.count_older()
+    newest.space.admit()
+    return newest
+
+
+def _caches(newest: Cache) -> list[Cache]:
+    return [newest, *newest.older.caches]
+
+
+def _step_until_readers(newest: Cache) -> None:
+    newest.older.poll(time.monotonic())
+    while any(one.purger.busy for one in _caches(newest)):
+        if newest.purger.busy:
+            newest.purger.step(time.monotonic() + STEP_SECONDS)
+        newest.older.poll(time.monotonic())
+        newest.count_older()
 
 
 def _config_without_service(layout: CacheLayout) -> CacheConfig:
     """Return the settings of the last service, as far as readers go by them."""
-    meta = _read_index(layout).meta
+    meta = _meta(layout)
     bound = read_status(layout.root).target_bytes if layout.index.exists() else 0
     return CacheConfig(
         path=layout.root,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,11 +25,13 @@ from growcache.cache.generations import OlderGenerations, begin_generation
 from growcache.cache.incoming import encode_shard
 from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import CacheTotals
+from growcache.cache.index.writer import IndexDatabase, IndexWriter
 from growcache.cache.lease_views import LeaseCounters
 from growcache.cache.purge import without_purged
 from growcache.cache.purge_list import (
     PurgedObject,
     append_to_list,
+    is_purged,
     key_hash,
     keys_of_object,
     line_of,
@@ -34,12 +41,15 @@ from growcache.cache.purge_list import (
     read_purge_list,
 )
 from growcache.cache.reader_lease import Lease
-from growcache.cache.shard_refetches import refetch_outcomes
+from growcache.cache.shard_refetches import PurgeProgress, purge_progress, refetch_outcomes
+from growcache.cache.shard_removal import ShardRemover
 from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
+from growcache.cache.status import Status, write_status
+from growcache.cli.cli import main
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Sample
-from tests.cache.making import KINDS, add, equal, make, opened, samples_of
+from tests.cache.making import IDENTITY, KINDS, add, equal, make, opened, samples_of
 from tests.forked import exits_with, fork
 
 KEYS = ("sub-1/a.npy", "sub-1/b.npy", "sub-2/a.npy", "\udce9.npy")
@@ -65,6 +75,19 @@ def keys_on_disk(layout: CacheLayout) -> set[str]:
         sidecar = Sidecar.from_bytes(path.read_bytes())
         found.update(sidecar.origins.keys, (hole.key for hole in sidecar.holes))
     return found
+
+
+Said = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def purge(capfdbinary: pytest.CaptureFixture[bytes]) -> Said:
+    def command(cache: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+        capfdbinary.readouterr()
+        code = main(["purge", str(cache), *arguments, "--json"])
+        return code, json.loads(capfdbinary.readouterr().out)
+
+    return command
 
 
 def live(root: Path) -> dict[int, str]:
@@ -139,6 +162,48 @@ def test_an_object_of_another_field_is_found_by_the_first_field(tmp_path: Path) 
     )
     assert [*keys("in/x_7.npy")] == ["in/x_7.npy", "out/y_7.npy"]
     assert [*keys("another.npy")] == ["another.npy"]
+
+
+JOINED = replace(
+    IDENTITY,
+    parts={
+        "source.fields": [
+            ["x", "s3://b/k/{n}/{k}", None, None],
+            ["y", "s3://b/y/{n}/{k}", None, None],
+        ]
+    },
+)
+
+
+@pytest.mark.mutant(
+    31,
+    "growcache.cache.index.reader:known_identity",
+    "return _identity_copy(layout)",
+    "return None",
+)
+def test_objects_of_every_field_are_known_without_the_identity(tmp_path: Path) -> None:
+    """The index has a copy; if that is lost too, nothing passes as not purged."""
+    with opened(tmp_path, JOINED) as cache:
+        add(cache, 0)
+        record(cache.layout, "y/0/3")
+        layout = cache.layout
+    keys = keys_of_object(JOINED.parts)("k/0/3")
+    assert [*keys] == ["k/0/3", "y/0/3"]
+    layout.identity.unlink()
+    assert is_purged(layout)("k/0/3")
+    assert not is_purged(layout)("k/0/4")
+    layout.identity.write_text("{")
+    assert is_purged(layout)("k/0/3")
+    layout.identity.unlink()
+    remove_index(tmp_path)
+    with pytest.raises(CacheError, match=r"identity.json is missing"):
+        is_purged(layout)
+    assert is_purged(layout, identity=JOINED)("k/0/3")
+
+
+def remove_index(root: Path) -> None:
+    for path in root.glob("index.sqlite*"):
+        path.unlink()
 
 
 # A shard
@@ -369,8 +434,7 @@ def test_a_lost_index_is_purged_again(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         add(cache, 0)
         record(cache.layout, "k/0/0")
-    for path in tmp_path.glob("index.sqlite*"):
-        path.unlink()
+    remove_index(tmp_path)
     with opened(tmp_path) as cache:
         finish(cache)
         assert "k/0/0" not in keys_on_disk(cache.layout)
@@ -382,8 +446,8 @@ def killed_before(step: int, work: Callable[[], int]) -> bool:
     if not child:
         left = step
 
-        def fuse(name: str) -> None:
-            call = getattr(os, name)
+        def fuse(owner: object, name: str) -> None:
+            call = getattr(owner, name)
 
             def fused(*arguments: object, **named: object) -> object:
                 nonlocal left
@@ -392,10 +456,13 @@ def killed_before(step: int, work: Callable[[], int]) -> bool:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return call(*arguments, **named)
 
-            setattr(os, name, fused)
+            setattr(owner, name, fused)
 
         for name in ("unlink", "rename", "fsync", "ftruncate", "posix_fallocate"):
-            fuse(name)
+            fuse(os, name)
+        fuse(IndexDatabase, "checkpoint")
+        fuse(IndexDatabase, "set_meta")  # as it is written last, all else of a change is undone
+        fuse(IndexWriter, "write")
         exits_with(work)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
@@ -406,19 +473,26 @@ def killed_before(step: int, work: Callable[[], int]) -> bool:
     "kind", ["tfrecord-ragged", pytest.param("npy-fixed", marks=pytest.mark.slow)]
 )
 def test_killed_at_every_step(tmp_path: Path, kind: str) -> None:
-    step, killed = 1, True
+    """Each purge goes on, and ends as one that was not cut short."""
+
+    def work(root: Path) -> int:
+        with opened(root, KINDS[kind]) as cache:
+            record(cache.layout, "k/0/0", "k/1/1")
+            return len(finish(cache))
+
+    filled, step, killed = tmp_path / "filled", 1, True
+    with opened(filled, KINDS[kind]) as cache:
+        add(cache, 0)
+        add(cache, 1)
+    before, whole = shard_files(filled), tmp_path / "whole"
+    shutil.copytree(filled, whole)
+    assert work(whole) == 0
+    purged = shard_files(whole)
     while killed:
         root = tmp_path / f"{step}"
-        with opened(root, KINDS[kind]) as cache:
-            add(cache, 0)
-            add(cache, 1)
+        shutil.copytree(filled, root)
 
-        def work(root: Path = root) -> int:
-            with opened(root, KINDS[kind]) as cache:
-                record(cache.layout, "k/0/0", "k/1/1")
-                return len(finish(cache))
-
-        killed = killed_before(step, work)
+        killed = killed_before(step, functools.partial(work, root))
         with opened(root, KINDS[kind]) as cache:
             recorded = len(cache.purger.list.hashes)
             lost = {*finish(cache), *cache.unfinished(2, 1)}
@@ -426,11 +500,20 @@ def test_killed_at_every_step(tmp_path: Path, kind: str) -> None:
             assert recorded in (0, 2)
             assert keys.isdisjoint({"k/0/0", "k/1/1"} if recorded else ())
             assert len(lost) <= 1
+            found = shard_files(root)
+            assert found.items() <= (purged if recorded else before).items()
+            assert {*range(2)} - {int(name[:8]) for name in found} == lost
             assert cache.totals().samples + 7 * len(lost) == (14 if recorded else 16)
             assert cache.totals().drawn == cache.totals().samples
         assert check(root) == []
         step += 1
-    assert step > 12
+    assert step > 24
+
+
+def shard_files(root: Path) -> dict[str, bytes]:
+    shards = CacheLayout(root).shards
+    found = (path for path in shards.rglob("*") if path.is_file())
+    return {str(path.relative_to(shards)): path.read_bytes() for path in found}
 
 
 @pytest.mark.mutant(
@@ -462,3 +545,124 @@ def test_a_generation_that_is_replaced_is_purged_and_gets_empty(tmp_path: Path) 
         assert read_purge_list(newest.layout).holds(["k/0/0"])
         older.end_empty()
         assert not older
+
+
+@pytest.mark.mutant(
+    31,
+    "growcache.cli.purge:_record",
+    "append_to_list(layout, asked)",
+    "append_to_list(CacheLayout(root), asked)",
+)
+def test_the_command_purges_all_generations(tmp_path: Path, purge: Said) -> None:
+    """Shards of the older one are dropped, because they only give way."""
+    with opened(tmp_path) as cache:
+        for number in range(3):
+            add(cache, number)
+    begin_generation(tmp_path, any_owner=False)
+    with opened(tmp_path) as newest:
+        add(newest, 1)
+    old, new = (CacheLayout(tmp_path / f"generation-{n}") for n in range(2))
+    with Snapshot.take(old.root):
+        code, said = purge(tmp_path, "k/1/0")
+        assert (code, said["generations"], said["recorded"]) == (1, 2, 1)
+        assert (said["rewritten"], said["dropped"], said["held"]) == ([1], [], [1])
+        assert len(said["holders"]) == 1
+    code, said = purge(tmp_path)
+    assert (code, said["rewritten"], said["dropped"], said["held"]) == (0, [], [1], [])
+    assert keys_on_disk(old) == {f"k/{n}/{i}" for n in (0, 2) for i in range(8)}
+    assert keys_on_disk(new) == {f"k/1/{i}" for i in range(1, 8)}
+    assert read_purge_list(old).hashes == read_purge_list(new).hashes == {key_hash("k/1/0")}
+    third = begin_generation(tmp_path, any_owner=False)
+    assert read_purge_list(third).hashes == {key_hash("k/1/0")}
+    record(new, "k/1/1")  # by a command that was cut short
+    assert purge(tmp_path)[0] == 0
+    assert read_purge_list(third).hashes == read_purge_list(old).hashes == {
+        key_hash("k/1/0"), key_hash("k/1/1")
+    }  # fmt: skip
+
+
+def test_what_could_not_be_looked_at_is_named(tmp_path: Path, purge: Said) -> None:
+    with opened(tmp_path) as cache:
+        add(cache, 0)
+        add(cache, 1)
+    remove_index(tmp_path)
+    code, said = purge(tmp_path, "k/0/0")  # the index is made again
+    assert (code, said["samples"], said["rewritten"], said["unread"]) == (0, 1, [0], [])
+    remove_index(tmp_path)
+    cache.layout.identity.unlink()
+    code, said = purge(tmp_path, "k/1/0")
+    assert (code, said["samples"], said["unread"]) == (1, 0, [0, 1])
+    with opened(tmp_path) as cache:  # whose configuration is that of the shards
+        finish(cache)
+        assert keys_on_disk(cache.layout).isdisjoint({"k/0/0", "k/1/0"})
+    code, said = purge(tmp_path)
+    assert (code, said["held"], said["unread"]) == (0, [], [])
+
+
+def test_a_service_that_hangs_is_not_awaited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(tmp_path) as cache:
+        add(cache, 0)
+        record(cache.layout, "k/0/1")
+        finish(cache)
+        told = {"pid": os.getpid(), "host": socket.gethostname()}
+        write_status(tmp_path, Status(**told, updated_at=time.time() - 60))  # type: ignore[arg-type]
+        capsys.readouterr()
+        assert main(["purge", str(tmp_path), "k/0/0"]) == 1
+        assert "has said nothing for 6" in (text := capsys.readouterr().err.replace("\n", " "))
+        assert "are purged once the service goes on" in text
+        assert read_purge_list(cache.layout).holds(["k/0/0"])
+
+
+def test_what_was_done_is_noted_for_many_shards_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note names all that are left, so a note per shard would take bytes by their square."""
+    notes, write = list[PurgeProgress](), ShardRemover.write_purging
+
+    def noted(remover: ShardRemover, purging: PurgeProgress, *change: Any) -> None:
+        notes.append(purging)
+        write(remover, purging, *change)
+
+    with opened(tmp_path) as cache:
+        for number in range(12):
+            add(cache, number, 2)
+        record(cache.layout, *(f"k/{n}/0" for n in range(12)))
+        cache.purger.look()
+        monkeypatch.setattr(ShardRemover, "write_purging", noted)
+        while cache.purger.busy:
+            cache.purger.step(time.monotonic() + 60)
+        assert not any(key.endswith("/0") for key in keys_on_disk(cache.layout))
+        assert len(notes) <= 3
+        assert not read_index(tmp_path).meta["purging"]["rewrite"]
+
+
+@pytest.mark.mutant(
+    31,
+    "growcache.cache.purge:Purger._rewrite_some",
+    "done, lost = (set(purging.numbers - retired.keys()), list[int]())",
+    "done, lost = (set(purging.numbers - retired.keys()), list[int]())\n"
+    "self._remover.write_purging(replace(purging, rewrite=frozenset()))",
+)
+def test_a_purge_is_said_to_be_done_once_the_last_shard_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command returns then, and whoever stops the service loses no shard."""
+    seen, write = [], IndexWriter.write
+
+    def look(writer: IndexWriter, change: Callable[[], None]) -> None:
+        write(writer, change)
+        view = read_index(tmp_path)
+        progress = purge_progress(view.meta)
+        if progress.size and not progress.numbers:
+            seen.append({row.number for row in view.shards})
+
+    with opened(tmp_path) as cache:
+        add(cache, 0)
+        add(cache, 1)
+        record(cache.layout, "k/0/0", "k/1/1")
+        monkeypatch.setattr(IndexWriter, "write", look)
+        finish(cache)
+    assert seen
+    assert all(numbers == {0, 1} for numbers in seen)

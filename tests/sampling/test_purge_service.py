@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from growcache.errors import CacheError, PurgedSampleError
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
 from tests.sampling.services import (
+    drawn,
     kill,
     make_source,
     run,
@@ -289,6 +291,7 @@ def test_what_is_recorded_is_honoured_at_once(tmp_path: Path, url: str) -> None:
     "    return",
     "",
 )
+@pytest.mark.timeout(600)  # six processes start, one after another
 def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     """It is read before anything is drawn; what is added later is purged, too."""
     shared = tmp_path / "shared"
@@ -301,7 +304,7 @@ def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     ]
     shared.write_text("\n".join(keys_of(url)))
     for node in nodes:
-        assert run(node, "--until-full")[0] == 0
+        assert run(node, "--until-full", seconds=250)[0] == 0
     caches = [node.with_suffix("") for node in nodes]
     assert set().union(*map(delivered, caches)) == {*range(OBJECTS)} - {*PURGED}
     assert not delivered(caches[0]) & delivered(caches[1])
@@ -309,15 +312,53 @@ def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     purge(caches[0], *keys_of(url, (5, 6)))
     shared.write_bytes((caches[0] / "purged").read_bytes())
     with service(nodes[1]):
-        wait_until(lambda: delivered(caches[1]).isdisjoint({5, 6}))
+        wait_until(lambda: delivered(caches[1]).isdisjoint({5, 6}), seconds=150)
         assert purge(caches[1])[0] == 0
     assert set().union(*map(delivered, caches)) == {*range(OBJECTS)} - {*PURGED, 5, 6}
     assert [*map(errors_in, caches)] == [[], []]
 
     shared.unlink()
-    code, errors = run(nodes[1], "--until-full")
+    code, errors = run(nodes[1], "--until-full", seconds=250)
     assert code
     assert "source.purged" in errors
+
+
+def test_a_stopped_service_goes_on_with_the_list(
+    tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, cache = write_config(tmp_path / "c.yaml", url), tmp_path / "c"
+    with service(config) as running:
+        wait_until(lambda: is_complete(cache))
+        running.send_signal(signal.SIGSTOP)
+        capfd.readouterr()
+        assert main(["purge", str(cache), "--wait", *keys_of(url)]) == 1
+        said = " ".join(capfd.readouterr().err.split())
+        assert "the objects are recorded, and are purged once the service goes on" in said
+        assert f"kill -CONT {running.pid}" in said
+        running.send_signal(signal.SIGCONT)
+        wait_until(lambda: delivered(cache) == {*range(OBJECTS)} - {*PURGED})
+        assert main(["purge", str(cache)]) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_service_purges_both_generations(tmp_path: Path, url: str, purge: Said) -> None:
+    config, cache = write_config(tmp_path / "c.yaml", url), tmp_path / "c"
+    assert run(config, "--until-full")[0] == 0
+    old, new = CacheLayout(cache / "generation-0"), CacheLayout(cache / "generation-1")
+    with (
+        Snapshot.take(cache, job="train"),
+        service(config, "--set", "sampling.seed=2", "--replace"),
+    ):
+        wait_until(lambda: new.marker.exists() and drawn(new.root) > 0)
+        code, said = purge(cache, *keys_of(url))
+        assert (code, said["generations"], said["recorded"]) == (1, 2, len(PURGED))
+        assert {holder["job"] for holder in said["holders"]} == {"train"}
+        assert read_purge_list(old).hashes == read_purge_list(new).hashes
+        wait_until(lambda: delivered(new.root) == {*range(OBJECTS)} - {*PURGED})
+    with service(config, "--set", "sampling.seed=2"):
+        assert purge(cache, "--wait")[0] == 0
+        assert on_disk(cache).isdisjoint(keys_of(url))
+        assert on_disk(new.root).isdisjoint(keys_of(url))
 
 
 def test_an_object_of_any_field_is_named(tmp_path: Path, purge: Said) -> None:

@@ -243,6 +243,31 @@ def read_index(
     )
 
 
+def known_identity(layout: CacheLayout) -> Identity | None:
+    """Return the cache's identity, or else its copy in the index; None if both are missing.
+
+    CacheError: it is damaged, and the index has no copy.
+    """
+    try:
+        if found := read_identity(layout.root):
+            return found
+        return _identity_copy(layout)
+    except CacheError:
+        if copy := _identity_copy(layout):
+            return copy
+        raise
+
+
+def _identity_copy(layout: CacheLayout) -> Identity | None:
+    try:
+        with reading_index(layout) as connection:
+            query = "SELECT value FROM meta WHERE key = 'identity'"
+            row = connection.execute(query).fetchone()
+        return Identity.from_values(json.loads(row[0])) if row else None
+    except (CacheError, sqlite3.Error, ValueError, TypeError, KeyError):  # none, or damaged
+        return None
+
+
 def _read_view(
     connection: sqlite3.Connection,
 ) -> tuple[list[ShardRow], dict[str, Any], list[Edition], CacheTotals]:
