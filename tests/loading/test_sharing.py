@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -103,12 +104,17 @@ def test_values_of_any_size_are_cut_between_two() -> None:
 
 @two_cores
 def test_two_threads_copy_where_the_loop_waits() -> None:
-    recorded = Recorded()
-    with shared(recorded.framework()) as lent:
+    recorded, both = Recorded(), threading.Barrier(2)
+
+    def take(memory: Bytes, starts: Integers, out: Bytes) -> None:
+        both.wait(30)  # else a busy machine leaves both halves to the first thread
+        recorded.take(memory, starts, out)
+
+    with shared(replace(recorded.framework(), take=take)) as lent:
         for _ in range(20):
             starts, out = rows(4 * ROWS)
             lent.take(MEMORY, starts, out)
-    assert NAME in recorded.threads
+    assert recorded.threads.count(NAME) == 20
     assert recorded.bytes == 20 * out.nbytes
     assert recorded.prepared == [NAME]
 
@@ -164,11 +170,14 @@ def test_a_loop_that_waits_has_two_threads_that_copy_and_none_once_closed(
     cache = make_cache(shape=(200, 200))
     cache.add(*range(64))
     with EpochLoader(cache.root, batch_size=32, min_samples=1, gather="thread") as loader:
-        for _ in range(10):
+        for _ in range(50):
             for batch in loader:
                 x = batch["x"].reshape(32, -1)
                 assert (x == batch["id"][:, None]).all()
-        assert NAME in {thread.name for thread in threading.enumerate()}
+            if NAME in {thread.name for thread in threading.enumerate()}:
+                break
+        else:
+            pytest.fail("one thread alone copied for a loop that waits")
     assert NAME not in {thread.name for thread in threading.enumerate()}
 
 
@@ -193,13 +202,12 @@ def test_a_loop_that_computes_is_not_disturbed_because_it_waited_once(
 def test_the_wait_for_the_other_half_is_known() -> None:
     """Or it would be taken for one for the interpreter's lock."""
 
-    started = threading.Event()
+    both = threading.Barrier(2)
 
     def slow(memory: Bytes, starts: Integers, out: Bytes) -> None:
+        both.wait(30)
         if threading.current_thread().name == NAME:
-            started.set()
-            time.sleep(0.1)
-        assert started.wait(30)
+            time.sleep(0.3)  # a busy machine lets the loop begin to wait within a part of it
 
     with closing(ParallelCopies(Framework(slow, frees_lock=True), lambda: True)) as copies:
         copies.lent().take(MEMORY, *rows())
