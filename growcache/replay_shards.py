@@ -46,6 +46,7 @@ from growcache.sampling.serve import serve
 from growcache.store.catalog import Catalog
 
 Digests = Mapping[int, str]  # of shards, by number
+Lengths = Mapping[int, int]  # samples of shards, by number
 
 
 def refuse_other_config(config: Config, identity: Identity) -> None:
@@ -63,6 +64,7 @@ def refuse_other_config(config: Config, identity: Identity) -> None:
 def snapshots_with(
     config: Config,
     digests: Digests,
+    lengths: Lengths,
     facts: CacheFacts | None,
     catalog: bytes | None,
     folder: Path,
@@ -86,7 +88,7 @@ def snapshots_with(
             take(root, again=True)
             if missing := _missing(digests, found):
                 wanted = {number: digests[number] for number in missing}
-                snapshot = opened.enter_context(_drawn_again(config, root, wanted))
+                snapshot = opened.enter_context(_drawn_again(config, root, wanted, lengths))
                 found.append((snapshot, True))
         yield found
 
@@ -162,12 +164,15 @@ def _write_side_files(
     write_identity(layout.root, identity)
 
 
-def _drawn_again(config: Config, root: Path, digests: Digests) -> Snapshot:
+def _drawn_again(config: Config, root: Path, digests: Digests, lengths: Lengths) -> Snapshot:
     known = read_identity(root)
     own = config.model_copy(update={"cache": config.cache.model_copy(update={"path": root})})
     counters = LeaseCounters(counts=True)
     with serve(own), ExitStack() as opened:
-        lease = Lease.create(root, NO_JOB, digests, wishes=digests, counters=counters)
+        mine = {number: lengths[number] for number in digests}
+        lease = Lease.create(
+            root, NO_JOB, digests, wishes=digests, lengths=mine, counters=counters
+        )
         opened.callback(lease.close)
         with closing(index_views(root, threading.Event(), lambda: False)) as views:
             for view in views:

@@ -117,10 +117,12 @@ def replay(
     )
     places = places_of(found.batch.rows, found.plans, options)
     planned = {shard.number: shard for plan in found.plans.values() for shard in plan.shards}
-    digests = {number: planned[number].digest for number in np.unique(places.shards).tolist()}
+    needed = [planned[number] for number in np.unique(places.shards).tolist()]
+    digests = {shard.number: shard.digest for shard in needed}
+    lengths = {shard.number: shard.samples for shard in needed}
     with (
         _folder(cache) as folder,
-        snapshots_with(settings, digests, facts, catalog, folder) as snapshots,
+        snapshots_with(settings, digests, lengths, facts, catalog, folder) as snapshots,
     ):
         samples, objects = _samples(places, snapshots)
         _refuse_purged(samples, Path(settings.cache.path), identity)

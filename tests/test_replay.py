@@ -132,6 +132,31 @@ def test_another_configuration_is_refused(trained: TrainedRun, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.mutant(
+    32,
+    "growcache.cache.cache:Cache.lengths",
+    "self.refetch_queue.lengths(numbers)",
+    "{}",
+)
+def test_the_last_shard_of_a_fixed_set_comes_back_as_it_was_cut(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path / "c.yaml",
+        make_source(tmp_path / "objects", 40, (13, 64)),
+        source={"options": {"axis": 0}},
+        cache={"max_samples": 25, "eviction": "none"},
+        sampling={"samples_per_object": 13},
+    )
+    assert run(config, "--until-full") == (0, "")
+    options: dict[str, Any] = {"batch_size": 25, "min_samples": 1, "journal": tmp_path / "j"}
+    with EpochLoader(tmp_path / "c", **options) as loader:
+        (seen,) = [as_bytes(batch) for batch in loader]
+    shutil.rmtree(tmp_path / "c")
+    found = growcache.replay(config, tmp_path / "j", 0)
+    assert as_bytes(found.batch) == seen
+    assert all(sample.drawn_again for sample in found.samples)
+
+
+@pytest.mark.slow
 def test_purged_objects_do_not_come_back(
     trained: TrainedRun, elsewhere: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -306,10 +306,11 @@ class Cache:
         remains = self.index_writer.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
-    def lengths(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Return the samples of shards that were committed, as far as the index knows them."""
+    def lengths(self, numbers: Collection[int]) -> dict[int, int]:
+        """Return the samples of shards that were committed, as far as index and leases know them."""
         remains = self.index_writer.index.remains(numbers)
-        return {number: row.samples for number, row in remains.items()}
+        known = {number: row.samples for number, row in remains.items()}
+        return self.refetch_queue.lengths(numbers) | known
 
     @property
     def returning_samples(self) -> int:

@@ -88,6 +88,7 @@ class LeaseView:
     settled: bool = False  # all are present; of rank 0: others may copy
     ranks: RankNote | None = None
     counters: LeaseCounters | None = None  # None from a reader of an earlier version
+    lengths: Mapping[int, int] = field(default_factory=dict)  # samples of some wishes
 
     @property
     def resumable(self) -> bool:
@@ -265,6 +266,10 @@ def parse_header(data: bytes, states: int) -> Mapping[str, Any]:
         "numbers": _parse_ranges(header["numbers"], states),
         "wishes": {
             _checked_number(n): _checked_text(digest) for n, digest in header.get("wishes", ())
+        },
+        "lengths": {
+            _checked_number(n): _checked_number(samples)
+            for n, samples in header.get("lengths", ())
         },
         "ranks": _parse_rank_note(**header["ranks"]) if header.get("ranks") else None,
     }

@@ -84,6 +84,7 @@ class Lease:
         numbers: Iterable[int],
         *,
         wishes: Mapping[int, str] | None = None,
+        lengths: Mapping[int, int] | None = None,
         ranks: RankNote | None = None,
         max_bytes: int | None = None,
         counters: LeaseCounters | None = None,
@@ -92,7 +93,8 @@ class Lease:
 
         Afterwards the caller reads the index again and drops the shards that are not live any more;
         only then may it open the others. It keeps those of ``wishes``, digests by number: they come or
-        are refused, and stay if they are live. LeasesFullError: more than ``max_bytes`` in all leases.
+        are refused, and stay if they are live. ``lengths`` are the samples of wished shards, which a cache
+        that never had them does not know. LeasesFullError: more than ``max_bytes`` in all leases.
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
@@ -106,6 +108,7 @@ class Lease:
                 "created": time.time(),
                 "numbers": _ranges(wanted),
                 "wishes": list(wished.items()),
+                "lengths": list((lengths or {}).items()),
                 "ranks": ranks,
             }
         )

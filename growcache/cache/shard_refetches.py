@@ -220,6 +220,11 @@ class RefetchQueue:
         self._revive()
         self._settle()
 
+    def lengths(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the samples of shards to refetch, as far as leases say them."""
+        said = [lease.lengths for lease in self._leases]
+        return {n: one[n] for n in numbers for one in said if n in self.pending and n in one}
+
     def start_afresh(self) -> None:
         self._refused, self._noted, self.pending = {}, {}, {}
 
