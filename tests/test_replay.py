@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from tests import journaling_trainer
 from tests.journaling_trainer import digest
 from tests.loading.loaders import as_bytes
 from tests.sampling.services import make_source, run, service, wait_until, write_config
+from tests.servers import Bucket, S3Server
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -295,6 +297,52 @@ def test_a_hole_that_was_filled_later_is_none_of_an_earlier_step(tmp_path: Path)
     for step in range(len(seen)):
         found = growcache.replay(config, folder / "j", step, cache=tmp_path / "again")
         assert as_bytes(found.batch) == seen[step]
+
+
+def as_npy(number: int) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.full((16, 64), number, np.float32))
+    return stream.getvalue()
+
+
+@pytest.mark.slow
+def test_steps_of_a_bucket_come_back_on_a_machine_without_the_cache(
+    moto_server: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = Bucket.make(moto_server)
+    for number in range(60):
+        bucket.put(f"{number:05d}.npy", as_npy(number))
+
+    def configured(name: str) -> Path:
+        source = {"storage_options": moto_server.storage_options}
+        return write_config(
+            tmp_path / f"{name}.yaml",
+            bucket.url("*.npy"),
+            source=source,
+            sampling=SAMPLING,
+        )
+
+    assert run(configured("here"), "--until-full")[0] == 0
+    journal = tmp_path / "j"
+    with EpochLoader(tmp_path / "here", batch_size=6, min_samples=1, journal=journal) as loader:
+        seen = [as_bytes(batch) for batch in loader]
+    shutil.rmtree(tmp_path / "here")
+    elsewhere, again = configured("elsewhere"), tmp_path / "again"
+    found = growcache.replay(elsewhere, journal, 3, cache=again)
+    assert as_bytes(found.batch) == seen[3]
+    assert all(sample.drawn_again for sample in found.samples)
+    command = ["replay", str(elsewhere), str(journal), "--step", "3"]
+    assert main([*command, "--cache", str(again)]) == 0
+    origin = found.samples[0].origin
+    assert origin.etag is not None
+    assert origin.etag in capsys.readouterr().out
+    bucket.put(Path(origin.key).name, as_npy(1000))
+    # Drawn before, it is still what the step saw.
+    assert main([*command, "--cache", str(again)]) == 1
+    assert "1 object changed since" in capsys.readouterr().out
+    with pytest.raises(JournalError, match=Path(origin.key).name):
+        growcache.replay(elsewhere, journal, 3)
+    bucket.remove()
 
 
 def last_seen(notes: Path) -> dict[int, str]:

@@ -38,13 +38,16 @@ def show_steps(journal: Path, rank: int, *, json: bool) -> None:
     last = max((stretch.first.seconds for stretch in found.stretches), default=None)
     if json:
         values = {"steps": found.steps, "sessions": found.sessions, "updated_at": last}
-        print_json(plain_json.dumps(values).encode())
+        lost = [[one.start, one.stop] for one in found.lost]
+        print_json(plain_json.dumps({**values, "lost": lost}).encode())
         return
     at = "" if last is None else f", the last at {_time(last)}"
     typer.echo(
         f"{journal} knows of {plural(found.steps, 'step')} (from 0) of "
         f"{plural(found.sessions, 'run')}{at}; show one by --step N"
     )
+    if found.damage:
+        typer.echo(f"{journal} is damaged: {found.damage_words}")
 
 
 def replay_step(

@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,7 @@ from growcache.loading.gather_process import (
     kind_after_death,
     may_switch_to_process,
 )
-from growcache.loading.journal import DeliveredBatch
+from growcache.loading.journal_frames import DeliveredBatch
 from growcache.loading.journal_writer import JournalWriter
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
@@ -124,7 +125,8 @@ class Consumer:
         self._tracker.end_epoch(number)
         self._counters.flush()  # the lease may go with its pass
         if self._journal is not None:
-            self._journal.flush()
+            with self._closed_on_error():
+                self._journal.flush()
         if self._options.samples_per_epoch is None and self.stage is not None:
             self.stage.demand.end_pass(self._next_pass - 1)
         self.deliveries.end_epoch()
@@ -149,6 +151,18 @@ class Consumer:
 
     def note_state(self) -> None:
         self._counters.note_state()
+        if self._journal is not None:
+            with self._closed_on_error():
+                self._journal.sync()
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """A loader that raised keeps neither threads nor leases."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, position: Position, missing: MissingShards) -> None:
         """Raises ConfigError for another cache, CacheError if `missing` forbids that shards are gone."""
@@ -218,14 +232,14 @@ class Consumer:
 
     def _start(self) -> Stage:
         release_at_sigterm()
-        if self._journal is not None:
-            self._journal.open()
         start = self._loaded or Position(
             epoch=self._next_epoch,
             next_epoch=self._next_epoch,
             next_pass=self._next_pass,
             global_step=self.global_step,
         )
+        if self._journal is not None:
+            self._journal.open(start.global_step)
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         return self._adopt(self._new_stage(self._kind, start), start)
 
@@ -281,11 +295,8 @@ class Consumer:
                 self._replace_dead_process(item)
                 continue
             if isinstance(item, PassStarted):
-                try:
+                with self._closed_on_error():  # the journal may be unwritable
                     self._begin_pass(item)
-                except BaseException:  # the journal cannot be written
-                    self.close()
-                    raise
             elif isinstance(item, Block):
                 self._replaced = False
                 choice, now = self._choice, time.perf_counter()

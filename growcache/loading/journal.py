@@ -1,192 +1,48 @@
 """The journal of a loader: which rows each of its batches held, in a few bytes a shard and pass.
 
-A file of frames, each with a CRC32C; the first that is torn ends it. A *pass* frame names the shards of a
+A file of frames, each with a CRC32C. A *pass* frame names the shards of a
 pass, which decide its order. A *batch* frame says in full what one batch held. The batches after it, up to the next batch
 frame, follow one another regularly, so that they need no frame of their own. *Notes* are JSON: a session of a
 trainer, the transform's schema, and the facts of the cache that decide what its shards hold. *Catalog* frames are a
 copy of the cache's listing, so that its shards can be drawn again elsewhere.
 
-Whoever resumes appends. Steps that come again then count as they came last.
+Whoever resumes appends. Steps that come again then count as they came last. Of a damaged frame it is known which
+steps it may have told of; those are lost, and all others are not.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import google_crc32c
-import numpy as np
-import orjson
-
 from growcache.errors import ConfigError, JournalError
-from growcache.loading.delivered_rows import BatchRows, Run, Substitute
+from growcache.loading.journal_frames import (
+    BATCH,
+    CATALOG,
+    MAGIC,
+    PASS,
+    CatalogPart,
+    Damage,
+    DeliveredBatch,
+    highest_shard,
+    number_of_pass,
+    read_frames,
+    rows_of_pass,
+    session_tag,
+    tag_of_pass,
+    unpack_batch,
+    unpack_catalog,
+    unpack_note,
+    unpack_pass,
+)
 from growcache.loading.options import LoaderOptions, Ranks, rank_file
-from growcache.loading.plan import ORDER_VERSION, PassPlan, PlannedShard
+from growcache.loading.plan import ORDER_VERSION, PassPlan
 
-MAGIC = b"GCJNL\x00\x00\x01"
-NOTE, CATALOG, PASS, BATCH = range(1, 5)
-KINDS = frozenset({NOTE, CATALOG, PASS, BATCH})
-DIGEST_BYTES = 16
 KEPT_PASSES = 4  # that a batch may hold rows of
-
-_HEAD = struct.Struct("<IBI")  # bytes of the body, kind, CRC32C of kind and body
-_PASS = struct.Struct("<QQIB")  # number, samples of a window, shards, bytes per number
-_CATALOG = struct.Struct("<IQ")  # which listing, offset in it
-_MOST_NOTE_BYTES = 1 << 28
-
-
-class Frame(NamedTuple):
-    kind: int
-    body: bytes
-
-    def pack(self) -> bytes:
-        return (
-            _HEAD.pack(len(self.body), self.kind, _checksum(self.kind, self.body)) + self.body
-        )
-
-
-def _checksum(kind: int, body: bytes) -> int:
-    return int(google_crc32c.extend(google_crc32c.value(bytes([kind])), body))
-
-
-def read_frames(data: bytes) -> Iterator[tuple[Frame, int]]:
-    """Yield the whole frames with their ends; a torn frame ends it. The magic comes first."""
-    at = len(MAGIC)
-    while at + _HEAD.size <= len(data):
-        length, kind, crc = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) < length or kind not in KINDS or _checksum(kind, body) != crc:
-            return
-        at += _HEAD.size + length
-        yield Frame(kind, body), at
-
-
-# ------------------------------------------------------------------------------- bodies
-
-
-def pack_note(values: dict[str, Any]) -> Frame:
-    return Frame(NOTE, zlib.compress(orjson.dumps(values)))
-
-
-def unpack_note(body: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(
-        zlib.decompressobj().decompress(body, _MOST_NOTE_BYTES)
-    )
-    return found
-
-
-class CatalogPart(NamedTuple):
-    """Bytes of a listing; another number is another listing, which began anew."""
-
-    listing: int
-    offset: int
-    data: bytes
-
-
-def pack_catalog(part: CatalogPart) -> Frame:
-    return Frame(CATALOG, _CATALOG.pack(part.listing, part.offset) + part.data)
-
-
-def unpack_catalog(body: bytes) -> CatalogPart:
-    listing, offset = _CATALOG.unpack_from(body)
-    return CatalogPart(listing, offset, body[_CATALOG.size :])
-
-
-def pack_pass(plan: PassPlan) -> Frame:
-    numbers = np.array([shard.number for shard in plan.shards], np.int64)
-    samples = np.array([shard.samples for shard in plan.shards], np.int64)
-    width = 4 if max([0, *numbers.tolist(), *samples.tolist()]) < 1 << 32 else 8
-    columns = [column.astype(f"<u{width}").tobytes() for column in (numbers, samples)]
-    digests = bytes.fromhex("".join(shard.digest for shard in plan.shards))
-    head = _PASS.pack(plan.number, plan.window_samples, len(plan.shards), width)
-    return Frame(PASS, b"".join([head, *columns, digests]))
-
-
-def unpack_pass(body: bytes) -> PassPlan:
-    number, window_samples, count, width = _PASS.unpack_from(body)
-    at, columns = _PASS.size, []
-    for _ in range(2):
-        columns.append(np.frombuffer(body, f"<u{width}", count, at).tolist())
-        at += count * width
-    ends = range(at, at + count * DIGEST_BYTES, DIGEST_BYTES)
-    digests = [body[end : end + DIGEST_BYTES].hex() for end in ends]
-    shards = tuple(map(PlannedShard, *columns, digests))
-    return PassPlan(number, shards, window_samples)
-
-
-class DeliveredBatch(NamedTuple):
-    step: int  # over all epochs, from 0
-    epoch: int
-    epoch_step: int  # in its epoch, from 0
-    seconds: int  # of the wall clock, for people
-    rows: BatchRows
-
-    def after(self, batches: int, batch_size: int, stride: int) -> DeliveredBatch | None:
-        """Return a later batch, if all is regular in between; None after an irregular one."""
-        rows = self.rows.after(batches, batch_size, stride) if batches else self.rows
-        if rows is None:
-            return None
-        return self._replace(
-            step=self.step + batches, epoch_step=self.epoch_step + batches, rows=rows
-        )
-
-
-def pack_batch(batch: DeliveredBatch) -> Frame:
-    rows = batch.rows
-    numbers = [*batch[:4], rows.padding, len(rows.runs), len(rows.substitutes)]
-    for number, start, stop in rows.runs:
-        numbers += (number, start, stop - start)
-    for substitute in rows.substitutes:
-        numbers += substitute
-    return Frame(BATCH, b"".join(map(_varint, numbers)))
-
-
-def unpack_batch(body: bytes) -> DeliveredBatch:
-    numbers = _varints(body)
-    step, epoch, epoch_step, seconds, padding, runs, substitutes = numbers[:7]
-    rest = iter(numbers[7:])
-    threes = list(zip(rest, rest, rest, strict=True))
-    if len(threes) != runs + substitutes:
-        raise ValueError(f"{len(threes)} runs and substitutes, not {runs + substitutes}")
-    rows = BatchRows(
-        tuple(Run(number, start, start + length) for number, start, length in threes[:runs]),
-        tuple(Substitute(*three) for three in threes[runs:]),
-        padding,
-    )
-    return DeliveredBatch(step, epoch, epoch_step, seconds, rows)
-
-
-def _varint(number: int) -> bytes:
-    """Return a number in seven bits a byte, the lowest first.
-
-    >>> _varint(300).hex(), _varints(_varint(300) + _varint(5))
-    ('ac02', [300, 5])
-    """
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def _varints(data: bytes) -> list[int]:
-    found, number, shift = [], 0, 0
-    for byte in data:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            found.append(number)
-            number = shift = 0
-    if shift:
-        raise ValueError("a number is cut off")
-    return found
-
-
-# ---------------------------------------------------------------------------- what it says
+SHOWN = 5  # places that a message names
 
 
 def session_values(options: LoaderOptions) -> dict[str, Any]:
@@ -278,20 +134,42 @@ class _Stretch:
     stop: int | None = None  # the first step that is not in it
 
 
+class LostSteps(NamedTuple):
+    """Steps of which nothing is known, because bytes are damaged."""
+
+    start: int
+    stop: int | None  # None: to the end
+    stretches: int  # that come before them
+
+    def __contains__(self, step: object) -> bool:
+        assert isinstance(step, int)
+        return self.start <= step and (self.stop is None or step < self.stop)
+
+    def __str__(self) -> str:
+        if self.stop is None:
+            return f"from {self.start} on"
+        return (
+            str(self.start)
+            if self.stop == self.start + 1
+            else f"{self.start} to {self.stop - 1}"
+        )
+
+
 @dataclass(slots=True)
 class Journal:
     """A journal as it was read."""
 
     path: Path
     sessions: int = 0
-    torn_bytes: int = 0
     stretches: list[_Stretch] = field(default_factory=list)
+    lost: list[LostSteps] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
     parts: list[CatalogPart] = field(default_factory=list)
     facts: list[CacheFacts] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, rank: int = 0) -> Self:
-        """Read the journal of a rank; ConfigError: there is none. JournalError: damaged."""
+        """Read the journal of a rank; ConfigError: there is none. JournalError: it cannot be read."""
         file = rank_file(path, rank)
         if not rank and path.is_file():  # of a loader that was alone
             file = path
@@ -306,60 +184,10 @@ class Journal:
             raise JournalError(f"{file} is no journal of this version of growcache")
         journal = cls(file)
         try:
-            journal._take(data)
+            _Reading(journal).take(data)
         except (ValueError, LookupError, TypeError, struct.error, zlib.error) as error:
             raise JournalError(f"{file} is damaged: {type(error).__name__}: {error}") from None
         return journal
-
-    def _take(self, data: bytes) -> None:
-        end, session, schema = len(MAGIC), Session({}), None
-        passes: dict[int, bytes] = {}
-        for (kind, body), end in read_frames(data):  # noqa: B007 - the last end counts
-            if kind == CATALOG:
-                self.parts.append(unpack_catalog(body))
-            elif kind == PASS:
-                number = _PASS.unpack_from(body)[0]
-                passes = {n: b for n, b in passes.items() if 0 < number - n < KEPT_PASSES}
-                passes[number] = body
-                self._note_last_shard(body)
-            elif kind == BATCH:
-                batch = unpack_batch(body)
-                self._close_stretch(batch, session)
-                self.stretches.append(
-                    _Stretch(
-                        batch, session, dict(passes), self._last_facts, schema, batch.step + 1
-                    )
-                )
-            else:
-                note = unpack_note(body)
-                if "session" in note:
-                    self.sessions += 1
-                    session, schema = Session(note["session"]), None
-                schema = note.get("transform_schema", schema)
-                if "cache" in note:
-                    self.facts.append(CacheFacts(note["cache"]))
-                if "ended" in note:
-                    self.stretches[-1].known = self.stretches[-1].stop = note["ended"]
-        self.torn_bytes = len(data) - end
-
-    def _note_last_shard(self, body: bytes) -> None:
-        _, _, count, width = _PASS.unpack_from(body)
-        numbers = np.frombuffer(body, f"<u{width}", count, _PASS.size)
-        if (facts := self._last_facts) is not None and count:
-            facts.last_shard = max(facts.last_shard, int(numbers.max()))
-
-    @property
-    def _last_facts(self) -> CacheFacts | None:
-        return self.facts[-1] if self.facts else None
-
-    def _close_stretch(self, batch: DeliveredBatch, session: Session) -> None:
-        if not self.stretches:
-            return
-        last = self.stretches[-1]
-        # What a resumed run had counted was delivered.
-        last.known = max(last.known, batch.step)
-        if last.session is session:
-            last.stop = batch.step
 
     @property
     def steps(self) -> int:
@@ -371,28 +199,36 @@ class Journal:
 
         Raises:
             ConfigError: the journal does not know the step.
+            JournalError: what it said of the step is damaged.
         """
-        found = [hit for stretch in self.stretches if (hit := _batch_at(stretch, step))]
+        found = [
+            (at, hit)
+            for at, stretch in enumerate(self.stretches)
+            if (hit := _batch_at(stretch, step)) is not None
+        ]
+        last = found[-1][0] if found else -1
+        if any(step in lost and lost.stretches > last for lost in self.lost):
+            raise JournalError(
+                f"step {step} is lost, because {self.path} is damaged ({self.damage_words}); use a "
+                "copy of it, if there is one"
+            )
         if not found:
             raise ConfigError(
                 f"step {step} is not in {self.path}, which knows of {self.steps} steps, "
                 "counted from 0"
             )
-        *others, (batch, stretch) = found
-        if stretch.session.values["order_version"] != ORDER_VERSION:
-            raise JournalError(
-                f"step {step} of {self.path} was delivered by a growcache that orders passes in "
-                "another way; use that version"
-            )
-        plans = {
-            run.pass_number: unpack_pass(stretch.passes[run.pass_number])
-            for run in batch.rows.runs
-        }
-        chosen = JournaledBatch(
-            *(batch, stretch.session, step < stretch.known, plans),
-            *(stretch.facts, stretch.transform_schema),
-        )
-        return chosen, [other for other, _ in others]
+        *_, stretch = (self.stretches[at] for at, _ in found)
+        return _journaled(self.path, step, found[-1][1], stretch), [
+            hit for _, hit in found[:-1]
+        ]
+
+    @property
+    def damage_words(self) -> str:
+        """Return where the file is damaged, and which steps are lost by that."""
+        places = ", ".join(f"{one.start} to {one.stop - 1}" for one in self.damage[:SHOWN])
+        steps = ", ".join(map(str, self.lost[:SHOWN])) or "none"
+        more = " …" if max(len(self.damage), len(self.lost)) > SHOWN else ""
+        return f"bytes {places}; lost steps: {steps}{more}"
 
     def latest(self, facts: CacheFacts) -> CacheFacts:
         """Return the latest facts of the same cache.
@@ -413,7 +249,7 @@ class Journal:
         return bytes(found[:wanted]) if len(found) >= wanted else None
 
 
-def _batch_at(stretch: _Stretch, step: int) -> tuple[DeliveredBatch, _Stretch] | None:
+def _batch_at(stretch: _Stretch, step: int) -> DeliveredBatch | None:
     first, session = stretch.first, stretch.session
     after = step - first.step
     if after < 0 or (stretch.stop is not None and step >= stretch.stop):
@@ -423,12 +259,132 @@ def _batch_at(stretch: _Stretch, step: int) -> tuple[DeliveredBatch, _Stretch] |
         return None
     if after:
         number, _, stop = batch.rows.runs[0]
-        if stop > _pass_rows(stretch.passes[number]):
+        if stop > rows_of_pass(stretch.passes[number]):
             return None
-    return batch, stretch
+    return batch
 
 
-def _pass_rows(body: bytes) -> int:
-    _, _, count, width = _PASS.unpack_from(body)
-    samples = np.frombuffer(body, f"<u{width}", count, _PASS.size + count * width)
-    return int(samples.sum(dtype=np.int64))
+def _journaled(
+    path: Path, step: int, batch: DeliveredBatch, stretch: _Stretch
+) -> JournaledBatch:
+    if stretch.session.values["order_version"] != ORDER_VERSION:
+        raise JournalError(
+            f"step {step} of {path} was delivered by a growcache that orders passes in another "
+            "way; use that version"
+        )
+    plans = {
+        run.pass_number: unpack_pass(stretch.passes[run.pass_number]) for run in batch.rows.runs
+    }
+    return JournaledBatch(
+        *(batch, stretch.session, step < stretch.known, plans),
+        *(stretch.facts, stretch.transform_schema),
+    )
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+class _Reading:
+    """What is known between two frames, while a journal is read from its beginning.
+
+    Of damaged bytes nothing is guessed: what they may have said counts as unknown until a later frame says it.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._session: Session | None = None
+        self._sessions: dict[bytes, Session] = {}  # by the tags of their passes
+        self._schema: list[list[Any]] | None = None
+        self._passes: dict[int, bytes] = {}
+        self._next_step = 0  # the first that no frame has named yet
+        self._lost_from: int | None = None
+
+    def take(self, data: bytes) -> None:
+        for frame, _ in read_frames(data):
+            if isinstance(frame, Damage):
+                self._lose(frame)
+            elif frame.kind == CATALOG:
+                self._journal.parts.append(unpack_catalog(frame.body))
+            elif frame.kind == PASS:
+                self._begin_pass(frame.body)
+            elif frame.kind == BATCH:
+                self._deliver(unpack_batch(frame.body))
+            else:
+                self._note(unpack_note(frame.body))
+        if self._lost_from is not None:
+            self._lose_until(None)
+
+    def _lose(self, damage: Damage) -> None:
+        self._journal.damage.append(damage)
+        if damage.kind == CATALOG:
+            return
+        last = self._journal.stretches[-1] if self._journal.stretches else None
+        if last is not None and last.session is self._session and last.stop is None:
+            last.stop = last.first.step + 1
+        if self._lost_from is None or self._next_step < self._lost_from:
+            self._lost_from = self._next_step
+        if damage.kind != BATCH:  # a plan of the same number may be another one
+            self._passes = {}
+        if damage.kind not in (BATCH, PASS):
+            self._session = None
+
+    def _lose_until(self, step: int | None) -> None:
+        start, self._lost_from = self._lost_from, None
+        if start is not None and (step is None or step > start):
+            lost = LostSteps(start, step, len(self._journal.stretches))
+            self._journal.lost.append(lost)
+
+    def _begin_pass(self, body: bytes) -> None:
+        if self._session is None:
+            self._session = self._sessions.get(tag_of_pass(body))
+        number = number_of_pass(body)
+        kept = {n: b for n, b in self._passes.items() if 0 < number - n < KEPT_PASSES}
+        self._passes = {**kept, number: body}
+        if (facts := self._facts) is not None:
+            facts.last_shard = max(facts.last_shard, highest_shard(body))
+
+    @property
+    def _facts(self) -> CacheFacts | None:
+        return self._journal.facts[-1] if self._journal.facts else None
+
+    def _deliver(self, batch: DeliveredBatch) -> None:
+        self._close_stretch(batch)
+        self._next_step = batch.step + 1
+        session, passes = self._session, self._passes
+        if session is None or any(run.pass_number not in passes for run in batch.rows.runs):
+            if self._lost_from is None:
+                self._lost_from = batch.step
+            return
+        self._lose_until(batch.step)
+        self._journal.stretches.append(
+            _Stretch(batch, session, dict(passes), self._facts, self._schema, batch.step + 1)
+        )
+
+    def _close_stretch(self, batch: DeliveredBatch) -> None:
+        if not self._journal.stretches:
+            return
+        last = self._journal.stretches[-1]
+        # What a resumed run had counted was delivered.
+        last.known = max(last.known, batch.step)
+        if last.session is self._session and last.stop is None:
+            last.stop = batch.step
+
+    def _note(self, note: dict[str, Any]) -> None:
+        if "session" in note:
+            self._journal.sessions += 1
+            self._session, self._schema = Session(note["session"]), None
+            self._sessions[session_tag(note["session"])] = self._session
+            self._next_step = note.get("step", self._next_step)
+        self._schema = note.get("transform_schema", self._schema)
+        if "cache" in note:
+            self._journal.facts.append(CacheFacts(note["cache"]))
+        if "ended" in note:
+            self._end(note["ended"])
+
+    def _end(self, step: int) -> None:
+        if self._lost_from is not None:
+            self._lose_until(step)
+        else:
+            last = self._journal.stretches[-1]
+            last.known = last.stop = step
+        self._next_step = step

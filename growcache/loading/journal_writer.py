@@ -1,13 +1,14 @@
 """Appends to a journal, in the process whose loop receives the batches.
 
 What a batch held is on file before the loop gets it, except that regular batches need no word of their own. So a
-kill loses nothing. A journal that cannot be written ends the epoch, because steps that are missing in it would
+kill loses nothing; for a power cut it is synced with each state that the user takes. A journal that cannot be written ends the epoch, because steps that are missing in it would
 read as regular ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 import weakref
@@ -18,15 +19,17 @@ from typing import Any
 
 import orjson
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, fsync_directory
 from growcache.cache.locks import close_owned, open_owned, this_process, try_lock
 from growcache.cache.side_files import read_deferrals, read_editions, read_identity
 from growcache.errors import CachePathError, ConfigError, JournalError
-from growcache.loading.journal import (
+from growcache.loading.journal import session_values
+from growcache.loading.journal_frames import (
     CATALOG,
     MAGIC,
     NOTE,
     CatalogPart,
+    Damage,
     DeliveredBatch,
     Frame,
     pack_batch,
@@ -34,7 +37,7 @@ from growcache.loading.journal import (
     pack_note,
     pack_pass,
     read_frames,
-    session_values,
+    session_tag,
     unpack_catalog,
     unpack_note,
 )
@@ -42,6 +45,8 @@ from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import PassPlan
 from growcache.loading.transform import TransformSchema
 from growcache.store.catalog import Catalog
+
+_log = logging.getLogger(__name__)
 
 BATCH_SECONDS = (
     30.0  # at most between two batches that are written, to tell how far a killed run came
@@ -89,6 +94,8 @@ class JournalWriter:
         self._path = path
         self._descriptor = -1
         self._end = 0
+        self._synced = 0  # bytes that a power cut leaves
+        self._tag = b""
         self._plans: dict[int, PassPlan] = {}
         self._facts: dict[str, Any] = {}
         self._listing = CopiedListing()
@@ -97,8 +104,8 @@ class JournalWriter:
         self._after = 0  # regular batches delivered since
         self._due = 0.0  # monotonic seconds
 
-    def open(self) -> None:
-        """Begin a session. ConfigError: the file is something else, or another loader's now."""
+    def open(self, step: int) -> None:
+        """Begin a session whose first batch is this step. ConfigError: the file is something else, or another loader's now."""
         if self._descriptor >= 0:
             return
         descriptor = self._descriptor = self._opened()
@@ -107,8 +114,9 @@ class JournalWriter:
         try:
             self._continue(self._path.read_bytes())
             session = session_values(self._options)
+            self._tag = session_tag(session)
             about = {**this_process(), "path": str(self._options.root)}
-            self._append(pack_note({"session": session, "about": about}))
+            self._append(pack_note({"session": session, "about": about, "step": step}))
         except BaseException:
             self._release()
             raise
@@ -132,7 +140,10 @@ class JournalWriter:
         )
 
     def _continue(self, data: bytes) -> None:
-        """Cut a torn frame off, and find what need not be said again."""
+        """Cut a torn frame off, and find what need not be said again.
+
+        Damaged bytes stay where they are: a reader finds the frames behind them.
+        """
         if not data or MAGIC.startswith(data):
             os.ftruncate(self._descriptor, 0)
             self._write(MAGIC, 0)
@@ -146,7 +157,14 @@ class JournalWriter:
         self._end, self._facts, self._listing = len(MAGIC), {}, CopiedListing()
         for frame, end in read_frames(data):
             self._end = end
-            if frame.kind == CATALOG:
+            if isinstance(frame, Damage):
+                self._facts = {}  # said again, because these bytes may have said others
+                _log.warning(
+                    "the journal %s is damaged in bytes %d to %d; this run is appended, and what "
+                    "they said of earlier steps is lost: growcache replay CONFIG %s names them",
+                    *(self._path, frame.start, frame.stop - 1, self._path),
+                )
+            elif frame.kind == CATALOG:
                 self._listing.add(unpack_catalog(frame.body))
             elif frame.kind == NOTE:
                 self._facts = unpack_note(frame.body).get("cache", self._facts)
@@ -159,7 +177,7 @@ class JournalWriter:
         if self._options.ranks.leads:
             self._note_cache(fingerprint)
         self.flush()
-        self._append(pack_pass(plan))
+        self._append(pack_pass(plan, self._tag))
         self._written = None  # the next batch is of this plan
         self._plans = {n: p for n, p in self._plans.items() if n > plan.number - KEPT_PLANS}
         self._plans[plan.number] = plan
@@ -212,6 +230,18 @@ class JournalWriter:
         self._written, self._after = batch, 0
         self._due = time.monotonic() + BATCH_SECONDS
 
+    def sync(self) -> None:
+        """Let a power cut leave what is written so far."""
+        if self._descriptor < 0 or self._synced == self._end:
+            return
+        try:
+            os.fdatasync(self._descriptor)
+            if not self._synced:  # it may be new
+                fsync_directory(self._path.resolve().parent)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._synced = self._end
+
     def close(self) -> None:
         if self._descriptor < 0:
             return
@@ -219,6 +249,7 @@ class JournalWriter:
             self.flush()
             if self._written is not None:
                 self._append(pack_note({"ended": self._written.step + 1}))
+            self.sync()
         finally:
             self._release()
 
@@ -227,7 +258,7 @@ class JournalWriter:
             self._close_file()
         self._descriptor = -1
         self._plans, self._schema = {}, TransformSchema(None)
-        self._written, self._after = None, 0
+        self._written, self._after, self._synced = None, 0, 0
 
     def _append(self, frame: Frame) -> None:
         data = frame.pack()
@@ -241,13 +272,16 @@ class JournalWriter:
                 written = os.pwrite(self._descriptor, rest, at)
                 rest, at = rest[written:], at + written
         except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
-            self._release()
-            raise JournalError(
-                f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
-                "resume with a journal on another disk"
-            ) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> JournalError:
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, self._end)
+        self._release()
+        return JournalError(
+            f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
+            "resume with a journal on another disk"
+        )
 
 
 def _close_in_process(pid: int, descriptor: int) -> None:

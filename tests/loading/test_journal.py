@@ -5,28 +5,35 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from growcache.cache.lease_views import read_leases
 from growcache.errors import ConfigError, JournalError
 from growcache.loading import journal_writer, plan
 from growcache.loading.delivered_rows import BatchRows, Run, Substitute, places_of
-from growcache.loading.journal import (
+from growcache.loading.journal import CacheFacts, Journal
+from growcache.loading.journal_frames import (
+    BATCH,
     MAGIC,
-    CacheFacts,
+    NOTE,
+    PASS,
     CatalogPart,
+    Damage,
     DeliveredBatch,
-    Journal,
+    Frame,
     pack_batch,
     pack_catalog,
     pack_note,
@@ -106,8 +113,29 @@ def test_what_is_before_a_torn_or_damaged_frame_is_read(written: list[Any], data
         flipped = bytearray(whole)
         flipped[cut] ^= 1 << data.draw(st.integers(0, 7))
         found = [frame for frame, _ in read_frames(bytes(flipped))]
+        lost = written[kept]
         assert found[:kept] == written[:kept]
-        assert found != written
+        if len(found) > kept:  # of a damaged length or kind all is known
+            start, stop = ends[kept], ends[kept + 1]
+            assert found[kept] in (lost, Damage(start, stop, lost.kind))
+            assert found[kept + 1 :] == written[kept + 1 :]
+        else:  # the last one, which could be torn
+            assert kept == len(written) - 1
+
+
+@given(st.lists(frames, max_size=6), st.data())
+@settings(max_examples=60)
+def test_frames_behind_many_damaged_bytes_are_found(written: list[Any], data: Any) -> None:
+    packed = [frame.pack() for frame in written]
+    whole = bytearray(MAGIC + b"".join(packed))
+    ends = [*itertools.accumulate(map(len, packed), initial=len(MAGIC))]
+    start, stop = sorted(data.draw(st.integers(len(MAGIC), len(whole))) for _ in range(2))
+    whole[start:stop] = bytes(stop - start)
+    found = [frame for frame, _ in read_frames(bytes(whole)) if isinstance(frame, Frame)]
+    before = sum(end <= start for end in ends) - 1
+    behind = sum(begin >= stop for begin in ends[:-1])
+    assert found[:before] == written[:before]
+    assert found[len(found) - behind :] == written[len(written) - behind :]
 
 
 @given(
@@ -164,8 +192,12 @@ def delivered(made: EpochLoader, epochs: int = 3) -> Iterator[np.ndarray[Any, An
 
 def said(file: Path, step: int, rank: int = 0) -> list[int]:
     """The names of a step's samples, as the journal has them."""
-    found, _ = Journal.read(file, rank).find(step)
-    rows = places_of(found.batch.rows, found.plans, found.session.options(file.parent))
+    return said_by(Journal.read(file, rank), step, file.parent)
+
+
+def said_by(journal: Journal, step: int, folder: Path) -> list[int]:
+    found, _ = journal.find(step)
+    rows = places_of(found.batch.rows, found.plans, found.session.options(folder))
     return [int(name) for name in 1000 * rows.shards + rows.rows]
 
 
@@ -282,6 +314,117 @@ def test_a_resumed_loader_appends_and_its_steps_count(filled: Filled, tmp_path: 
     assert Journal.read(file).sessions == 2
 
 
+def written_frames(file: Path) -> list[tuple[int, int, int]]:
+    """Kind, start and stop of each frame."""
+    found, start = list[tuple[int, int, int]](), len(MAGIC)
+    for frame, stop in read_frames(file.read_bytes()):
+        assert isinstance(frame, Frame)
+        found.append((frame.kind, start, stop))
+        start = stop
+    return found
+
+
+def agree(file: Path, seen: list[list[int]]) -> tuple[int, int]:
+    """Hold what is said against what was seen; return how many steps are said, and lost."""
+    journal, lost = Journal.read(file), 0
+    for step, rows in enumerate(seen):
+        try:
+            assert said_by(journal, step, file.parent) == rows
+        except JournalError as error:
+            assert f"step {step} is lost" in str(error)  # noqa: PT017
+            lost += 1
+    return len(seen) - lost, lost
+
+
+@pytest.mark.parametrize("kind", [NOTE, PASS, BATCH])
+@pytest.mark.parametrize("damaged", [(), (0, 3, 4, 9)])
+def test_a_damaged_frame_loses_its_own_steps_only(
+    kind: int,
+    damaged: tuple[int, ...],
+    filled: Filled,
+    tmp_path: Path,
+    small_windows: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sessions of several passes; the second resumes in the middle of the first."""
+    file, other, seen = tmp_path / "a.journal", tmp_path / "b.journal", list[list[int]]()
+    for number in damaged:
+        filled.damage(number)
+    monkeypatch.setattr(journal_writer, "BATCH_SECONDS", 0.0)
+    with loader(filled, file) as made:
+        steps = delivered(made, 9)
+        seen += [next(steps).tolist() for _ in range(30)]
+        state = made.state_dict()
+        seen += [next(steps).tolist() for _ in range(9)]
+    with loader(filled, file) as made:
+        made.load_state_dict(state)
+        seen[30:] = [batch.tolist() for batch in itertools.islice(delivered(made, 9), 30)]
+    whole = file.read_bytes()
+    some = [one for one in written_frames(file) if one[0] == kind]
+    for _, start, stop in (some[1], some[len(some) // 2], some[-2]):
+        other.write_bytes(whole[: stop - 1] + bytes([whole[stop - 1] ^ 4]) + whole[stop:])
+        most = {NOTE: 18, PASS: 18, BATCH: 1}[kind]
+        assert agree(other, seen)[1] <= most, (start, stop)
+
+
+class Journaled(NamedTuple):
+    file: Path
+    data: bytes
+    seen: list[list[int]]
+
+
+@pytest.fixture
+def journaled(filled: Filled, tmp_path: Path, small_windows: None) -> Journaled:
+    """Three sessions, two of them with another order."""
+    file, seen = tmp_path / "a.journal", list[list[int]]()
+    filled.damage(3)
+    for seed in (0, 1, 0):
+        with loader(filled, file, seed=seed) as made:
+            made.load_state_dict(made.state_dict() | {"global_step": len(seen)})
+            seen += [batch.tolist() for batch in itertools.islice(delivered(made), 25)]
+    return Journaled(tmp_path / "b.journal", file.read_bytes(), seen)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_damaged_bytes_never_give_a_step_other_rows(journaled: Journaled, data: Any) -> None:
+    whole = bytearray(journaled.data)
+    start = data.draw(st.integers(len(MAGIC), len(whole) - 1))
+    stop = min(len(whole), start + data.draw(st.sampled_from([1, 2, 9, 60, 400, 2000])))
+    whole[start:stop] = bytes(byte ^ 0x55 for byte in whole[start:stop])
+    journaled.file.write_bytes(whole)
+    journal = Journal.read(journaled.file)
+    for step in range(0, len(journaled.seen), 3):
+        with suppress(JournalError, ConfigError):
+            assert said_by(journal, step, journaled.file.parent) == journaled.seen[step]
+
+
+def test_who_resumes_goes_on_behind_damaged_bytes(
+    filled: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.journal"
+    with loader(filled, file) as made:
+        first = [batch.tolist() for batch in delivered(made)]
+        state = made.state_dict()
+    data = bytearray(file.read_bytes())
+    *_, (_, start, stop) = (one for one in written_frames(file) if one[0] == PASS)
+    data[stop - 9] ^= 1
+    file.write_bytes(data)
+    with loader(filled, file) as made:
+        made.load_state_dict(state)
+        second = [batch.tolist() for batch in delivered(made, 1)]
+    assert file.read_bytes().startswith(data)
+    assert f"damaged in bytes {start} to {stop - 1}" in caplog.text
+    read = Journal.read(file)
+    assert [(one.start, one.stop) for one in read.lost] == [(36, 54)]
+    seen = first + second
+    assert agree(file, seen) == (len(seen) - 18, 18)
+
+
 KILLED = """
 import sys
 from growcache.loading import plan
@@ -372,3 +515,27 @@ def test_no_batch_comes_that_the_journal_has_no_room_for(
     assert seen
     assert found == seen
     assert made.global_step == len(seen)  # a state that is saved now leaves none out
+
+
+@pytest.mark.mutant(
+    32,
+    "growcache.loading.consumer:Consumer._end_epoch",
+    "with self._closed_on_error():\n    self._journal.flush()",
+    "self._journal.flush()",
+)
+def test_a_loader_whose_journal_fails_at_the_end_of_an_epoch_holds_nothing(
+    filled: Filled, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.journal"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    made = loader(filled, file)
+    batches = iter(made)
+    seen = [next(batches) for _ in range(18)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
+    try:
+        with pytest.raises(JournalError, match="cannot write the journal"):
+            seen += batches
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(seen) == 18
+    assert not any(lease.open for lease in read_leases(filled.root))
