@@ -547,12 +547,6 @@ def test_a_generation_that_is_replaced_is_purged_and_gets_empty(tmp_path: Path) 
         assert not older
 
 
-@pytest.mark.mutant(
-    31,
-    "growcache.cli.purge:_record",
-    "append_to_list(layout, asked)",
-    "append_to_list(CacheLayout(root), asked)",
-)
 def test_the_command_purges_all_generations(tmp_path: Path, purge: Said) -> None:
     """Shards of the older one are dropped, because they only give way."""
     with opened(tmp_path) as cache:
@@ -599,20 +593,29 @@ def test_what_could_not_be_looked_at_is_named(tmp_path: Path, purge: Said) -> No
     assert (code, said["held"], said["unread"]) == (0, [], [])
 
 
+@pytest.mark.mutant(
+    31,
+    "growcache.cli.purge:_record",
+    "append_to_list(layout, asked)",
+    "append_to_list(CacheLayout(root), asked)",
+)
 def test_a_service_that_hangs_is_not_awaited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each generation has what was asked before anybody waits."""
     with opened(tmp_path) as cache:
         add(cache, 0)
-        record(cache.layout, "k/0/1")
-        finish(cache)
-        told = {"pid": os.getpid(), "host": socket.gethostname()}
-        write_status(tmp_path, Status(**told, updated_at=time.time() - 60))  # type: ignore[arg-type]
+    begin_generation(tmp_path, any_owner=False)
+    with opened(tmp_path) as newest, opened(tmp_path / "generation-0") as old:
+        told = Status(pid=os.getpid(), host=socket.gethostname(), updated_at=time.time() - 60)
+        write_status(tmp_path, told)
         capsys.readouterr()
         assert main(["purge", str(tmp_path), "k/0/0"]) == 1
-        assert "has said nothing for 6" in (text := capsys.readouterr().err.replace("\n", " "))
+        text = " ".join(capsys.readouterr().err.split())
+        assert "has said nothing for 6" in text
         assert "are purged once the service goes on" in text
-        assert read_purge_list(cache.layout).holds(["k/0/0"])
+        for layout in (newest.layout, old.layout):
+            assert read_purge_list(layout).holds(["k/0/0"])
 
 
 def test_what_was_done_is_noted_for_many_shards_at_once(

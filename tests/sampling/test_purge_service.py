@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,44 @@ def test_what_is_recorded_is_honoured_at_once(tmp_path: Path, url: str) -> None:
     assert delivered(cache) == {*range(OBJECTS)} - {*PURGED}
 
 
+@contextmanager
+def held_list(keys: list[str]) -> Iterator[tuple[str, threading.Event]]:
+    """Yield the URL of a purge list that comes when the event is set."""
+    may_come, body = threading.Event(), "\n".join(keys).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            may_come.wait(100)
+            self.do_HEAD()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/purged", may_come
+    finally:
+        may_come.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def waits_for(cache: Path) -> str | None:
+    try:
+        return status(cache).waiting_for
+    except CacheError:
+        return None
+
+
 @pytest.mark.mutant(
     31,
     "growcache.sampling.supervisor:Supervisor._identify",
@@ -291,6 +331,22 @@ def test_what_is_recorded_is_honoured_at_once(tmp_path: Path, url: str) -> None:
     "    return",
     "",
 )
+def test_nothing_is_drawn_before_the_shared_list_was_read(tmp_path: Path, url: str) -> None:
+    with held_list(keys_of(url)) as (purged, may_come):
+        sampling = {"timeout_seconds": 100}
+        config = write_config(
+            tmp_path / "c.yaml", url, source={"url": url, "purged": purged}, sampling=sampling
+        )
+        cache = tmp_path / "c"
+        with service(config, "--until-full") as process:
+            wait_until(lambda: waits_for(cache) == "the purge list (source.purged)", 50)
+            assert not drawn(cache)
+            may_come.set()
+            _, errors = process.communicate(timeout=50)
+            assert (process.returncode, errors) == (0, "")
+    assert delivered(cache) == {*range(OBJECTS)} - {*PURGED}
+
+
 @pytest.mark.timeout(600)  # six processes start, one after another
 def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     """It is read before anything is drawn; what is added later is purged, too."""
