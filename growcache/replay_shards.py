@@ -191,9 +191,9 @@ def _all_came(root: Path, view: IndexView, known: Identity | None, digests: Dige
         raise JournalError(
             f"the service of another replay in {root.parent} has ended; repeat this one"
         )
-    if known is not None and view.fingerprint not in (None, known.fingerprint):
-        found = read_identity(root)
-        differing = describe_differences(known.parts, found.parts) if found is not None else []
+    found = view.identity
+    if known and found and not known.yields_same_samples(found):
+        differing = describe_differences(known.parts, found.parts)
         raise FingerprintError(
             "the journal is of a cache that other code filled: "
             f"{'; '.join(differing[:5]) or 'its fingerprint differs'}"

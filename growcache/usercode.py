@@ -278,35 +278,45 @@ def _digest(data: bytes) -> str:
 
 
 def syntax_of(source: bytes) -> bytes:
-    """Return a text of the syntax tree, without docstrings; the source itself if it is not Python.
+    """Return a text of the syntax tree; the source itself if it is not Python.
 
-    Empty fields are left out, because new versions of Python add such. `ast.dump` shows some of them.
+    Docstrings are left out, but not where the code may read one. Empty fields are left out,
+    because new versions of Python add such. `ast.dump` shows some of them.
 
     >>> syntax_of(b"def f(x): 'About.'; return x  # so") == syntax_of(b"def f(x): return x")
     True
     >>> syntax_of(b"x = 1") == syntax_of(b"x = 2")
     False
+    >>> syntax_of(b"'1'; x = __doc__") == syntax_of(b"'2'; x = __doc__")
+    False
     """
     try:
-        return repr(_shape_of(ast.parse(source))).encode("utf-8", "backslashreplace")
+        tree = ast.parse(source)
+        text = repr(_shape_of(tree, docstrings=False))
+        if any(word in text for word in _READING_DOCSTRINGS):
+            text = repr(_shape_of(tree, docstrings=True))
+        return text.encode("utf-8", "backslashreplace")
     except (SyntaxError, ValueError, RecursionError):  # such as a compiled module
         return source
 
 
-def _shape_of(node: Any) -> Any:
+def _shape_of(node: Any, *, docstrings: bool) -> Any:
     if isinstance(node, list):
-        return [_shape_of(item) for item in node]
+        return [_shape_of(item, docstrings=docstrings) for item in node]
     if not isinstance(node, ast.AST):
         return node
     fields = {name: value for name, value in ast.iter_fields(node) if name != "kind"}
-    if isinstance(node, _WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
-        fields["body"] = fields["body"][1:]
+    if not docstrings and isinstance(node, _WITH_DOCSTRINGS):
+        fields["body"] = fields["body"][ast.get_docstring(node, clean=False) is not None :]
     shown = {
-        name: _shape_of(value) for name, value in fields.items() if value not in (None, [])
+        name: _shape_of(value, docstrings=docstrings)
+        for name, value in fields.items()
+        if value not in (None, [])
     }
     return (type(node).__name__, *shown.items())
 
 
+_READING_DOCSTRINGS = ("__doc__", "getdoc")
 _WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -83,6 +83,7 @@ ARRAYS = ".npy"
 SIDECAR = ".json"
 SHARD_PARTS = (RECORDS, OFFSETS, ARRAYS, SIDECAR)
 
+INDEX = "index.sqlite"
 MARKER = "growcache.json"  # says that a folder is a cache, and by which layout
 LAYOUT_VERSION = 2  # of a cache with generations; before there is a second one it is 1
 PLAIN_LAYOUT_VERSION = 1
@@ -109,7 +110,7 @@ def generation_numbers(root: Path) -> list[int]:
     """Return the generations in a directory, oldest first; a plain cache has the first one only."""
     if not os.path.lexists(root / FIRST_GENERATION):
         return [0]
-    found = [0] if (root / "index.sqlite").exists() else []
+    found = [0] if (root / INDEX).exists() else []
     with os.scandir(root) as entries:
         numbers = [generation_in(Path(entry.name)) for entry in entries]
     found += [n for n in numbers if n and (generation_path(root, n) / MARKER).exists()]
@@ -123,6 +124,12 @@ def generation_paths(root: Path) -> list[Path]:
     return [generation_path(root, number) for number in generation_numbers(root)]
 
 
+def path_of_generation(root: Path, number: int) -> Path:
+    """Return the path of a generation in a directory, which may be a plain cache, or that generation itself."""
+    several = generation_in(root) is None and os.path.lexists(root / FIRST_GENERATION)
+    return generation_path(root, number) if several else root
+
+
 def directory_of(root: Path) -> Path:
     """Return the cache directory that a path to it, or to a generation in it, belongs to."""
     return root if generation_in(root) is None else root.parent
@@ -131,7 +138,9 @@ def directory_of(root: Path) -> Path:
 def _resolved_root(path: Path) -> Path:
     if generation_in(path) is not None or not os.path.lexists(path / FIRST_GENERATION):
         return path
-    return generation_path(path, generation_numbers(path)[-1])
+    paths = [generation_path(path, number) for number in generation_numbers(path)]
+    # One that begins has a marker before it has an index, which readers need.
+    return next((p for p in reversed(paths) if (p / INDEX).exists()), paths[-1])
 
 
 class _LayoutPath:
@@ -154,7 +163,7 @@ class CacheLayout:
     shards = _LayoutPath("shards")  # live and retired, each with its sidecar
     incoming = _LayoutPath("incoming")  # shards being written or removed; swept at every start
     leases = _LayoutPath("leases")  # one file per snapshot that a reader holds
-    index = _LayoutPath("index.sqlite")
+    index = _LayoutPath(INDEX)
     catalog = _LayoutPath("catalog.bin")
     supervisor_lock = _LayoutPath("supervisor.lock")
     samplers_lock = _LayoutPath("samplers.lock")

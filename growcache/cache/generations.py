@@ -2,7 +2,7 @@
 
 The first generation is the directory itself. Each later one is a whole cache in a folder ``generation-N``, so nothing of
 one generation can mix with another: not an index, nor a snapshot, nor a listing. `CacheLayout` of the directory means the
-newest generation; the link ``generation-0`` names the first one. A generation is there while its index or marker is,
+newest generation that has an index; the link ``generation-0`` names the first one. A generation is there while its index or marker is,
 and no other file says so, so a crash leaves nothing that contradicts another file.
 """
 
@@ -22,6 +22,7 @@ from growcache.cache.files import (
     LAYOUT_VERSION,
     CacheLayout,
     allocated,
+    directory_of,
     fsync_directory,
     generation_numbers,
     generation_path,
@@ -59,7 +60,7 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
 
 def end_generation(layout: CacheLayout) -> None:
     """Remove a generation that has no shards; what is foreign in it stays."""
-    clear_cache(layout)
+    clear_cache(layout)  # its index first, so that readers take the one before
     if layout.root.name == FIRST_GENERATION:
         return
     for path in (layout.marker, layout.purged, layout.supervisor_lock, layout.samplers_lock):
@@ -162,6 +163,10 @@ class OlderGenerations:
         going = sum(cache.totals().retired_bytes for cache in self.caches)
         return sum(c.allocated for c in found) - held, held + going
 
+    @property
+    def movable_bytes(self) -> int:
+        return sum(self.movable())
+
     def end_empty(self) -> None:
         for cache in list(self.caches):
             totals = cache.totals()
@@ -179,13 +184,15 @@ class OlderGenerations:
             cache.close()
 
 
-def make_room_for_next(cache: Cache, need_bytes: int, pause_seconds: float) -> None:
-    """Evict until another generation's index fits next to this one. Readers finish their passes first."""
-    older = OlderGenerations(cache.layout.root, [cache])
-    while (short := cache.bytes_used + need_bytes - cache.max_bytes) > 0:
-        totals = cache.totals()
-        if not (totals.shards or totals.retired_shards):
-            return
-        older.give_way(short)
-        time.sleep(pause_seconds)
-        older.poll(time.monotonic())
+def makes_room_for_next(cache: Cache, need_bytes: int) -> bool:
+    """Evict for another generation's index next to this one, and return whether it fits now.
+
+    Where readers hold what is to go, a later call succeeds, once they have finished their passes.
+    """
+    every = OlderGenerations(directory_of(cache.layout.root), [*cache.older.caches, cache])
+    every.poll(time.monotonic())
+    cache.count_older()
+    if (short := cache.bytes_used + need_bytes - cache.max_bytes) > 0:
+        every.give_way(short)
+        cache.count_older()
+    return cache.bytes_used + need_bytes <= cache.max_bytes or not every.movable_bytes

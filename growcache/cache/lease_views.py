@@ -29,7 +29,7 @@ from typing import Any
 
 import orjson
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, generation_in, generation_paths
 from growcache.cache.folders import is_lease_name
 from growcache.cache.locks import (
     _proc_locks,
@@ -89,6 +89,7 @@ class LeaseView:
     ranks: RankNote | None = None
     counters: LeaseCounters | None = None  # None from a reader of an earlier version
     lengths: Mapping[int, int] = field(default_factory=dict)  # samples of some wishes
+    generation: int = 0  # of the cache
 
     @property
     def resumable(self) -> bool:
@@ -169,6 +170,19 @@ def survey_leases(
     )
 
 
+def survey_all_leases(
+    root: str | os.PathLike[str],
+) -> tuple[list[LeaseView], list[ForeignLease]]:
+    """Return the leases of every generation."""
+    views: list[LeaseView] = []
+    foreign: list[ForeignLease] = []
+    for path in generation_paths(Path(root)):
+        found = survey_leases(path)
+        views += found[0]
+        foreign += found[1]
+    return views, foreign
+
+
 def remove_torn_leases(layout: CacheLayout) -> None:
     """Remove unreadable leases that no process holds; a power cut leaves such."""
     for lease in survey_leases(layout.root)[1]:
@@ -228,6 +242,7 @@ def _parse_lease(path: Path, data: bytes, is_open: bool) -> LeaseView | None:
             states=states,
             settled=flag == STAGE_SETTLED,
             counters=counters,
+            generation=generation_in(path.parent.parent) or 0,
             **parse_header(data[start : start + length], len(states)),
         )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from growcache.cache.deferrals import Deferrals
@@ -43,24 +44,27 @@ from growcache.errors import CorruptShardError, OtherSamplesError
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
 
 
-def _refuse_other_fingerprints(
-    layout: CacheLayout, wanted: Identity, totals: CacheTotals
-) -> None:
-    """Refuse the shards of another fingerprint where only the shards themselves tell it."""
+def _as_in_shards(layout: CacheLayout, wanted: Identity, totals: CacheTotals) -> Identity:
+    """Return the identity as the shards know it, where only they tell; refuse those of another one."""
     for number in numbers_on_disk(layout):
         path = layout.sidecar(number)
         try:
             sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
         except (CorruptShardError, FileNotFoundError):
             continue
-        if sidecar.samples and sidecar.fingerprint != wanted.fingerprint:
+        if not sidecar.samples:
+            continue
+        known, found = wanted, wanted.known_as(sidecar.fingerprint)
+        if found is None:
             raise OtherSamplesError(
                 _other_configuration_message(
                     layout,
-                    [f"fingerprint ({sidecar.fingerprint} → {wanted.fingerprint})"],
+                    [f"fingerprint ({sidecar.fingerprint} → {known.fingerprint})"],
                     totals,
                 )
             )
+        wanted = found
+    return wanted
 
 
 def forget_cache(layout: CacheLayout, index: IndexDatabase) -> None:
@@ -176,20 +180,28 @@ class CacheMeta:
         """Return the identity that holds from now on: the one on disk, or the wanted one."""
         layout, index, current = self._layout, self._index_writer.index, self.identity
         if not is_initialised(index):
-            _refuse_other_fingerprints(layout, wanted, totals)
+            wanted = _as_in_shards(layout, wanted, totals)
+        if current is not None and current.yields_same_samples(wanted):
+            known = wanted.known_as(current.fingerprint)
+            if current.aliases or known is None or not known.aliases:
+                return current
+            return self._write_identity(replace(current, aliases=known.aliases))
         held = current.fingerprint if current else index.meta("fingerprint", wanted.fingerprint)
-        if held != wanted.fingerprint and totals.drawn:
+        known = None if current else wanted.known_as(held)
+        if known is None and totals.drawn:
             differing = wanted.differing(current) if current else []
             raise OtherSamplesError(_other_configuration_message(layout, differing, totals))
-        if current is not None and held == wanted.fingerprint:
-            return current
-        if current is not None or held != wanted.fingerprint:
+        if known is None:
             forget_cache(layout, index)
-        write_identity(layout.root, wanted)
+        return self._write_identity(known or wanted)
+
+    def _write_identity(self, identity: Identity) -> Identity:
+        index = self._index_writer.index
+        write_identity(self._layout.root, identity)
         with index.transaction():
-            for key, value in identity_notes(wanted).items():
+            for key, value in identity_notes(identity).items():
                 index.set_meta(key, value)
-        return wanted
+        return identity
 
     def _reset(self) -> None:
         for path in (self._layout.editions, self._layout.deferrals):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -33,6 +33,31 @@ class Identity:
     parts: dict[str, Any]  # what was hashed, by dotted key of the configuration
     schema_json: list[list[Any]]  # of every sample, as Schema.to_json gives it
     sizes: dict[str, Any] = field(default_factory=dict)  # measured in the first readable object
+    # Other fingerprints that the same samples have, each with the parts by which it differs.
+    aliases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        return frozenset((self.fingerprint, *self.aliases))
+
+    def yields_same_samples(self, other: Identity) -> bool:
+        return not self.fingerprints.isdisjoint(other.fingerprints)
+
+    def known_as(self, fingerprint: str) -> Identity | None:
+        """Return it under another fingerprint of its samples; None if they do not have that one.
+
+        >>> new = Identity("new", {"code": "s"}, [], aliases={"old": {"code": "t"}})
+        >>> (old := new.known_as("old")).parts, old.known_as("new") == new, new.known_as("x")
+        ({'code': 't'}, True, None)
+        """
+        if fingerprint == self.fingerprint:
+            return self
+        other = self.aliases.get(fingerprint)
+        if other is None:
+            return None
+        mine = {name: self.parts.get(name) for name in other}
+        aliases = {self.fingerprint: mine}
+        return replace(self, fingerprint=fingerprint, parts=self.parts | other, aliases=aliases)
 
     @cached_property
     def schema(self) -> Schema:
@@ -58,14 +83,18 @@ class Identity:
             "parts": self.parts,
             "schema": self.schema_json,
             "sizes": self.sizes,
+            "aliases": self.aliases,
         }
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Identity:
         parts, schema, sizes = values["parts"], values["schema"], values["sizes"]
+        aliases = values.get("aliases", {})  # earlier versions have none
         if not (type(parts) is dict and type(schema) is list and type(sizes) is dict):
             raise TypeError("parts and sizes are mappings, a schema is a list")
-        return cls(str(values["fingerprint"]), parts, schema, sizes)
+        if type(aliases) is not dict or any(type(a) is not dict for a in aliases.values()):
+            raise TypeError("aliases are mappings of parts")
+        return cls(str(values["fingerprint"]), parts, schema, sizes, aliases)
 
     def differing(self, other: Identity) -> list[str]:
         return describe_differences(other.parts, self.parts)

@@ -19,13 +19,14 @@ from growcache.cache.files import (
     CacheLayout,
     allocated,
     allocated_tree,
+    directory_of,
     generation_in,
     is_full_disk,
     write_atomic,
 )
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import CacheTotals
-from growcache.cache.lease_views import ForeignLease, LeaseView, survey_leases
+from growcache.cache.lease_views import ForeignLease, LeaseView, read_leases, survey_all_leases
 from growcache.cache.locks import is_locked, lock_holder
 from growcache.cache.shard_refetches import (
     REFUSED_META,
@@ -35,6 +36,7 @@ from growcache.cache.shard_refetches import (
 )
 from growcache.cache.system import is_process_stopped
 from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_index
+from growcache.errors import CacheMissingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class LeaseStatus:
     shards: int  # that it still protects
     open: bool  # whether the reader lives
     seconds_left: float | None = None  # of the hold, once the reader is dead
+    generation: int = 0  # of the samples that it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def lease_statuses(
             shards=len(lease.holding() if lease.open else lease.unfinished()),
             open=lease.open,
             seconds_left=(seconds_left or {}).get(lease.name),
+            generation=lease.generation,
         )
         for lease in leases
         if lease.open or lease.resumable
@@ -388,10 +392,19 @@ def _read_status_file(layout: CacheLayout) -> Status:
 
 def read_status(root: str | os.PathLike[str]) -> Status:
     """Return the service's last status, corrected by what can be seen now."""
-    layout = CacheLayout(root)
+    while True:
+        layout = CacheLayout(root)
+        try:
+            return _read_status(layout)
+        except CacheMissingError:  # also where another generation became the newest
+            if CacheLayout(root).root == layout.root:
+                raise
+
+
+def _read_status(layout: CacheLayout) -> Status:
     layout.require()
     told = _read_status_file(layout)
-    leases, foreign = survey_leases(root)
+    leases, foreign = survey_all_leases(directory_of(layout.root))
     running = is_locked(layout.supervisor_lock)
     told = replace(
         told,
@@ -400,10 +413,10 @@ def read_status(root: str | os.PathLike[str]) -> Status:
         foreign_leases=foreign_statuses(foreign),
     )
     if not running:
-        return _stopped(layout, told, leases)
+        return _stopped(layout, told)
     pid = lock_holder(layout.supervisor_lock).get("pid")
     if told.pid != pid:  # a supervisor that has only just started
-        told = replace(_stopped(layout, told, leases), state="running", pid=pid)
+        told = replace(_stopped(layout, told), state="running", pid=pid)
     if silence := _silence_now(told):
         told = replace(
             told,
@@ -451,7 +464,8 @@ def _silence(told: Status, now: float, *, stopped: bool) -> str:
     return f"the service to answer: pid {told.pid} on {told.host} has said nothing for {seconds:.0f} s"
 
 
-def _stopped(layout: CacheLayout, told: Status, leases: Sequence[LeaseView]) -> Status:
+def _stopped(layout: CacheLayout, told: Status) -> Status:
+    leases = read_leases(layout.root)
     view = read_index(layout.root, job="")  # with the names of the leases that it counts
     uncounted = [lease for lease in leases if lease.name not in view.counted]
     live = {row.number for row in view.shards}

@@ -6,9 +6,14 @@ from pathlib import Path
 
 from growcache.cache.dead_readers import end_dead_lease
 from growcache.cache.directory import adopt, clear_cache, in_use_error, require_cache, take_over
-from growcache.cache.files import CacheLayout, allocated_tree, generation_paths
+from growcache.cache.files import (
+    CacheLayout,
+    allocated_tree,
+    generation_paths,
+    path_of_generation,
+)
 from growcache.cache.folders import foreign_paths
-from growcache.cache.lease_views import LeaseView, survey_leases
+from growcache.cache.lease_views import LeaseView, survey_all_leases, survey_leases
 from growcache.cache.locks import is_locked
 from growcache.cli.humanize import in_bytes, plural
 from growcache.errors import CacheBusyError
@@ -65,7 +70,7 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
     """End the leases of dead readers; return a text for the user, and the exit code."""
     layout = CacheLayout(cache)
     layout.require()
-    views, foreign = survey_leases(layout.root)
+    views, foreign = survey_all_leases(cache)
     dead = [
         view for view in views if not view.open and not view.closed and job in (None, view.job)
     ]
@@ -73,7 +78,9 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
     refused: list[LeaseView] = []
     for view in dead:
         try:
-            if end_dead_lease(layout, view.name):
+            if end_dead_lease(
+                CacheLayout(path_of_generation(cache, view.generation)), view.name
+            ):
                 ended.append(view)
         except PermissionError:
             refused.append(view)
@@ -92,7 +99,12 @@ def _released_text(ended: list[LeaseView], job: str | None) -> str:
     of_job = "" if job is None else f" of job {job}"
     if not ended:
         return f"Nothing to let go of: no dead reader{of_job} protects a shard."
-    shards = {number for view in ended if view.resumable for number in view.unfinished()}
+    shards = {
+        (view.generation, number)
+        for view in ended
+        if view.resumable
+        for number in view.unfinished()
+    }
     return (
         f"Let go of {plural(len(shards), 'shard')} that {plural(len(ended), 'dead reader')}"
         f"{of_job} protected."

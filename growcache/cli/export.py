@@ -37,7 +37,7 @@ from growcache.cache.index.schema import ShardRow
 from growcache.cache.purge_list import is_purged, names_purged, read_bytes, read_purge_list
 from growcache.cache.side_files import read_identity, write_identity
 from growcache.cache.uses import NO_JOB
-from growcache.cli.humanize import in_bytes, plural
+from growcache.cli.humanize import generation_note, in_bytes, plural
 from growcache.cli.terminal import progress_bar
 from growcache.config import CacheConfig
 from growcache.errors import (
@@ -48,6 +48,7 @@ from growcache.errors import (
     PurgedSampleError,
 )
 from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import shown_generation
 from growcache.schema import Field, Schema
 from growcache.usercode import printable
 
@@ -64,6 +65,7 @@ def export_cache(
     shared: bool = False,
 ) -> str:
     _refuse_taken(out)
+    root = shown_generation(root)
     if cache_format not in (None, *CACHE_FORMATS):
         known = " or ".join(sorted(CACHE_FORMATS))
         raise ConfigError(f"--format: expected {known}, found {cache_format!r}")
@@ -85,7 +87,7 @@ def export_cache(
     samples_text = plural(sum(row.samples for row in rows), "sample")
     return (
         f"Copied {samples_text} in {plural(len(rows), 'shard')} ({in_bytes(total)}) to {out}; "
-        f"{out / 'README.md'} says how to read them."
+        f"{out / 'README.md'} says how to read them.{generation_note(root)}"
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+from growcache.cache.files import directory_of, generation_in, generation_paths
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _OBJECT_NAME = re.compile(r"[^\s(]*/.*?(?=: )")  # a URL or key that a reason follows
@@ -114,3 +117,10 @@ def _three_digits(value: float) -> str:
     return (
         f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
     )
+
+
+def generation_note(root: Path) -> str:
+    """Return which of several generations is shown, and where the others are; nothing where there is one."""
+    others = [str(path) for path in generation_paths(directory_of(root)) if path != root]
+    shown = f" This is generation {generation_in(root)}; another one is {', '.join(others)}."
+    return shown if others else ""

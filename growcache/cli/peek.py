@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, generation_in
 from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.purge_list import is_purged
 from growcache.cache.sidecar import Sidecar
-from growcache.cli.humanize import in_bytes, keep_end, plural
+from growcache.cli.humanize import generation_note, in_bytes, keep_end, plural
 from growcache.cli.terminal import print_json
 from growcache.errors import (
     CacheMissingError,
@@ -32,6 +32,7 @@ from growcache.errors import (
     PurgedSampleError,
 )
 from growcache.formats.image import image_kind
+from growcache.loading.waiting import shown_generation
 from growcache.schema import Field, Origin, Sample, Schema, Value
 from growcache.usercode import printable
 
@@ -53,7 +54,7 @@ class PeekedSample:
 
 
 def sample_at(root: Path, place: str) -> PeekedSample:
-    """Return the sample at ``place`` ("shard:i")."""
+    """Return the sample at ``place`` ("shard:i") of a generation."""
     return _sample_in_view(root, _read_filled_index(root), place)
 
 
@@ -131,6 +132,7 @@ def summarize_value(value: Value) -> dict[str, Any]:
 
 
 def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
+    root = shown_generation(root)
     view = _read_filled_index(root)
     schema = view.schema
     assert schema is not None
@@ -156,6 +158,7 @@ def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> N
             }
             for f in schema.fields
         ],
+        "generation": (generation_in(view.root) if view.root else None) or 0,
         "shards": view.totals.shards,
         "samples": view.totals.samples,
         "examples": [
@@ -181,9 +184,10 @@ def _print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample
     shards = plural(view.totals.shards, "shard")
     each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
     folder = common_folder([peeked.origin.key for peeked in found])
+    note = generation_note(view.root) if view.root else ""
     _print_unwrapped(
         console,
-        f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {printable(str(schema))}",
+        f"{plural(view.totals.samples, 'sample')} in {shards}, {each}: {printable(str(schema))}{note}",
     )
     if folder:
         _print_unwrapped(console, f"from {printable(folder)}")

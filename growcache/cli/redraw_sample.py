@@ -35,6 +35,7 @@ from growcache.errors import (
     StoreError,
 )
 from growcache.formats.base import Visit, read_partly
+from growcache.loading.waiting import shown_generation
 from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
@@ -61,6 +62,7 @@ TRANSFORM_DIGEST = "the transform's source"
 
 
 def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -> int:
+    root = shown_generation(root)
     peeked = sample_at(root, place)
     identity = read_identity(root)
     if identity is None:
@@ -189,7 +191,10 @@ async def _draw_again(
     sampling = config.sampling
     transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
     digests = transform.digest if transform else (None,)  # of its syntax, and of its text
-    if identity.parts.get(TRANSFORM_DIGEST) not in digests:
+    known = {
+        parts.get(TRANSFORM_DIGEST) for parts in (identity.parts, *identity.aliases.values())
+    }
+    if known.isdisjoint(digests):
         raise FingerprintError(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )

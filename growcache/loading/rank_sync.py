@@ -19,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from growcache.cache.files import CacheLayout, generation_paths
+from growcache.cache.files import CacheLayout, path_of_generation
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import (
     LeaseCounters,
     LeaseView,
     RankNote,
-    lease_path,
-    read_leases,
+    survey_all_leases,
 )
 from growcache.cache.reader_lease import Lease
 from growcache.cache.system import is_process_running
@@ -252,7 +251,7 @@ class _Follower:
         )
         snapshot = wait_for_room(
             lambda: Snapshot.copy(
-                _root_of(options.root, lease),
+                path_of_generation(options.root, lease.generation),
                 lease,
                 job=options.job,
                 verify=options.verify,
@@ -310,13 +309,7 @@ def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) 
 
 def _leases_of_all(root: Path) -> list[LeaseView]:
     """Return the leases of every generation, because rank 0 chooses which one is read."""
-    return [lease for path in generation_paths(root) for lease in read_leases(path)]
-
-
-def _root_of(root: Path, lease: LeaseView) -> Path:
-    paths = generation_paths(root)
-    of = (path for path in paths if lease_path(CacheLayout(path), lease.name).exists())
-    return next(of, paths[-1])
+    return survey_all_leases(root)[0]
 
 
 def _of_pass(leases: Iterable[LeaseView], pass_number: int) -> LeaseView | None:

@@ -252,7 +252,7 @@ def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions
     if len(paths) > 1:
         for path in reversed(paths):
             identity = read_identity(path)
-            if identity is not None and identity.fingerprint == fingerprint:
+            if identity is not None and fingerprint in identity.fingerprints:
                 return options.at_generation(path)
     return options
 
@@ -260,11 +260,11 @@ def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions
 def refuse_other_cache(
     view: IndexView, fingerprint: str | None, options: LoaderOptions
 ) -> None:
-    found = view.fingerprint
-    if None not in (found, fingerprint) and found != fingerprint:
+    found = view.identity
+    if found and fingerprint is not None and fingerprint not in found.fingerprints:
         raise ConfigError(
             f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "
-            f"{found}: it was filled by a config that yields other samples"
+            f"{found.fingerprint}: it was filled by a config that yields other samples"
         )
 
 

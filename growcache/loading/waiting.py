@@ -305,6 +305,11 @@ def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool
     return (enough or some or [root])[0]
 
 
+def shown_generation(root: Path) -> Path:
+    """Return the path of the generation that commands show: the one that a new loader of any size takes."""
+    return chosen_generation(root.absolute(), 1, 1, running=False)
+
+
 def in_a_generation(root: Path, attempt: Callable[[], T]) -> T:
     """Return the attempt's result; it is repeated where a generation began or ended meanwhile."""
     while True:

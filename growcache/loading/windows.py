@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from growcache.cache.files import generation_in
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, CorruptShardError
 from growcache.loading.framework import Booleans, Integers
@@ -333,7 +334,7 @@ class PassOpener:
         self._options = options
         self._ranks = ranks
         self._watch = watch
-        self._fixed_numbers: tuple[int, ...] | None = None
+        self._fixed_shards: tuple[int, list[int]] | None = None
         self._known = False  # whether a snapshot was taken
         self.waited = 0.0
 
@@ -367,7 +368,8 @@ class PassOpener:
         snapshot, rest = rested
         waited = time.monotonic() - began
         if self._options.fixed:
-            self._fixed_numbers = tuple(sorted(shard.number for shard in rest.plan.shards))
+            numbers = (shard.number for shard in rest.plan.shards)
+            self._fixed_shards = _fixed_shards(snapshot, numbers)
         unreadable = frozenset(rest.mark.corrupt)
         start = rest.mark.position
         return self._with_first_window(
@@ -402,7 +404,8 @@ class PassOpener:
 
         began = time.monotonic()
         while (snapshot := in_a_generation(options.root, attempt)) is not None:
-            if ranks is not None or len(snapshot) >= options.min_pass_samples:
+            # Another rank has what rank 0 has.
+            if not options.ranks.leads or len(snapshot) >= options.min_pass_samples:
                 break
             snapshot.close()  # a generation that is replaced shrank before the lease was there
         if snapshot is None:
@@ -411,14 +414,14 @@ class PassOpener:
         return self._pinned(snapshot) if options.fixed else snapshot
 
     def _pinned(self, snapshot: Snapshot) -> Snapshot:
-        numbers = tuple(sorted(row.number for row in snapshot.shards))
-        if self._fixed_numbers is None:
-            self._fixed_numbers = numbers
-        elif numbers != self._fixed_numbers:
+        shards = _fixed_shards(snapshot, (row.number for row in snapshot.shards))
+        if self._fixed_shards is None:
+            self._fixed_shards = shards
+        elif shards != self._fixed_shards:
             snapshot.close()
             raise CacheError(
-                f"the shards of {self._options.root} changed under a fixed loader; give it a "
-                "cache with eviction: none"
+                f"the shards of {self._options.root} changed under a fixed loader, or were "
+                "replaced; give it a cache with eviction: none, and a new loader after --replace"
             )
         return snapshot
 
@@ -431,6 +434,12 @@ class PassOpener:
             unreadable=opened.unreadable,
             stopped=self._watch.stopped,
         )
+
+
+def _fixed_shards(snapshot: Snapshot, numbers: Iterable[int]) -> tuple[int, list[int]]:
+    """Return what stays the same: shards of two generations have the same numbers."""
+    root = snapshot.view.root
+    return (generation_in(root) if root else None) or 0, sorted(numbers)
 
 
 def plan_snapshot(options: LoaderOptions, snapshot: Snapshot, number: int) -> PassPlan:

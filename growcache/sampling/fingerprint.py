@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -33,9 +34,12 @@ def identify(
     sizing: Sizing,
     digests: Mapping[str, str | None],
     sizes: Mapping[str, Any],
+    text_digests: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Identity:
     """Return the identity of the cache that this configuration fills (protocol 4).
 
+    Earlier versions took the digest of the text of the user's code, so the fingerprint by
+    ``text_digests`` is an alias.
     Left out on purpose: credentials, workers, concurrency and bounds, which change when and
     where samples are drawn, but not which; and the node, because every edition records its
     lanes.
@@ -48,27 +52,22 @@ def identify(
     parts["schema"] = str(schema)
     measured = sizing_values(sizing)
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
-    canonical = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
-    fingerprint = hashlib.blake2b(canonical, digest_size=16).hexdigest()
+    by_text = {name: text for name, text in text_digests.items() if text != parts[name]}
     return Identity(
-        fingerprint, orjson.loads(canonical), schema.to_json(), {**measured, **sizes}
+        _hash(parts),
+        orjson.loads(_canonical(parts)),
+        schema.to_json(),
+        {**measured, **sizes},
+        {_hash(parts | by_text): by_text} if by_text else {},
     )
 
 
-def kept_digests(
-    stored: Mapping[str, Any], syntax: Mapping[str, str | None], text: Mapping[str, str | None]
-) -> dict[str, str | None]:
-    """Return the digests of the user's code: that of its text where the cache has that one.
+def _canonical(parts: dict[str, Any]) -> bytes:
+    return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
 
-    Caches from before know no other, and code of the same text yields the same samples.
 
-    >>> kept_digests({"a": "text", "b": "other"}, {"a": "s", "b": "s"}, {"a": "text", "b": "text"})
-    {'a': 'text', 'b': 's'}
-    """
-    return {
-        name: text[name] if stored.get(name) == text[name] else found
-        for name, found in syntax.items()
-    }
+def _hash(parts: dict[str, Any]) -> str:
+    return hashlib.blake2b(_canonical(parts), digest_size=16).hexdigest()
 
 
 def configured_values(config: Config) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import generation_numbers, generation_paths
@@ -14,15 +16,20 @@ from growcache.cache.generations import (
     begin_generation,
     end_generation,
     finish_ended,
-    make_room_for_next,
+    makes_room_for_next,
 )
 from growcache.cache.space import fixed_budget
+from growcache.cache.status import Status, write_status
 from growcache.config import CacheConfig
 from growcache.errors import OtherSamplesError
+from growcache.sampling.end_requests import listen_for_the_end
+from growcache.sampling.space_allocator import READERS_OF_OLDER
+from growcache.sampling.status_builder import cache_fields, process_fields
 
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.05
+SHOW_SECONDS = 0.5
 INDEX_BLOCKS = 65536  # what a new generation takes besides the fixed part of its bound
 
 _log = logging.getLogger(__name__)
@@ -40,28 +47,39 @@ class Once:
             call()
 
 
-def run_replacing(config: CacheConfig, run_on: Callable[[Cache], T], *, replace: bool) -> T:
-    """Run on the newest generation; where its samples are others and may be replaced, on a new one."""
+def run_replacing(
+    config: CacheConfig,
+    run_on: Callable[[Cache], T],
+    make_room: Callable[[Cache], T | None] | None = None,
+) -> T:
+    """Run on the newest generation; where its samples are others, on a new one.
+
+    That begins once ``make_room`` made room for it, or none does without. If that was asked to end, its result is returned.
+    """
     with ExitStack() as opened:
         cache = _open_newest(config, opened)
         try:
             return run_on(cache)
         except OtherSamplesError as error:
-            if not replace:
+            if make_room is None:
                 raise
-            _log.warning("%s", str(error).partition(". Choose")[0])
-        _begin_next(config, cache)
+            _log.warning("%s", str(error).partition(". Have its")[0])
+        if (ended := make_room(cache)) is not None:
+            return ended
+        begin_generation(
+            Path(config.path).absolute(), any_owner=config.allow_network_filesystem
+        )
     with ExitStack() as opened:
         return run_on(_open_newest(config, opened, begun=True))
 
 
 def _open_newest(config: CacheConfig, opened: ExitStack, *, begun: bool = False) -> Cache:
     root = Path(config.path).absolute()
-    newest = Cache.open(root, config)
+    newest = Cache.open(_newest_path(root), config)
     while not (begun or newest.totals().drawn) and len(generation_numbers(root)) > 1:
         end_generation(newest.layout)  # a replacement that ended before its first sample
         newest.abandon()
-        newest = Cache.open(root, config)
+        newest = Cache.open(_newest_path(root), config)
     opened.enter_context(newest)
     *older, _ = generation_paths(root)
     newest.older.caches = [opened.enter_context(Cache.open(path, config)) for path in older]
@@ -72,8 +90,45 @@ def _open_newest(config: CacheConfig, opened: ExitStack, *, begun: bool = False)
     return newest
 
 
-def _begin_next(config: CacheConfig, cache: Cache) -> None:
-    make_room_for_next(
-        cache, fixed_budget(int(config.max_bytes)).total + INDEX_BLOCKS, PAUSE_SECONDS
-    )
-    begin_generation(Path(config.path).absolute(), any_owner=config.allow_network_filesystem)
+def _newest_path(root: Path) -> Path:
+    """Return the path of the newest generation, which may not have an index yet."""
+    return generation_paths(root)[-1]
+
+
+class RoomForNext:
+    """Waits for the room that the next generation's index takes, and says so in the status."""
+
+    def __init__(
+        self, config: CacheConfig, cache: Cache, on_status: Callable[[Status], None]
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._on_status = on_status
+        self._process = process_fields(config.path)
+        self._need_bytes = fixed_budget(int(config.max_bytes)).total + INDEX_BLOCKS
+        self._show_at = 0.0
+
+    async def make(
+        self, parent: int | None, duration: float | None, *, handle_interrupt: bool
+    ) -> Status | None:
+        """Return the last status where the service was asked to end before there was room."""
+        ended = asyncio.Event()
+        listen_for_the_end(ended.set, parent, handle_interrupt=handle_interrupt)
+        if duration is not None:
+            asyncio.get_running_loop().call_later(duration, ended.set)
+        while not ended.is_set():
+            self._cache.require_in_place()
+            if makes_room_for_next(self._cache, self._need_bytes):
+                return None
+            if time.monotonic() >= self._show_at:
+                self._show(state="waiting", waiting_for=READERS_OF_OLDER)
+                self._show_at = time.monotonic() + SHOW_SECONDS
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), PAUSE_SECONDS)
+        return self._show(state="stopped", pid=None)
+
+    def _show(self, **said: Any) -> Status:
+        shown = Status(**self._process | cache_fields(self._cache) | said)
+        self._on_status(shown)
+        write_status(self._config.path, shown)
+        return shown

@@ -14,7 +14,7 @@ from growcache.cache.side_files import Identity
 from growcache.config import Config
 from growcache.errors import ConfigError, FormatError, SamplingError
 from growcache.formats.base import Measure
-from growcache.sampling.fingerprint import identify, kept_digests
+from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import LABELS, Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
@@ -246,11 +246,8 @@ class SchemaSearch:
         self, schema: Schema, sizing: Sizing, introduction: Message, kept: dict[str, Any]
     ) -> FoundIdentity:
         labels = self._objects.labels
-        stored = self._cache.meta.identity
-        code = kept_digests(
-            stored.parts if stored else {},
-            introduction["digests"],
-            introduction["text_digests"],
+        digests = introduction["digests"] | {LABELS: labels.digest if labels else None}
+        texts = introduction["text_digests"]
+        return FoundIdentity(
+            identify(self._config, schema, sizing, digests, kept, texts), sizing
         )
-        digests = code | {LABELS: labels.digest if labels else None}
-        return FoundIdentity(identify(self._config, schema, sizing, digests, kept), sizing)

@@ -17,6 +17,7 @@ from growcache.sampling.rate_limiter import LISTING_FIRST
 from growcache.sampling.sizing import RAMP_END
 
 WINDOW_SECONDS = 5.0
+READERS_OF_OLDER = "readers to let go of shards of the generation that is being replaced"
 
 
 class Rate:
@@ -243,7 +244,7 @@ class SpaceAllocator:
 
     def awaited(self) -> str:
         if self._cache.older:
-            return "readers to let go of shards of the generation that is being replaced"
+            return READERS_OF_OLDER
         if not self.evicts:
             return "nothing: shards are never evicted here (cache.eviction, --until-full)"
         return self._holders() or self.unused()

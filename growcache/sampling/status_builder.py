@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import generation_in
@@ -40,6 +42,47 @@ from growcache.usercode import printable
 LISTING, TABLES, PURGES, SAMPLERS = "listing", "tables", "purge lists", "samplers"
 
 
+def process_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a status says of this process, the supervisor, from now on."""
+    return {**this_process(), "path": str(path), "started_at": time.time()}
+
+
+def cache_fields(cache: Cache) -> dict[str, Any]:
+    totals = cache.totals()
+    every = [cache, *cache.older.caches]
+    return {
+        "shards": totals.shards,
+        "samples": totals.samples,
+        "bytes": cache.bytes_used,
+        "max_bytes": cache.space.in_force,
+        "target_bytes": cache.max_bytes,
+        "budget_bytes": cache.space.budget.total,
+        "retired_bytes": totals.retired_bytes,
+        "retired_shards": totals.retired_shards,
+        "reserved_bytes": cache.space.reserved,
+        "drawn": totals.drawn,
+        "evicted_samples": totals.evicted_samples,
+        "refetched_samples": totals.refetched_samples,
+        "holes": totals.holes,
+        "empty_visits": totals.empty_visits,
+        "complete": cache.meta.complete,
+        "generation": generation_in(cache.layout.root) or 0,
+        "older_samples": cache.older.samples,
+        "leases": [
+            lease
+            for one in every
+            for lease in service_lease_statuses(one.leases, one.lease_table.kept_for())
+        ],
+        "foreign_leases": [
+            lease for one in every for lease in foreign_statuses(one.lease_table.foreign)
+        ],
+        **delivered_fields(cache.remover.jobs, cache.leases, totals),
+        "wishes": len(cache.refetch_queue.pending),
+        "purging": len(cache.remover.purging.numbers),
+        "updated_at": time.time(),
+    }
+
+
 class StatusBuilder:
     """Counts what no other component counts, and puts the status together."""
 
@@ -63,8 +106,7 @@ class StatusBuilder:
         self._catalog = catalog
         self._objects = objects
         self._began = time.monotonic()
-        self._started_at = time.time()
-        self._process = this_process()
+        self._process = process_fields(config.cache.path)
         self._samples = Rate()
         self._bytes = Rate()
         self._measured = -1
@@ -139,6 +181,7 @@ class StatusBuilder:
         restart_for: list[str],
     ) -> Status:
         cache, totals = self._cache, self._cache.totals()
+        fields = self._process | cache_fields(cache)
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
         self._bytes.note(now, self._budget.spent)
@@ -155,44 +198,20 @@ class StatusBuilder:
             state, waiting_for = self._state(dispatcher, printable(silent_store))
         identity = cache.meta.identity
         return Status(
+            **fields | {"pid": None if stopped else self._process["pid"]},
             state=state,
             waiting_for=waiting_for,
-            shards=totals.shards,
-            samples=totals.samples,
-            bytes=cache.bytes_used,
-            max_bytes=cache.space.in_force,
-            target_bytes=cache.max_bytes,
-            drawn=totals.drawn,
             population=self._parts,
             population_samples=self._population_samples,
             coverage=self._coverage(dispatcher),
-            evicted_samples=totals.evicted_samples,
-            refetched_samples=totals.refetched_samples,
-            holes=totals.holes,
-            empty_visits=totals.empty_visits,
             failures=self.failures,
             workers=pool.alive,
             samples_per_second=0.0 if stopped else self._samples.per_second,
             bytes_per_second=0.0 if stopped else self._bytes.per_second,
-            leases=service_lease_statuses(cache.leases, cache.lease_table.kept_for()),
-            foreign_leases=foreign_statuses(cache.lease_table.foreign),
-            **delivered_fields(cache.remover.jobs, cache.leases, totals),
             listing_complete=listed,
             fingerprint=identity.fingerprint if dispatcher and identity else None,
-            generation=generation_in(cache.layout.root) or 0,
-            older_samples=cache.older.samples,
-            path=str(self._config.cache.path),
-            pid=None if stopped else int(self._process["pid"]),
-            host=str(self._process["host"]),
-            command=str(self._process["command"]),
-            started_at=self._started_at,
-            updated_at=time.time(),
             uptime_seconds=now - self._began,
-            budget_bytes=cache.space.budget.total,
             catalog_bytes=self._catalog.allocated_bytes,
-            retired_bytes=totals.retired_bytes,
-            retired_shards=totals.retired_shards,
-            reserved_bytes=cache.space.reserved,
             egress_bytes=self._budget.spent,
             objects=0 if endless else self._objects.listed,
             retries=self.failures,
@@ -202,12 +221,9 @@ class StatusBuilder:
             sample_bytes=int(identity.sizes["sample_bytes"]) if identity else None,
             full=dispatcher is not None
             and (dispatcher.space.at_bound or dispatcher.verdict.state == "full"),
-            complete=cache.meta.complete,
             ramping=dispatcher is not None
             and cache.meta.deferrals.draw_number(dispatcher.queue.next_new) < RAMP_END,
             endless=endless,
-            wishes=len(cache.refetch_queue.pending),
-            purging=len(cache.remover.purging.numbers),
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=self._objects.unmatched,

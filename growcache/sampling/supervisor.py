@@ -10,9 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +33,7 @@ from growcache.formats import check_source
 from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher, RunLimits
+from growcache.sampling.end_requests import listen_for_the_end
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.label_table import require_table_library
@@ -50,7 +48,7 @@ from growcache.sampling.messages import (
 )
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.read_limits import ReadLimits
-from growcache.sampling.replacement import Once, run_replacing
+from growcache.sampling.replacement import Once, RoomForNext, run_replacing
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.shared_purges import SharedPurges
@@ -103,6 +101,11 @@ def run(
     make_each(config.sources, _check)
     ready = Once(on_ready)
 
+    def make_room(cache: Cache) -> Status | None:
+        ready()  # a trainer goes on meanwhile, and may be the reader that is waited for
+        room = RoomForNext(config.cache, cache, on_status)
+        return asyncio.run(room.make(parent, duration, handle_interrupt=handle_interrupt))
+
     def run_on(cache: Cache) -> Status:
         limits = RunLimits(until_full, duration, samples)
         supervisor = Supervisor(
@@ -118,7 +121,7 @@ def run(
         ready()
         return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
 
-    return run_replacing(config.cache, run_on, replace=replace)
+    return run_replacing(config.cache, run_on, make_room if replace else None)
 
 
 def _check(source: SourceConfig) -> None:
@@ -193,7 +196,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._started = time.monotonic()
-        self._listen_for_the_end(parent, handle_interrupt=handle_interrupt)
+        listen_for_the_end(self._end, parent, handle_interrupt=handle_interrupt)
         sampling = self._config.sampling
         setup = setup_message(self._config)
         self._pool = SamplerPool(
@@ -227,20 +230,6 @@ class Supervisor:
         return self._shown
 
     # -------------------------------------------------------------- the outside
-
-    def _listen_for_the_end(self, parent: int | None, *, handle_interrupt: bool) -> None:
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGTERM, self._end)
-            if handle_interrupt:
-                loop.add_signal_handler(signal.SIGINT, self._end)
-        if parent is not None:
-            loop.add_reader(parent, self._parent_spoke, parent)
-
-    def _parent_spoke(self, parent: int) -> None:
-        if not os.read(parent, 4096):
-            asyncio.get_running_loop().remove_reader(parent)
-            self._end()
 
     def _end(self) -> None:
         self._ended = True
@@ -479,6 +468,10 @@ class Supervisor:
 
     def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
+        identity = (
+            self._cache.meta.identity
+        )  # that on disk, which may have an earlier fingerprint
+        assert identity is not None
         if self._search.lacks_objects(listed=self._listing.listed):
             return  # the shards of the cache were drawn from a longer listing
         dispatcher = Dispatcher(
@@ -486,14 +479,14 @@ class Supervisor:
             self._cache,
             self._catalog,
             self._objects,
-            found.identity,
+            identity,
             found.sizing,
             self._limits,
             self._budget,
         )
         dispatcher.check_bound(self._config)
-        self._identity, self._dispatcher = found.identity, dispatcher
-        self._pool.broadcast(identity_message(found.identity))
+        self._identity, self._dispatcher = identity, dispatcher
+        self._pool.broadcast(identity_message(identity))
 
     # ------------------------------------------------------------------ a turn
 

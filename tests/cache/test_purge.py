@@ -531,7 +531,8 @@ def test_a_generation_that_is_replaced_is_purged_and_gets_empty(tmp_path: Path) 
             finish(cache)
             assert cache.remover.purging.rewrite == {1}
     begin_generation(tmp_path, any_owner=False)
-    with opened(tmp_path) as newest, opened(tmp_path / "generation-0") as old:
+    first, second = tmp_path / "generation-0", tmp_path / "generation-1"
+    with opened(second) as newest, opened(first) as old:
         older = OlderGenerations(tmp_path, [old])
         older.follow_list(newest.layout)
         older.poll(time.monotonic())
@@ -553,7 +554,7 @@ def test_the_command_purges_all_generations(tmp_path: Path, purge: Said) -> None
         for number in range(3):
             add(cache, number)
     begin_generation(tmp_path, any_owner=False)
-    with opened(tmp_path) as newest:
+    with opened(tmp_path / "generation-1") as newest:
         add(newest, 1)
     old, new = (CacheLayout(tmp_path / f"generation-{n}") for n in range(2))
     with Snapshot.take(old.root):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from growcache.errors import CacheMissingError
 from growcache.loading import waiting
 from growcache.loading.maps import MapPool
 from growcache.numpy import EpochLoader
+from growcache.sampling.serve import STOP_SECONDS
 from tests.cache.making import add, opened
 from tests.golden.making import write_npy
 
@@ -235,6 +237,135 @@ def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert read_status(work / "cache").generation == 1
 
 
+# --- the wait for room, before the new generation begins ---
+
+
+def waits_for_room(cache: Path) -> bool:
+    return "generation that is being replaced" in (read_status(cache).waiting_for or "")
+
+
+@contextmanager
+def full_and_held(work: Path) -> Iterator[growcache.Snapshot]:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    with growcache.Snapshot.take(cache) as held:
+        yield held
+
+
+@pytest.mark.timeout(300)
+def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
+    cache = work / "cache"
+    with full_and_held(work) as held:
+        with service(work, *other(1), "--replace") as process:
+            wait_for(lambda: waits_for_room(cache))
+            found = read_status(cache)
+            assert (found.state, found.pid) == ("waiting", process.pid)
+            assert [lease.pid for lease in found.leases] == [os.getpid()]
+            process.terminate()
+            assert process.wait(25) == 0
+        assert read_status(cache).state == "stopped"
+        assert generation_numbers(cache) == [0]
+        with service(work, *other(1), "--replace"):
+            wait_for(lambda: waits_for_room(cache))
+            held.close()
+            wait_for(lambda: drawn_of_generation_1(cache) > 0)
+    assert allocated_tree(cache) <= MAX_BYTES
+
+
+@pytest.mark.timeout(300)
+def test_a_parents_end_ends_the_wait_for_room(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = growcache.load_config("config.yaml", [other(1)[1]])
+    monkeypatch.syspath_prepend(str(work))
+    with full_and_held(work):
+        with growcache.serve(config, replace=True):  # which does not wait for readers
+            wait_for(lambda: waits_for_room(work / "cache"))
+            began = time.monotonic()
+        assert time.monotonic() - began < STOP_SECONDS  # else it is killed
+        assert read_status(work / "cache").state == "stopped"
+
+
+# --- ranks, TensorFlow, and what else may differ ---
+
+
+@pytest.mark.timeout(300)
+def test_ranks_of_a_job_read_one_generation_at_a_time(work: Path) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    settings: dict[str, Any] = {
+        "batch_size": 8,
+        "min_samples": MIN_SAMPLES,
+        "seed": 0,
+        "world_size": 2,
+    }
+
+    def train(rank: int) -> list[tuple[int, int]]:
+        seen = []
+        with EpochLoader(cache, rank=rank, **settings) as loader:
+            for _ in range(400):
+                batches = [batch["by"] for batch in loader]
+                assert {int(value) for by in batches for value in by} == {
+                    loader.report.generation
+                }
+                seen.append((loader.report.generation, len(batches)))
+                if [generation for generation, _ in seen[-3:]] == [1, 1, 1]:
+                    break  # at the same pass on both ranks, where they agree
+        return seen
+
+    with service(work, *other(1), "--replace"), ThreadPoolExecutor(2) as threads:
+        passes = list(threads.map(train, range(2)))
+    assert passes[0] == passes[1]
+    assert {generation for generation, _ in passes[0]} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+def test_a_tensorflow_reader_goes_on_through_a_replacement(work: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    import growcache.tensorflow as gtf
+
+    assert tf is not None
+    assert run(work, "--until-full") == (0, "")
+    dataset = gtf.dataset(work / "cache", batch_size=16, min_samples=MIN_SAMPLES)
+    seen: list[int] = []
+    with service(work, *other(1), "--replace"):
+        deadline = time.monotonic() + 200
+        while seen[-3:] != [1, 1, 1]:
+            assert time.monotonic() < deadline, seen
+            (value,) = {int(by) for batch in dataset for by in batch["by"].numpy()}
+            seen.append(value)
+            assert allocated_tree(work / "cache") <= MAX_BYTES
+    assert seen == sorted(seen)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--set", "source.url=moved/*.npy"), "source.url"),
+        (("--set", "sampling.seed=4", "--set", "cache.eviction=none"), "sampling.seed"),
+    ],
+    ids=["source", "eviction-none"],
+)
+def test_a_replacement_ends_where_another_setting_differs(
+    work: Path, change: tuple[str, ...], said: str
+) -> None:
+    cache = work / "cache"
+    assert run(work, "--until-full") == (0, "")
+    (work / "moved").symlink_to("objects")
+    before = read_index(cache).fingerprint
+    code, errors = run(work, *change, "--until-full")
+    assert (code, said in errors) == (2, True)
+    with service(work, *change, "--replace"):
+        wait_for(lambda: generation_numbers(cache) == [1])
+        wait_for(lambda: read_status(cache).samples > 900)
+    assert allocated_tree(cache) <= MAX_BYTES
+    assert read_index(cache).fingerprint not in (before, None)
+    assert [one for one in check(cache) if one.severity == "error"] == []
+
+
 def test_each_generation_has_maps_of_its_own(tmp_path: Path) -> None:
     """Shards of two generations have the same numbers."""
     cache = tmp_path / "cache"
@@ -242,6 +373,7 @@ def test_each_generation_has_maps_of_its_own(tmp_path: Path) -> None:
         add(plain, 0)
     first = MapPool.of(cache)
     begin_generation(cache, any_owner=False)
+    opened(cache / "generation-1").close()
     newest = MapPool.of(cache)
     assert newest is not first
     assert MapPool.of(cache / "generation-0") is first

@@ -311,5 +311,22 @@ def test_syntax_differs_exactly_where_code_does(a: list[str], b: list[str]) -> N
     assert same == (meaning(a) == meaning(b))
 
 
+@pytest.mark.mutant(
+    4,
+    "growcache.usercode:syntax_of",
+    "any(word in text for word in _READING_DOCSTRINGS)",
+    "False",
+)
+@pytest.mark.parametrize(
+    "use", ["f.__doc__", "getattr(f, '__doc__')", "inspect.getdoc(f)", "1"]
+)
+def test_a_docstring_counts_where_the_code_may_read_it(use: str) -> None:
+    def module(about: str, comment: str = "") -> bytes:
+        return f"def f(): {about!r}\nx = {use}  # {comment}\n".encode()
+
+    assert (syntax_of(module("a")) == syntax_of(module("b"))) == (use == "1")
+    assert syntax_of(module("a")) == syntax_of(module("a", "not read: __doc__"))
+
+
 def test_what_is_no_python_is_told_apart_by_its_bytes() -> None:
     assert syntax_of(b"\x7fELF\0") == b"\x7fELF\0"
