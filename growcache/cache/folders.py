@@ -32,7 +32,7 @@ SET_ASIDE_PREFIX = "set-aside-"  # begins the names of files that repair took ou
 _NUMBER = r"(?P<number>[0-9]{8,})"
 _PARTS = "|".join(re.escape(part) for part in SHARD_PARTS)
 _SHARD = re.compile(rf"{_NUMBER}(?:{_PARTS})")
-# The run's id, the group, the try, and an id of the permit's own; see `Dispatcher`.
+# The run's id, the group, the try, and an id of the permit's own; see `PermitIssuer`.
 _PERMIT = r"[0-9a-f]{8}-[0-9]{8,}-[0-9]+-[0-9a-f]{4}"
 _INCOMING = re.compile(
     rf"(?:{_PERMIT}-|{REMOVED_PREFIX}[0-9a-f]{{8}}|{SET_ASIDE_PREFIX})[0-9]{{8,}}(?:{_PARTS})"

@@ -1,0 +1,217 @@
+"""The SQLite file of the index: transactions that are whole or nothing, its log, and the space that both take."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from growcache.cache.files import FILE_MODE, CacheLayout, allocated
+from growcache.cache.index.reader import (
+    BUSY_SECONDS,
+    SQLITE_ERRORS,
+    WRONG_TABLES,
+    damaged_index_error,
+    newer_index_error,
+    read_sealed_tables,
+    tables_state,
+    verified_contents,
+)
+from growcache.cache.index.schema import SEAL_META
+from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+# A paused reader may keep the WAL from being truncated. The supervisor must not wait for
+# it: it tries again later, and lets no permits out meanwhile.
+CHECKPOINT_BUSY_MS = 20
+
+_FULL_DISK_CODES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+}
+
+
+class IndexFile:
+    """The SQLite file: its transactions, its log and its notes. `IndexDatabase` has its tables."""
+
+    def __init__(self, layout: CacheLayout, db: Database) -> None:
+        self._layout = layout
+        self._db = db
+        self._connection: sqlite3.Connection = db.conn
+        self._wal = layout.index.with_name(layout.index.name + "-wal")
+
+    @classmethod
+    def open(cls, layout: CacheLayout) -> Self:
+        """Open or create the index, and apply migrations. May raise CacheError."""
+        from sqlite_utils import Database  # readers need neither it nor its 0.2 s
+
+        from growcache.cache.index.migrations import migrations
+
+        try:
+            _create_file(layout)
+            connection = sqlite3.connect(
+                layout.index, timeout=BUSY_SECONDS, isolation_level=None
+            )
+            match tables_state(connection):
+                case "damaged":
+                    raise damaged_index_error(layout, WRONG_TABLES)
+                case "newer":
+                    raise newer_index_error(layout)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute("PRAGMA secure_delete = ON")  # purged keys leave the file, too
+            index = cls(layout, Database(connection))
+            migrations.apply(index._db)
+        except (*SQLITE_ERRORS, TypeError) as error:
+            raise index_error(layout, error) from error
+        return index
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make everything in the block durable together, or nothing.
+
+        CacheFullError, CacheError: nothing happened. IndexInDoubtError: the disk failed at the end of the
+        block, and all of it may be there at the next start, or nothing.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._seal()
+        except SQLITE_ERRORS as error:
+            self._rollback()
+            raise index_error(self._layout, error) from error
+        except BaseException:
+            self._rollback()
+            raise
+        self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except SQLITE_ERRORS as error:
+            self._rollback()
+            named = index_error(self._layout, error)
+            if isinstance(named, CacheFullError):  # before its last page was in the log
+                raise named from error
+            # SQLite forgets it, but it may stand whole in the log, which is read anew
+            # after a crash. No second try of a failed sync would tell.
+            raise IndexInDoubtError(str(named)) from error
+
+    def _seal(self) -> None:
+        account = read_sealed_tables(self._connection)
+        if account.right_seal() != account.seal:  # a turn without a change writes nothing
+            self.set_meta(SEAL_META, account.right_seal())
+
+    def verify(self) -> None:
+        """Raise CacheError if a value differs from its checksum; takes tens of milliseconds."""
+        if problems := verified_contents(self._connection).problems:
+            raise damaged_index_error(self._layout, problems[0])
+
+    def _rollback(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    # Notes
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
+        return json.loads(row[0]) if row else default
+
+    def set_meta(self, key: str, value: Any) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [key, json.dumps(value)]
+        )
+
+    def clear(self) -> None:
+        for table in self._db.table_names():
+            if not table.startswith(("sqlite_", "_sqlite_")):
+                self._connection.execute(f"DELETE FROM {table}")
+
+    # The log, and space
+
+    def wal_bytes(self) -> int:
+        return allocated(self._wal)
+
+    def pages_bytes(self) -> int:
+        """Return the bytes of pages in use, including those in the log."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int((pages - free) * size)
+
+    def free_bytes(self) -> int:
+        """Return the bytes of unused pages, which the file keeps."""
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(free * size)
+
+    def compact(self) -> bool:
+        """Give unused pages back; False if that must wait. Writes all used pages to the log first."""
+        try:
+            self._connection.execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            if index_error(self._layout, error).__class__ is CacheFullError:
+                return False
+            raise index_error(self._layout, error) from error
+        return self.checkpoint()
+
+    def checkpoint(self) -> bool:
+        """Move the log into the database and truncate it; False while a reader is in the way."""
+        self._connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_MS}")
+        try:
+            row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if index_error(self._layout, error).__class__ is CacheFullError:
+                return False
+            raise index_error(self._layout, error) from error
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
+        return bool(row[0] == 0)
+
+    def close(self) -> None:
+        """Close; a stopped cache is one index file, which read-only media can hold too."""
+        self._connection.execute("PRAGMA busy_timeout = 1000")
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError:
+            pass  # a reader is in the way, or the disk is full: the log stays, and is good
+        finally:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Leave it as a crash would, and never close it.
+
+        SQLite removes the log by its path when the last connection is closed, even if that path
+        belongs to another index by now. One more reference keeps it open to the end of the process.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+
+
+def _create_file(layout: CacheLayout) -> None:
+    """Make the file for its owner only: SQLite gives its log and shared memory the same mode."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    # Only a new file is opened, for to close one frees SQLite's locks on it in this process.
+    with contextlib.suppress(OSError):  # SQLite will say it better
+        os.close(os.open(layout.index, flags, FILE_MODE))
+
+
+def index_error(layout: CacheLayout, error: Exception) -> CacheError:
+    if getattr(error, "sqlite_errorcode", None) in _FULL_DISK_CODES:
+        return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        return CacheError(
+            f"the disk fails to read or write the index {layout.index} ({error}); the "
+            "kernel's log says more; start again on a sound disk"
+        )
+    return damaged_index_error(layout, error)
