@@ -539,3 +539,28 @@ def test_a_loader_whose_journal_fails_at_the_end_of_an_epoch_holds_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(seen) == 18
     assert not any(lease.open for lease in read_leases(filled.root))
+
+
+@pytest.mark.mutant(
+    32,
+    "growcache.loading.consumer:Consumer.note_state",
+    "self._journal.sync()",
+    "pass",
+)
+def test_a_state_syncs_what_was_written_before_it(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, synced, sync = tmp_path / "a.journal", list[int](), os.fdatasync
+
+    def watched(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    with loader(filled, file) as made:
+        steps = delivered(made)
+        for _ in range(10):  # regular ones, of which nothing is written
+            next(steps)
+            made.state_dict()
+        assert synced == [file.stat().st_size]
+    assert synced[1:] == [file.stat().st_size]
