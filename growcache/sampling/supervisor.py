@@ -32,7 +32,7 @@ from growcache.errors import (
 from growcache.formats import check_source
 from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
-from growcache.sampling.dispatch import Dispatcher, RunLimits
+from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.end_requests import listen_for_the_end
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
@@ -47,6 +47,7 @@ from growcache.sampling.messages import (
     storage_message,
 )
 from growcache.sampling.objects import Objects, Split, field_join
+from growcache.sampling.permits import RunLimits
 from growcache.sampling.read_limits import ReadLimits
 from growcache.sampling.replacement import Once, RoomForNext, run_replacing
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot

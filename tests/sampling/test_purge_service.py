@@ -110,7 +110,7 @@ WINDOWS = {"options": {"window": 4}}
 )
 @pytest.mark.mutant(
     31,
-    "growcache.sampling.dispatch:Dispatcher._grant",
+    "growcache.sampling.permits:PermitIssuer._grant",
     "self._purged_places(visits)",
     "()",
 )

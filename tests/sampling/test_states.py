@@ -33,12 +33,13 @@ from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
 from growcache.errors import CacheMissingError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.dispatch import Dispatcher, RunLimits
+from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.fill import EncodedShard, encode_group
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.listing_ingest import LISTING_SHARE
 from growcache.sampling.messages import Permit
 from growcache.sampling.objects import Objects
+from growcache.sampling.permits import RunLimits
 from growcache.sampling.sampler_memory import VisitResult
 from growcache.sampling.sampler_pool import SamplerDeath
 from growcache.sampling.sizing import Sizing
