@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from growcache.cache.index.database import IndexFile
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.reader_lease import Lease
 from growcache.cache.side_files import Identity
@@ -58,7 +59,7 @@ def _lay(fuse: _Fuse) -> None:
     transaction = IndexDatabase.transaction
 
     @contextmanager
-    def fused(self: IndexDatabase) -> Iterator[None]:
+    def fused(self: IndexFile) -> Iterator[None]:
         with transaction(self):
             yield
             fuse.burn()
