@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,15 +55,25 @@ cache: {path: cache, max_bytes: 6MB, min_free: 0, min_uses: 0}
 """
 
 
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "objects").mkdir()
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with objects, a config and a full cache of generation 0."""
+    folder = tmp_path_factory.mktemp("filled")
+    (folder / "objects").mkdir()
     for number in range(20):
         rows = np.arange(60 * 1000, dtype=np.float32).reshape(60, 1000) + number
-        write_npy(tmp_path / f"objects/{number:02}.npy", rows)
-    (tmp_path / "marks.py").write_text(CODE)
-    (tmp_path / "config.yaml").write_text(CONFIG)
+        write_npy(folder / f"objects/{number:02}.npy", rows)
+    (folder / "marks.py").write_text(CODE)
+    (folder / "config.yaml").write_text(CONFIG)
+    assert run(folder, "--until-full") == (0, "")
+    return folder
+
+
+@pytest.fixture
+def work(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its copy."""
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -125,7 +136,6 @@ def test_a_loader_goes_on_through_a_replacement_and_sees_one_generation_at_a_tim
     work: Path,
 ) -> None:
     cache = work / "cache"
-    assert run(work, "--until-full") == (0, "")
     code, errors = run(work, *other(1))
     assert code == 2
     assert "sampling.transform_options ({'by': 0} → {'by': 1})" in errors
@@ -173,8 +183,7 @@ def has_drawn_more(cache: Path, before: int) -> bool:
 @pytest.mark.timeout(300)
 def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
     cache = work / "cache"
-    assert run(work, "--until-full") == (0, "")
-    for kills in range(3):
+    for kills in range(2):
         with service(work, *other(1), "--replace") as process:
             before = drawn_of_generation_1(cache) if kills else 0
             wait_for(functools.partial(has_drawn_more, cache, before))
@@ -196,7 +205,6 @@ def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_replacement_that_ended_before_its_first_sample_costs_nothing(work: Path) -> None:
     cache = work / "cache"
-    assert run(work, "--until-full") == (0, "")
     before = {row.number: row.digest for row in read_index(cache).shards}
     begin_generation(cache, any_owner=False)
     code, errors = run(work, *other(1), "--until-full")
@@ -209,7 +217,6 @@ def test_a_replacement_that_ended_before_its_first_sample_costs_nothing(work: Pa
 @pytest.mark.timeout(300)
 def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Path) -> None:
     cache = work / "cache"
-    assert run(work, "--until-full") == (0, "")
     with EpochLoader(cache, batch_size=16, min_samples=MIN_SAMPLES, seed=0) as loader:
         batches = iter(loader)
         for _ in range(3):
@@ -229,7 +236,6 @@ def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Pat
 
 @pytest.mark.timeout(300)
 def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(work, "--until-full") == (0, "")
     config = growcache.load_config("config.yaml", [other(1)[1]])
     monkeypatch.syspath_prepend(str(work))
     with growcache.serve(config, replace=True):
