@@ -107,7 +107,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(NESTED, st.sampled_from(PROTOCOLS))
 def test_anything_of_these_comes_back(value: Any, protocol: int) -> None:
     assert same(unpickle_arrays(pickle.dumps(value, protocol)), value)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.errors import ConfigError, FormatError
@@ -36,7 +36,6 @@ def only(text: str | bytes, options: dict[str, Any] | None = None) -> dict[str, 
     return sample
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

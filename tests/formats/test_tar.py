@@ -75,7 +75,7 @@ def values(rows: Sequence[Row]) -> list[dict[str, Any]]:
 NAMES = st.sampled_from(["a", "b", "d/c", "x" * 120, "é" * 70, "long/" * 30 + "e", "n" * 99])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(NAMES, st.sampled_from([0, 1, 511, 512, 700, 5000])), max_size=12),
     st.sampled_from(DIALECTS),

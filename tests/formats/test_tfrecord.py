@@ -73,7 +73,6 @@ def parts_of(object_format: Any, data: bytes, count: int) -> list[Any]:
     ]
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([0, 1, 11, 12, 13, 5_000]), max_size=12),
     st.integers(1, 40),

@@ -797,7 +797,9 @@ def interrupted_epoch(made: Consumer, is_item: IsItem, lost: int) -> int:
 @pytest.mark.parametrize(
     ("gather", "is_item"), [("thread", is_item_of_a_thread), ("process", is_item_of_a_process)]
 )
-@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "lost", [1, 2, 3, *(pytest.param(lost, marks=pytest.mark.slow) for lost in (4, 5))]
+)
 def test_what_an_interrupt_loses_leaves_a_loader_that_reads(
     cache: Any,
     make_consumer: MakeConsumer,

@@ -101,7 +101,6 @@ def test_parts_of_a_listing_come_back(listing: int, offset: int, data: bytes) ->
 
 
 @given(st.lists(frames, max_size=6), st.data())
-@settings(max_examples=60)
 def test_what_is_before_a_torn_or_damaged_frame_is_read(written: list[Any], data: Any) -> None:
     packed = [frame.pack() for frame in written]
     whole = MAGIC + b"".join(packed)

@@ -214,7 +214,6 @@ def editions_of(history: list[tuple[list[int], int, int | None]]) -> list[DrawnE
     "known = known[one.edition.strata.mask(self._stratum, parts[known])]",
     "pass",
 )
-@settings(max_examples=60)
 @given(
     st.integers(0, 9),
     HISTORIES,

@@ -122,7 +122,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=steps, data=st.data())
 def test_a_part_comes_as_often_as_without_anything_set_aside(
     tmp_path_factory: pytest.TempPathFactory,
