@@ -31,7 +31,8 @@ from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.formats import FORMATS, open_format, open_source
 from growcache.formats.base import Measure, Visit
-from growcache.formats.rows import RowLayout, SampleGrid, read_samples
+from growcache.formats.contiguous import ArrayLayout, read_samples
+from growcache.formats.grids import ArrayGrid, AxisGrid
 from growcache.loading.plan import window_samples
 from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
 from growcache.numpy import EpochLoader
@@ -312,14 +313,13 @@ class Recorded:
 
 
 def test_read_amplification() -> None:
-    rows = RowLayout(0, 400_000, (64,), np.dtype("<i2"))
-    assert rows.row_bytes == 128
+    array = ArrayLayout(0, (400_000, 64), np.dtype("<i2"))
     for window, stride, k, channels, fetched, requests in computed("choosing", "amplification"):
-        chosen = None if channels == "all" else tuple(range(int(channels)))
-        grid = SampleGrid(int(window), int(stride), channels=chosen)
-        parts = math.ceil(len(grid.starts(rows.count, 0)) / int(k))
-        reader = Recorded(rows.count * rows.row_bytes)
-        found = asyncio.run(read_samples(reader, rows, grid, Visit(1, parts, 0, 0)))
+        chosen = () if channels == "all" else ((1, tuple(range(int(channels)))),)
+        grid = ArrayGrid(((0, AxisGrid(int(window), int(stride))),), select=chosen)
+        parts = math.ceil(len(grid.on(array.shape, "")) / int(k))
+        reader = Recorded(array.nbytes)
+        found = asyncio.run(read_samples(reader, {"x": array}, grid, Visit(1, parts, 0, 0)))
         assert len(found) == int(k)
         cached = sum(sample["x"].nbytes for sample, _, _ in found)
         assert fetched == f"{sum(reader.reads) / cached:.2f}"

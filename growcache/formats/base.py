@@ -91,6 +91,7 @@ class Measure:
     # the number of samples that are worth one visit, unless the user sets it: those that can only
     # be fetched together, or those that make a visit worth its request
     together: int = 1
+    empty: str | None = None  # why the object has no sample, where that is known
 
 
 class PartlyReadError(FormatError):
@@ -114,10 +115,17 @@ class ObjectFormat:
     code_digest: CodeDigest | None = (
         None  # of the user's code that it runs; part of the fingerprint
     )
+    # Neighbours in storage are not those in number, or lie in chunks: `ordinals` says which a
+    # visit takes, also of the objects that are joined to it.
+    says_ordinals: bool = False
 
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object, by default of one sample."""
         return Measure(float(reader.entry.size), 0, 1)
+
+    async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
+        """Return the ordinals of a visit's samples in the object, ascending."""
+        raise NotImplementedError
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """Return the samples of a visit, each with its origin [start, stop).
@@ -128,14 +136,6 @@ class ObjectFormat:
         Raises:
             PartlyReadError: some of them cannot be read.
         """
-        raise NotImplementedError
-
-
-class ChunkedFormat(ObjectFormat):
-    """A format whose samples are stored in chunks; parts begin and end at chunks."""
-
-    async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        """Return the ordinals of a visit's samples in the object, ascending."""
         raise NotImplementedError
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,25 +19,43 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     DEFLATE_RATIO,
-    RUN_LENGTH_RATIO,
     Measure,
     Visit,
     most_decoded_bytes,
     refuse_many_samples,
 )
+from growcache.formats.contiguous import (
+    Hulls,
+    measure_samples,
+    native_order,
+    picked,
+    refuse_differing_sizes,
+)
+from growcache.formats.grids import (
+    ArrayGrid,
+    Box,
+    Indices,
+    Samples,
+    Shape,
+    StorageOrder,
+    hulls_of,
+)
 from growcache.formats.memory import correct_decoded, reserve_decoded
-from growcache.formats.rows import SampleGrid, cut_window, native_order, runs_of_starts
 from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
 
 ChunkOf = Callable[[int], range]
-"""The ordinals of the samples that share a unit with the sample of this ordinal."""
+"""The places of the samples that share a chunk with the sample at this place."""
 
 
 def choose_ordinals(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
-    if (given := visit.given(samples)) is not None:
-        return given
+    """Return the ordinals of a visit's samples that are stored in their order."""
+    given = visit.given(samples)
+    return choose_places(samples, visit, key, chunk_of) if given is None else given
+
+
+def choose_places(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
     mine = ordinals_of_chunked_part(samples, visit, chunk_of)
     return mine if visit.take is None else _take_ordinals(mine, visit, key, chunk_of)
 
@@ -94,6 +113,7 @@ MOST_CHUNKS = 1 << 16  # of a visit
 
 
 ChunkPlace = tuple[int, ...]  # of a chunk in the grid of chunks
+Spans = list[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,62 +128,67 @@ class ChunkGrid:
     def chunk_bytes(self) -> int:
         return math.prod(self.chunks) * self.dtype.itemsize
 
-    def places(self, runs: Iterable[range], entry: Entry) -> list[ChunkPlace]:
-        spans = [self._span(run) for run in runs if run]
-        count = sum(map(len, spans)) * math.prod(map(len, self._across))
+    def places(self, boxes: Iterable[Box], entry: Entry) -> list[ChunkPlace]:
+        spans = [self._spans(box) for box in boxes if all(box)]
+        count = sum(math.prod(map(len, span)) for span in spans)
         most = min(
             MOST_CHUNKS, most_decoded_bytes(entry, self.ratio) // max(1, self.chunk_bytes)
         )
-        if count > 2 * most:  # neighbours may share their chunks
+        if count > 2 * most and len(self._distinct(spans)) > most:
             raise FormatError(
                 f"{entry.key}: one visit may read {most:,} chunks of {self.chunk_bytes:,} bytes, "
                 f"found {count:,}; cut smaller windows"
             )
-        return self._places({at for span in spans for at in span})
+        return sorted(self._distinct(spans))
 
-    @property
-    def _across(self) -> list[range]:
-        sizes = zip(self.shape[1:], self.chunks[1:], strict=True)
-        return [range(-(-size // chunk)) for size, chunk in sizes]
+    @staticmethod
+    def _distinct(spans: Iterable[Spans]) -> set[ChunkPlace]:
+        return {place for span in spans for place in itertools.product(*span)}
 
-    def _span(self, run: range) -> range:
-        return range(run.start // self.chunks[0], -(-run.stop // self.chunks[0]))
-
-    def _places(self, firsts: Iterable[int]) -> list[ChunkPlace]:
-        across = self._across
-        return [place for at in sorted(firsts) for place in itertools.product([at], *across)]
+    def _spans(self, box: Box) -> Spans:
+        """Return the numbers of the chunks that a box touches along each axis."""
+        return [
+            range(at.start // chunk, -(-at.stop // chunk))
+            if isinstance(at, range)
+            else sorted({index // chunk for index in at})
+            for at, chunk in zip(box, self.chunks, strict=True)
+        ]
 
     async def decoding(
-        self, runs: Iterable[range], chunks: int, work: Callable[[], list[Array]]
+        self, boxes: Iterable[Box], chunks: int, work: Callable[[], list[Array]]
     ) -> list[Array]:
-        rows = sum(map(len, runs)) * math.prod(self.shape[1:]) * self.dtype.itemsize
-        nbytes = rows + chunks * self.chunk_bytes
+        values = sum(math.prod(map(len, box)) for box in boxes) * self.dtype.itemsize
+        nbytes = values + chunks * self.chunk_bytes
         await reserve_decoded(nbytes)
         found = await asyncio.to_thread(work)
-        correct_decoded(rows, nbytes)
+        correct_decoded(values, nbytes)
         return found
 
-    def assembled(self, run: range, decoded: Mapping[ChunkPlace, Array | None]) -> Array:
-        """Return the rows of a run; None stands for a chunk that was never written."""
-        rows = np.empty((len(run), *self.shape[1:]), self.dtype.newbyteorder("<"))
-        if not rows.size:
-            return rows
-        for place in self._places(self._span(run)):
-            into, out_of = self._slices(place, run)
-            found = decoded[place]
-            rows[into] = self.fill if found is None else found[out_of]
-        return rows
+    def assembled(self, box: Box, decoded: Mapping[ChunkPlace, Array | None]) -> Array:
+        """Return the values of a box; None stands for a chunk that was never written."""
+        values = np.empty(tuple(map(len, box)), self.dtype.newbyteorder("<"))
+        if not values.size:
+            return values
+        for place in itertools.product(*self._spans(box)):
+            pairs = [
+                _shared(at, number * chunk, chunk)
+                for at, number, chunk in zip(box, place, self.chunks, strict=True)
+            ]
+            found, into = decoded[place], tuple(to for to, _ in pairs)
+            values[into] = (
+                self.fill if found is None else picked(found, [of for _, of in pairs])
+            )
+        return values
 
-    def _slices(
-        self, place: ChunkPlace, run: range
-    ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        bounds = [(run.start, run.stop), *((0, size) for size in self.shape[1:])]
-        into, out_of = [], []
-        for at, chunk, (first, last) in zip(place, self.chunks, bounds, strict=True):
-            start, stop = max(first, at * chunk), min(last, (at + 1) * chunk)
-            into.append(slice(start - first, stop - first))
-            out_of.append(slice(start - at * chunk, stop - at * chunk))
-        return tuple(into), tuple(out_of)
+
+def _shared(indices: Indices, first: int, chunk: int) -> tuple[slice, Indices]:
+    """Return where the indices in a chunk are in the box, and where in the chunk."""
+    if isinstance(indices, range):
+        start, stop = max(indices.start, first), min(indices.stop, first + chunk)
+        into = slice(start - indices.start, stop - indices.start)
+        return into, range(start - first, stop - first)
+    start, stop = bisect_left(indices, first), bisect_left(indices, first + chunk)
+    return slice(start, stop), tuple(index - first for index in indices[start:stop])
 
 
 ArrayOrStrings: TypeAlias = Array | list[Any]  # a list holds strings
@@ -174,92 +199,130 @@ class FieldArray:
     def __init__(self, name: str, chunking: ChunkGrid) -> None:
         self.name = name
         self.chunking = chunking
-        self.length = chunking.shape[0]
-        self.row_bytes = math.prod(chunking.shape[1:]) * chunking.dtype.itemsize
-        self.unit = chunking.chunks[0]  # rows that can only be fetched together
+        self.nbytes = math.prod(chunking.shape) * chunking.dtype.itemsize
+        self.chunks: tuple[int, ...] = (
+            chunking.chunks
+        )  # values that can only be fetched together
 
-    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
+    @property
+    def shape(self) -> Shape:
+        return self.chunking.shape
+
+    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         raise NotImplementedError
 
-
-async def read_windows(
-    series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry
-) -> list[tuple[Sample, int, int]]:
-    starts, wanted = _starts_and_ordinals(series, grid, visit, entry.key)
-    return await _read_starts(series, grid, entry, starts, wanted)
-
-
-def window_ordinals(
-    series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
-) -> Sequence[int]:
-    return _starts_and_ordinals(series, grid, visit, key)[1]
+    def samples_together(self, samples: Samples) -> int:
+        """Return how many samples begin in one chunk."""
+        grids = zip(samples.axes, self.chunks, strict=True)
+        return math.prod(
+            max(1, chunk // grid.stride) for grid, chunk in grids if grid is not None
+        )
 
 
-def _starts_and_ordinals(
-    series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, key: str
-) -> tuple[range, Sequence[int]]:
-    count = common_length(series, key)
-    starts = grid.starts(count, grid.phase(count, visit, key))
-    return starts, choose_ordinals(
-        len(starts), visit, key, _chunk_of_start(starts, _chunk_rows(series))
-    )
+@dataclass(frozen=True, slots=True)
+class CutFields:
+    """The samples of arrays that belong together."""
+
+    fields: Sequence[FieldArray]
+    samples: Mapping[str, Samples]  # by the name of the field
+    entry: Entry
+    ratio: int = DEFLATE_RATIO
+
+    @classmethod
+    def of(
+        cls,
+        fields: Sequence[FieldArray],
+        grid: ArrayGrid,
+        entry: Entry,
+        visit: Visit | None = None,
+    ) -> CutFields:
+        """Return all samples of the arrays; at phase 0 without a visit."""
+        samples = {}
+        for one in fields:
+            what = f"{entry.key}: {one.name}" if len(fields) > 1 else entry.key
+            if max(one.shape, default=0) > MOST_ROWS:
+                raise FormatError(f"{what}: it claims an array of {list(one.shape)}")
+            samples[one.name] = grid.on(one.shape, what, visit, entry.key)
+        refuse_differing_sizes(samples, entry.key)
+        return cls(fields, samples, entry)
+
+    @property
+    def largest(self) -> FieldArray:
+        return max(self.fields, key=lambda one: one.nbytes)
+
+    def places(self) -> StorageOrder:
+        axes = self.samples[self.largest.name]
+        return StorageOrder(axes.starts, self.largest.chunks, tuple(range(len(axes.shape))))
+
+    def wanted(self, visit: Visit) -> Sequence[int]:
+        """Return the ordinals of a visit's samples, in the order of storage."""
+        samples, order = self.samples[self.largest.name], self.places()
+        if (given := visit.given(len(samples))) is not None:
+            return given
+        wanted = choose_places(len(samples), visit, self.entry.key, order.chunk)
+        refuse_many_samples(self.entry.key, len(wanted))
+        return wanted if order.is_by_ordinal else [order.ordinal(place) for place in wanted]
+
+    async def read(self, wanted: Sequence[int]) -> list[tuple[Sample, int, int]]:
+        refuse_many_samples(self.entry.key, len(wanted))
+        hulls = {
+            one.name: list(hulls_of(self.samples[one.name], wanted, range(len(one.shape)), 0))
+            for one in self.fields
+        }
+        self._refuse_large(hulls, len(wanted))
+        read = await asyncio.gather(
+            *(one.boxes([hull for hull, _ in hulls[one.name]]) for one in self.fields)
+        )
+        columns = [
+            column
+            for one, found in zip(self.fields, read, strict=True)
+            for column in self._columns(one.name, hulls[one.name], found)
+        ]
+        origins = self._origins(hulls[self.fields[0].name])
+        return [
+            ({name: values[i] for name, values in columns}, *origin)
+            for i, origin in enumerate(origins)
+        ]
+
+    def _columns(
+        self, name: str, hulls: Hulls, found: Sequence[ArrayOrStrings]
+    ) -> list[tuple[str, list[Any]]]:
+        """Return the samples of each field that an array has."""
+        samples = self.samples[name]
+        columns: dict[str, list[Any]] = {}
+        for values, (hull, starts) in zip(found, hulls, strict=True):
+            for field, inner in flat_fields(name, values):
+                column = columns.setdefault(field, [])
+                for start in starts:
+                    column.append(
+                        inner[start[0] - hull[0][0]]
+                        if isinstance(inner, list)
+                        else native_order(samples.cut(inner, hull, start))
+                    )
+        return list(columns.items())
+
+    def _origins(self, hulls: Hulls) -> list[tuple[int, int]]:
+        samples = self.samples[self.fields[0].name]
+        return [samples.origin(start) for _, starts in hulls for start in starts]
+
+    def _refuse_large(self, hulls: Mapping[str, Hulls], count: int) -> None:
+        nbytes = 0
+        for one in self.fields:
+            samples = self.samples[one.name]
+            value = one.nbytes / max(1, math.prod(one.shape))
+            read = sum(math.prod(map(len, hull)) for hull, _ in hulls[one.name])
+            padded = count * samples.values if samples.is_padded else 0
+            nbytes += int(max(read, padded) * value)
+        refuse_large_visit(self.entry, nbytes, self.ratio)
 
 
-async def read_owned_windows(
-    series: Sequence[FieldArray], grid: SampleGrid, visit: Visit, entry: Entry, starts: range
-) -> list[tuple[Sample, int, int]]:
-    wanted = choose_ordinals(len(starts), visit, entry.key, lambda _: range(len(starts)))
-    return await _read_starts(series, grid, entry, starts, wanted, RUN_LENGTH_RATIO)
-
-
-async def _read_starts(
-    series: Sequence[FieldArray],
-    grid: SampleGrid,
-    entry: Entry,
-    starts: range,
-    ordinals: Sequence[int],
-    ratio: int = DEFLATE_RATIO,
-) -> list[tuple[Sample, int, int]]:
-    refuse_many_samples(entry.key, len(ordinals))
-    count = series[0].length
-    groups = runs_of_starts([starts[i] for i in ordinals], grid.length, 0)
-    runs = [range(group[0], min(group[-1] + grid.length, count)) for group in groups]
-    rows = sum(map(len, runs))
-    padded = len(ordinals) * grid.length if grid.pad else 0
-    refuse_large_visit(entry, max(rows, padded) * sum(one.row_bytes for one in series), ratio)
-    read = await asyncio.gather(*(one.rows(runs) for one in series))
-    columns = [
-        {name: values for one, found in zip(series, read, strict=True)
-         for name, values in flat_fields(one.name, found[number])}
-        for number in range(len(runs))
-    ]  # fmt: skip
-    return [
-        (_cut_window(fields, start - run.start, grid), start, min(start + grid.length, count))
-        for fields, run, group in zip(columns, runs, groups, strict=True)
-        for start in group
-    ]
-
-
-def measure_windows(series: Sequence[FieldArray], grid: SampleGrid, entry: Entry) -> Measure:
-    """Divide the bytes evenly among the rows, an estimate where they are compressed."""
-    rows = common_length(series, entry.key)
-    row_bytes = entry.size / max(1, rows)
-    return Measure(
-        max(1e-6, grid.stride * row_bytes),
-        math.floor(grid.lost * row_bytes),
-        len(grid.starts(rows, 0)),
-        max(1, _chunk_rows(series) // grid.stride),
-    )
-
-
-def common_length(series: Sequence[FieldArray], key: str) -> int:
-    lengths = {one.name: one.length for one in series}
-    if len(set(lengths.values())) != 1:
-        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-        raise FormatError(f"{key}: expected arrays of one length, found {found}")
-    if (rows := series[0].length) > MOST_ROWS:
-        raise FormatError(f"{key}: it claims {rows} rows")
-    return rows
+def measure_fields(cut: CutFields) -> Measure:
+    """Divide the bytes evenly among the samples, an estimate where they are compressed."""
+    largest, size = cut.largest, cut.entry.size
+    samples = cut.samples[largest.name]
+    rows = samples.cut_sizes[0]
+    measure = measure_samples(samples, size / max(1, rows), size, size)
+    return replace(measure, together=largest.samples_together(samples))
 
 
 def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) -> None:
@@ -289,27 +352,6 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     if dtype.names is not None:
         return all(is_numeric(dtype[name]) for name in dtype.names)
     return dtype.kind in DTYPE_KINDS and not dtype.hasobject and dtype.itemsize > 0
-
-
-def _chunk_rows(series: Sequence[FieldArray]) -> int:
-    return max(series, key=lambda one: one.row_bytes).unit
-
-
-def _chunk_of_start(starts: range, rows: int) -> ChunkOf:
-    def chunk_of(ordinal: int) -> range:
-        border = starts[ordinal] // rows * rows
-        first = -(-(border - starts.start) // starts.step)
-        stop = -(-(border + rows - starts.start) // starts.step)
-        return range(max(0, first), min(len(starts), stop))
-
-    return chunk_of
-
-
-def _cut_window(fields: Mapping[str, ArrayOrStrings], at: int, grid: SampleGrid) -> Sample:
-    return {
-        name: values[at] if isinstance(values, list) else cut_window(values, at, grid)
-        for name, values in fields.items()
-    }
 
 
 def array_paths_option(options: Mapping[str, Any], option: str) -> dict[str, str] | None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from growcache.errors import FormatError
 from growcache.formats.base import (
-    ChunkedFormat,
     Measure,
     ObjectFormat,
     ObjectReader,
+    SamplesWithOrigins,
     Visit,
     refuse_unknown_options,
     require_library,
@@ -25,14 +25,21 @@ from growcache.formats.chunks import (
     ArrayOrStrings,
     ChunkGrid,
     ChunkPlace,
+    CutFields,
     FieldArray,
     array_paths_option,
     flat_fields,
-    measure_windows,
-    read_windows,
+    measure_fields,
     refuse_large_visit,
-    window_ordinals,
 )
+from growcache.formats.contiguous import (
+    ArrayLayout,
+    native_order,
+    picked,
+    read_boxes,
+    samples_together,
+)
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
 from growcache.formats.hdf5_dataset import (
     ChunkLocation,
     DatasetLayout,
@@ -45,11 +52,10 @@ from growcache.formats.hdf5_dataset import (
 )
 from growcache.formats.hdf5_file import HDF5File, HDF5Files
 from growcache.formats.memory import LruCache
-from growcache.formats.rows import SampleGrid, grid_option, native_order
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
-_OPTIONS = ("datasets", "axis", "window", "stride", "edge", "phase")
+_OPTIONS = ("datasets", *GRID_OPTIONS)
 _KNOWN_LAYOUTS = 4096  # objects; some kB each
 _STRING_BYTES = 64  # that one is taken to have, before it is read
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -64,43 +70,43 @@ class _DatasetField(FieldArray):
             name, ChunkGrid(shape, layout.chunks or shape, layout.dtype, layout.fill)
         )
         if layout.string_storage:
-            self.row_bytes = math.prod(shape[1:]) * _STRING_BYTES
+            self.nbytes = math.prod(shape) * _STRING_BYTES
         if not layout.chunks:
-            self.unit = 1
+            self.chunks = (1,) * len(shape)
         self.layout = layout
         self._reader = reader
         self._file = file
 
-    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
+    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         if self.layout.inline_values is not None:
             flat = np.frombuffer(self.layout.inline_values, self.layout.dtype)
-            values = flat.reshape(self.chunking.shape)
-            found = [values[run.start : run.stop] for run in runs]
+            values = flat.reshape(self.shape)
+            found = [picked(values, box) for box in boxes]
         elif self.layout.chunks is not None:
-            found = await self._of_chunks(runs)
+            found = await self._of_chunks(boxes)
         else:
-            found = await self._contiguous(runs)
+            found = await self._contiguous(boxes)
         if self.layout.string_storage is None:
             return [_normal_bools(values) for values in found]
         reader = self._file.reader(self._reader)
         return [await read_strings(reader, self.layout, values) for values in found]
 
-    async def _contiguous(self, runs: Sequence[range]) -> list[Array]:
-        offset, dtype, shape = self.layout.offset, self.layout.dtype, self.chunking.shape
-        if offset is None:
-            return [np.full((len(run), *shape[1:]), self.layout.fill, dtype) for run in runs]
-        stored = math.prod(shape[1:]) * dtype.itemsize
-        if offset + stored * shape[0] > self._reader.entry.size:
-            raise self._damaged("it promises more than the object has")
-        ranges = [(offset + run.start * stored, offset + run.stop * stored) for run in runs]
-        read = await read_ranges(self._file.reader(self._reader), ranges)
-        return [
-            np.frombuffer(data, dtype).reshape(len(run), *shape[1:])
-            for data, run in zip(read, runs, strict=True)
-        ]
+    def samples_together(self, samples: Samples) -> int:
+        if self.layout.chunks:
+            return super().samples_together(samples)
+        return samples_together(ArrayLayout(0, self.shape, self.layout.dtype), samples)
 
-    async def _of_chunks(self, runs: Sequence[range]) -> list[Array]:
-        places = self.chunking.places(runs, self._reader.entry)
+    async def _contiguous(self, boxes: Sequence[Box]) -> list[Array]:
+        offset, dtype = self.layout.offset, self.layout.dtype
+        if offset is None:
+            return [np.full(tuple(map(len, box)), self.layout.fill, dtype) for box in boxes]
+        stored = ArrayLayout(offset, self.shape, dtype)
+        if offset + stored.nbytes > self._reader.entry.size:
+            raise self._damaged("it promises more than the object has")
+        return await read_boxes(self._file.reader(self._reader), stored, boxes)
+
+    async def _of_chunks(self, boxes: Sequence[Box]) -> list[Array]:
+        places = self.chunking.places(boxes, self._reader.entry)
         written = await self._located(places) if self.layout.has_chunks else []
         self._check(at for _, at in written)
         ranges = [(at, at + size) for _, (at, size, _) in written]
@@ -110,9 +116,9 @@ class _DatasetField(FieldArray):
             decoded: dict[ChunkPlace, Array | None] = dict.fromkeys(places)
             for (place, (_, _, mask)), stored in zip(written, data, strict=True):
                 decoded[place] = self._decoded(stored, mask)
-            return [self.chunking.assembled(run, decoded) for run in runs]
+            return [self.chunking.assembled(box, decoded) for box in boxes]
 
-        return await self.chunking.decoding(runs, len(written), assemble)
+        return await self.chunking.decoding(boxes, len(written), assemble)
 
     async def _located(
         self, places: Sequence[ChunkPlace]
@@ -190,44 +196,47 @@ class HDF5WholeFormat(ObjectFormat):
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         found = await self._datasets.get(reader)
-        refuse_large_visit(reader.entry, sum(one.length * one.row_bytes for one in found))
-        read = await asyncio.gather(*(one.rows([range(one.length)]) for one in found))
+        refuse_large_visit(reader.entry, sum(one.nbytes for one in found))
+        read = await asyncio.gather(
+            *(one.boxes([tuple(map(range, one.shape))]) for one in found)
+        )
         sample: Sample = {}
         for one, (values,) in zip(found, read, strict=True):
             sample |= _whole_fields(one, values, reader.entry.key)
-        longest = max((one.length for one in found if one.layout.shape), default=0)
+        longest = max((one.shape[0] for one in found if one.layout.shape), default=0)
         return [(sample, 0, longest or max(1, reader.entry.size))]
 
 
-class HDF5RowsFormat(ChunkedFormat):
-    ranged = header_first = True
+class HDF5WindowsFormat(ObjectFormat):
+    ranged = header_first = says_ordinals = True
 
-    def __init__(self, named: Mapping[str, str] | None, grid: SampleGrid) -> None:
+    def __init__(self, named: Mapping[str, str] | None, grid: ArrayGrid) -> None:
         self._datasets = _DatasetFields(named)
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        series = await self._series(reader)
-        return measure_windows(series, self._grid, reader.entry)
+        return measure_fields(await self._cut(reader))
 
-    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        return await read_windows(await self._series(reader), self._grid, visit, reader.entry)
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        cut = await self._cut(reader, visit)
+        return await cut.read(cut.wanted(visit))
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        return window_ordinals(await self._series(reader), self._grid, visit, reader.entry.key)
+        return sorted((await self._cut(reader, visit)).wanted(visit))
 
-    async def _series(self, reader: ObjectReader) -> Sequence[FieldArray]:
+    async def _cut(self, reader: ObjectReader, visit: Visit | None = None) -> CutFields:
         found = await self._datasets.get(reader)
         for one in found:
             self._check(one.layout, reader.entry.key)
-        return found
+        return CutFields.of(found, self._grid, reader.entry, visit)
 
     def _check(self, layout: DatasetLayout, key: str) -> None:
         if not layout.shape:
             raise FormatError(
                 f"{key}: dataset {layout.path} is a single value, without an axis 0"
             )
-        if layout.string_storage and (self._grid.window is not None or len(layout.shape) > 1):
+        (_, first), *others = self._grid.cuts
+        if layout.string_storage and (others or first.window or len(layout.shape) > 1):
             raise FormatError(
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
                 "only; use axis: 0"
@@ -253,10 +262,10 @@ def _whole_fields(one: _DatasetField, values: ArrayOrStrings, key: str) -> Sampl
     return {name: native_order(np.asarray(inner)[0]) for name, inner in fields}
 
 
-def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5RowsFormat:
+def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5WindowsFormat:
     refuse_unknown_options("hdf5", options, _OPTIONS)
     named = array_paths_option(options, "datasets")
     grid = grid_option(options)
     require_library("source.format: hdf5", "h5py", "hdf5")
     require_library("source.format: hdf5", "numcodecs", "hdf5")
-    return HDF5WholeFormat(named) if grid is None else HDF5RowsFormat(named, grid)
+    return HDF5WholeFormat(named) if grid is None else HDF5WindowsFormat(named, grid)

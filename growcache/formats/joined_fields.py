@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
-    ChunkedFormat,
     JoinedReader,
     Measure,
     ObjectFormat,
@@ -57,7 +56,7 @@ class JoinedFormat(ObjectFormat):
             object_format.header_first for object_format in formats.values()
         )
         self._chunked = self.ranged and any(
-            isinstance(object_format, ChunkedFormat) for object_format in formats.values()
+            object_format.says_ordinals for object_format in formats.values()
         )
         digests = [object_format.code_digest for object_format in formats.values()]
         self.code_digest = CodeDigest.combined(digests)
@@ -89,15 +88,12 @@ class JoinedFormat(ObjectFormat):
     def _largest(self, measures: Sequence[Measure]) -> int:
         """Return the chunked field of most bytes."""
         object_formats = enumerate(self._formats.values())
-        chunked = [
-            n for n, object_format in object_formats if isinstance(object_format, ChunkedFormat)
-        ]
+        chunked = [n for n, object_format in object_formats if object_format.says_ordinals]
         return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
 
     async def _ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
         n = self._largest(await self._measures(reader))
         object_format = list(self._formats.values())[n]
-        assert isinstance(object_format, ChunkedFormat)
         return await object_format.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: ObjectReader) -> list[Measure]:

@@ -20,13 +20,8 @@ from growcache.formats.base import (
     read_whole,
     refuse_unknown_options,
 )
-from growcache.formats.rows import (
-    RowLayout,
-    RowsFormat,
-    SampleGrid,
-    grid_option,
-    native_order,
-)
+from growcache.formats.contiguous import ArrayLayout, ContiguousFormat, native_order
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
 from growcache.schema import Sample
 from growcache.store.contract import Entry
 
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-_OPTIONS = ("axis", "window", "stride", "edge", "phase")
 _MAGIC = b"\x93NUMPY"
 _PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
 _LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
@@ -79,15 +73,15 @@ class NpyWholeFormat(ObjectFormat):
         return [({"x": values}, 0, shape[0] if shape else reader.entry.size)]
 
 
-class NpyRowsFormat(RowsFormat):
-    def __init__(self, grid: SampleGrid) -> None:
+class NpyWindowsFormat(ContiguousFormat):
+    def __init__(self, grid: ArrayGrid) -> None:
         super().__init__(grid, _KNOWN_BYTES)
         self._probe = _PROBE
 
-    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
+    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, ArrayLayout], int]:
         header = await read_npy_header(reader, self._probe)
         self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
-        return {"x": row_layout(header, reader.entry)}, _KNOWN
+        return {"x": array_layout(header, reader.entry)}, _KNOWN
 
 
 async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:
@@ -181,27 +175,18 @@ def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
     raise FormatError(f"its .npy header has shape {fields['shape'][:80]}")
 
 
-def row_layout(header: NpyHeader, entry: Entry) -> RowLayout:
-    """Refuse an array whose rows are not contiguous."""
-    if not header.shape:
+def array_layout(header: NpyHeader, entry: Entry) -> ArrayLayout:
+    if (
+        not header.nbytes
+        and math.prod(max(1, size) for size in header.shape) > _MOST_EMPTY_ROWS
+    ):
         raise FormatError(
-            f"{entry.key}: expected an array with an axis 0, found a single value"
+            f"{entry.key}: its header claims an array without values of shape {list(header.shape)}"
         )
-    if header.fortran and len(header.shape) > 1:
-        raise FormatError(
-            f"{entry.key}: its rows are not contiguous (Fortran order), so they cannot be read "
-            "by range; drop axis and window to take whole arrays"
-        )
-    rows = RowLayout(header.data, header.shape[0], header.shape[1:], header.dtype)
-    if not rows.row_bytes and rows.count > _MOST_EMPTY_ROWS:
-        raise FormatError(
-            f"{entry.key}: its header claims {rows.count} rows without values, of at most "
-            f"{_MOST_EMPTY_ROWS}"
-        )
-    return rows
+    return ArrayLayout(header.data, header.shape, header.dtype, header.fortran)
 
 
-def open_npy(options: Mapping[str, Any]) -> NpyWholeFormat | NpyRowsFormat:
-    refuse_unknown_options("npy", options, _OPTIONS)
+def open_npy(options: Mapping[str, Any]) -> NpyWholeFormat | NpyWindowsFormat:
+    refuse_unknown_options("npy", options, GRID_OPTIONS)
     grid = grid_option(options)
-    return NpyWholeFormat() if grid is None else NpyRowsFormat(grid)
+    return NpyWholeFormat() if grid is None else NpyWindowsFormat(grid)

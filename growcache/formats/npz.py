@@ -27,18 +27,18 @@ from growcache.formats.base import (
     refuse_unknown_options,
 )
 from growcache.formats.byte_ranges import FetchedObject, FetchedRanges, read_ranges
-from growcache.formats.memory import reserve_decoded
-from growcache.formats.npy import npy_header_end, parse_npy_header, row_layout
-from growcache.formats.rows import (
-    RowLayout,
-    RowsFormat,
-    SampleGrid,
+from growcache.formats.contiguous import (
+    ArrayLayout,
+    ContiguousFormat,
     cut_samples,
-    grid_option,
     native_order,
-    wanted_starts,
+    refuse_differing_sizes,
+    wanted_ordinals,
     zip_fields,
 )
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Samples, grid_option
+from growcache.formats.memory import reserve_decoded
+from growcache.formats.npy import array_layout, npy_header_end, parse_npy_header
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
@@ -225,7 +225,7 @@ def member_entry(entry: Entry, member: ZipMember) -> Entry:
     return replace(entry, key=f"{entry.key}: {member.name}", size=member.size)
 
 
-_OPTIONS = ("axis", "window", "stride", "edge", "phase", "fields", "read")
+_OPTIONS = (*GRID_OPTIONS, "fields", "read")
 _MEMBER_HEAD_BYTES = 512  # with the zip header of a member and, nearly always, that of .npy
 _KEPT_BYTES = 1 << 25  # bytes of what is kept of objects
 _KEPT_MEMBER_BYTES = 500  # bytes that a member takes of these
@@ -240,36 +240,47 @@ class NpzWholeFormat(ObjectFormat):
         return [(dict(arrays), 0, reader.entry.size)]
 
 
-class NpzWholeRowsFormat(ObjectFormat):
-    def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
+class NpzWholeWindowsFormat(ObjectFormat):
+    def __init__(self, fields: tuple[str, ...] | None, grid: ArrayGrid) -> None:
         self._fields = fields
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
         arrays = await read_arrays(reader, self._fields)
-        count = len(self._grid.starts(_common_length(arrays, reader.entry), 0))
-        return Measure(reader.entry.size / max(1, count), 0, count)
+        each = self._samples(arrays, reader.entry.key)
+        refuse_differing_sizes(each, reader.entry.key)
+        first = next(iter(each.values()))
+        count = len(first)
+        return Measure(reader.entry.size / max(1, count), 0, count, empty=first.too_short())
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        arrays = await read_arrays(reader, self._fields)
-        count = _common_length(arrays, reader.entry)
-        row = sum(array[:1].nbytes for array in arrays.values())
-        starts = wanted_starts(
-            reader, RowLayout(0, count, (row,), np.dtype("u1")), self._grid, visit
-        )
+        arrays, key = await read_arrays(reader, self._fields), reader.entry.key
+        each = self._samples(arrays, key, visit)
+        layouts = {
+            name: ArrayLayout(0, array.shape, array.dtype) for name, array in arrays.items()
+        }
+        wanted = wanted_ordinals(layouts, each, visit, key)
         return zip_fields(
-            {name: cut_samples(array, self._grid, starts) for name, array in arrays.items()}
+            {name: cut_samples(array, each[name], wanted) for name, array in arrays.items()}
         )
 
+    def _samples(
+        self, arrays: Mapping[str, Array], key: str, visit: Visit | None = None
+    ) -> dict[str, Samples]:
+        return {
+            name: self._grid.on(array.shape, f"{key}: {name}", visit, key)
+            for name, array in arrays.items()
+        }
 
-class NpzRowsFormat(RowsFormat):
+
+class NpzWindowsFormat(ContiguousFormat):
     """Arrays must not be compressed."""
 
-    def __init__(self, fields: tuple[str, ...] | None, grid: SampleGrid) -> None:
+    def __init__(self, fields: tuple[str, ...] | None, grid: ArrayGrid) -> None:
         super().__init__(grid, _KEPT_BYTES)
         self._fields = fields
 
-    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, RowLayout], int]:
+    async def look_up(self, reader: ObjectReader) -> tuple[dict[str, ArrayLayout], int]:
         members = await read_members(reader, self._fields)
         for name, member in members.items():
             if member.method != zipfile.ZIP_STORED:
@@ -277,28 +288,11 @@ class NpzRowsFormat(RowsFormat):
                     f"{reader.entry.key}: {name} is compressed, so its rows cannot be read by "
                     "range; set read: whole in source.options, or write it with numpy.savez"
                 )
-        rows = await asyncio.gather(*(_member_layout(reader, m) for m in members.values()))
-        located = dict(zip(members, rows, strict=True))
-        _same_length({name: found.count for name, found in located.items()}, reader.entry)
-        return located, _KEPT_MEMBER_BYTES * len(located)
+        found = await asyncio.gather(*(_member_layout(reader, m) for m in members.values()))
+        return dict(zip(members, found, strict=True)), _KEPT_MEMBER_BYTES * len(members)
 
 
-def _common_length(arrays: Mapping[str, Array], entry: Entry) -> int:
-    lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
-    return _same_length(lengths, entry)
-
-
-def _same_length(lengths: Mapping[str, int], entry: Entry) -> int:
-    if len(set(lengths.values())) == 1 and -1 not in lengths.values():
-        return next(iter(lengths.values()))
-    shown = [f"{name} {n if n >= 0 else 'a single value'}" for name, n in lengths.items()]
-    raise FormatError(
-        f"{entry.key}: expected arrays of as many rows each, found {', '.join(shown)[:160]}; "
-        "choose those that belong together with source.options.fields"
-    )
-
-
-async def _member_layout(reader: ObjectReader, member: ZipMember) -> RowLayout:
+async def _member_layout(reader: ObjectReader, member: ZipMember) -> ArrayLayout:
     entry, inner = reader.entry, member_entry(reader.entry, member)
     head = bytes(memoryview(await reader.read(member.start, member.start + _MEMBER_HEAD_BYTES)))
     start = member_data_start(head, member, entry.key)
@@ -310,11 +304,13 @@ async def _member_layout(reader: ObjectReader, member: ZipMember) -> RowLayout:
             head = bytes(
                 memoryview(await reader.read(start, start + npy_header_end(head, inner)))
             )
-    found = row_layout(parse_npy_header(head, inner), inner)
+    found = array_layout(parse_npy_header(head, inner), inner)
     return replace(found, offset=start + found.offset)
 
 
-def open_npz(options: Mapping[str, Any]) -> NpzWholeFormat | NpzWholeRowsFormat | NpzRowsFormat:
+def open_npz(
+    options: Mapping[str, Any],
+) -> NpzWholeFormat | NpzWholeWindowsFormat | NpzWindowsFormat:
     refuse_unknown_options("npz", options, _OPTIONS)
     fields = names_option("fields", options.get("fields"), "names of arrays")
     by_range = choice_option(options, "read", ("range", "whole"), "range") == "range"
@@ -323,4 +319,4 @@ def open_npz(options: Mapping[str, Any]) -> NpzWholeFormat | NpzWholeRowsFormat 
         if "read" in options:
             raise ConfigError("source.options.read: needs axis: 0 or window")
         return NpzWholeFormat(fields)
-    return NpzRowsFormat(fields, grid) if by_range else NpzWholeRowsFormat(fields, grid)
+    return NpzWindowsFormat(fields, grid) if by_range else NpzWholeWindowsFormat(fields, grid)

@@ -16,8 +16,8 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.formats.base import (
     MOST_VISIT_SAMPLES,
-    ChunkedFormat,
     Measure,
+    ObjectFormat,
     ObjectReader,
     PartlyReadError,
     SamplesWithOrigins,
@@ -402,8 +402,8 @@ _COPIES = 2  # of what is decoded, in memory together
 _ROW_BYTES = 64  # of a row, in addition to its values
 
 
-class ParquetFormat(ChunkedFormat):
-    ranged = True
+class ParquetFormat(ObjectFormat):
+    ranged = says_ordinals = True
 
     def __init__(self, columns: tuple[str, ...] | None, *, drop_nulls: bool) -> None:
         self._footers = FooterCache(columns)

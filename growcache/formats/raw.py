@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,19 @@ from growcache.formats.base import (
     ObjectReader,
     SamplesWithOrigins,
     Visit,
+    choice_option,
     integer_option,
     read_whole,
     refuse_unknown_options,
 )
+from growcache.formats.contiguous import (
+    ArrayLayout,
+    measure_arrays,
+    ordinals_of_visit,
+    read_samples,
+)
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, array_grid_option
 from growcache.formats.items import ItemsFormat, decode_option
-from growcache.formats.rows import RowLayout, SampleGrid, read_samples, window_option
 from growcache.schema import DTYPE_KINDS, Sample
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode
@@ -49,9 +56,7 @@ def open_bytes(options: Mapping[str, Any]) -> BytesFormat:
     return BytesFormat(decode_option(options)[1])
 
 
-_RAW_OPTIONS = (
-    "dtype", "shape", "offset", "channels", "window", "stride", "edge", "phase",
-)  # fmt: skip
+_RAW_OPTIONS = (*GRID_OPTIONS, "dtype", "shape", "order", "offset", "channels")
 
 
 class RawFormat(ObjectFormat):
@@ -59,41 +64,46 @@ class RawFormat(ObjectFormat):
 
     ranged = True
 
-    def __init__(
-        self, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int, grid: SampleGrid
-    ) -> None:
-        self._dtype = dtype
-        self._shape = shape
-        self._offset = offset
+    def __init__(self, layout: ArrayLayout, growing: int, grid: ArrayGrid) -> None:
+        self._layout = layout  # of an object of one row
+        self._growing = growing  # the axis that is as long as the object allows
         self._grid = grid
+        self.says_ordinals = len(grid.cuts) > 1
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        return self._grid.measure(self._rows(reader.entry), reader.entry.size)
+        return measure_arrays({"x": self._array(reader.entry)}, self._grid, reader.entry)
 
-    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        return await read_samples(reader, self._rows(reader.entry), self._grid, visit)
+    async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
+        layouts = {"x": self._array(reader.entry)}
+        return ordinals_of_visit(layouts, self._grid, visit, reader.entry.key)
 
-    def _rows(self, entry: Entry) -> RowLayout:
-        if entry.size < self._offset:
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        return await read_samples(reader, {"x": self._array(reader.entry)}, self._grid, visit)
+
+    def _array(self, entry: Entry) -> ArrayLayout:
+        offset, shape = self._layout.offset, list(self._layout.shape)
+        if entry.size < offset:
             raise FormatError(
-                f"{entry.key}: expected rows behind an offset of {self._offset} bytes, found "
+                f"{entry.key}: expected rows behind an offset of {offset} bytes, found "
                 f"{entry.size} bytes"
             )
-        row = RowLayout(self._offset, 0, self._shape, self._dtype)
-        count = (entry.size - self._offset) // row.row_bytes
-        return RowLayout(self._offset, count, self._shape, self._dtype)
+        shape[self._growing] = (entry.size - offset) // self._layout.nbytes
+        return replace(self._layout, shape=tuple(shape))
 
 
 def open_raw(options: Mapping[str, Any]) -> RawFormat:
     refuse_unknown_options("raw", options, _RAW_OPTIONS)
-    shape = _shape_option(options.get("shape", ()))
-    grid = replace(
-        window_option(options, "random"),
-        channels=_channels_option(options.get("channels"), shape),
+    shape, growing = _shape_option(options.get("shape", ()))
+    fortran = choice_option(options, "order", ("C", "F"), "C") == "F"
+    grid = array_grid_option(options, "random")
+    if "channels" in options:
+        channels = _channels_option(options["channels"], shape[1:])
+        if channels is not None:
+            grid = replace(grid, select=((1, channels), *grid.select))
+    layout = ArrayLayout(
+        integer_option(options, "offset", 0) or 0, shape, _dtype_option(options), fortran
     )
-    return RawFormat(
-        _dtype_option(options), shape, integer_option(options, "offset", 0) or 0, grid
-    )
+    return RawFormat(layout, growing, grid)
 
 
 def _dtype_option(options: Mapping[str, Any]) -> np.dtype[np.generic]:
@@ -108,13 +118,24 @@ def _dtype_option(options: Mapping[str, Any]) -> np.dtype[np.generic]:
     return dtype
 
 
-def _shape_option(value: object) -> tuple[int, ...]:
-    numbers = [value] if isinstance(value, int) else value
-    if isinstance(numbers, list | tuple) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
+def _shape_option(value: object) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an object of one row, and the axis along which there are more.
+
+    >>> _shape_option(4), _shape_option([64, None])
+    (((1, 4), 0), ((64, 1), 1))
+    """
+    sizes = [value] if isinstance(value, int) else value
+    if isinstance(sizes, list | tuple) and all(
+        n is None or (type(n) is int and n > 0) for n in sizes
     ):
-        return tuple(numbers)
-    raise ConfigError(f"source.options.shape: expected positive integers, found {value!r}")
+        if None not in sizes:
+            return (1, *sizes), 0
+        if sizes.count(None) == 1:
+            return tuple(n or 1 for n in sizes), sizes.index(None)
+    raise ConfigError(
+        "source.options.shape: expected the positive integers of one row, or of all with null for "
+        f"the axis along which the object grows, found {value!r}"
+    )
 
 
 def _channels_option(value: object, shape: tuple[int, ...]) -> tuple[int, ...] | None:

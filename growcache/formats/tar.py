@@ -23,11 +23,11 @@ from growcache.formats.base import (
     take_some,
 )
 from growcache.formats.compressed import compression_option
+from growcache.formats.contiguous import native_order
 from growcache.formats.image import decode_image, require_pillow
 from growcache.formats.items import ItemsFormat, decode_option, items_of_part
 from growcache.formats.json_values import parse_json, value_of_json
 from growcache.formats.npy import parse_npy_header
-from growcache.formats.rows import native_order
 from growcache.formats.tar_scan import (
     READ_WHOLE_BYTES,
     SampleOffsets,

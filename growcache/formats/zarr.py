@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,13 +32,14 @@ from growcache.formats.chunks import (
     ArrayOrStrings,
     ChunkGrid,
     ChunkPlace,
+    CutFields,
     FieldArray,
     array_paths_option,
-    common_length,
-    read_owned_windows,
+    choose_ordinals,
 )
+from growcache.formats.contiguous import refuse_differing_sizes
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
 from growcache.formats.memory import SingleFlightCache
-from growcache.formats.rows import SampleGrid, grid_option
 from growcache.schema import Array, Sample
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _fill_number(value: Any) -> Any:
     return value
 
 
-_OPTIONS = ("axis", "window", "stride", "edge", "phase", "beside")
+_OPTIONS = (*GRID_OPTIONS, "beside")
 _KNOWN_ARRAYS = 4096  # arrays whose metadata is kept
 # The end of a chunk's key: c/3/0 or c.3.0 of version 3, 3.0 or 3/0 of version 2.
 _DOTTED_PLACE = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
@@ -187,17 +188,17 @@ class _ZarrField(FieldArray):
         self._metadata = metadata
         self._reader = reader
 
-    async def rows(self, runs: Sequence[range]) -> list[ArrayOrStrings]:
+    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         chunking = self.chunking
-        places = chunking.places(runs, self._reader.entry)
+        places = chunking.places(boxes, self._reader.entry)
         data = await asyncio.gather(*(self._stored(place) for place in places))
 
         def assemble() -> list[Array]:
             stored = zip(places, data, strict=True)
             decoded = {place: self._decoded(place, found) for place, found in stored}
-            return [chunking.assembled(run, decoded) for run in runs]
+            return [chunking.assembled(box, decoded) for box in boxes]
 
-        return list(await chunking.decoding(runs, len(places), assemble))
+        return list(await chunking.decoding(boxes, len(places), assemble))
 
     async def _stored(self, place: ChunkPlace) -> memoryview | None:
         key = self._root + self._metadata.name(place)
@@ -219,7 +220,7 @@ class _ZarrField(FieldArray):
 
 
 class ZarrFormat(ObjectFormat):
-    def __init__(self, grid: SampleGrid, beside: Mapping[str, str]) -> None:
+    def __init__(self, grid: ArrayGrid, beside: Mapping[str, str]) -> None:
         self._grid = grid
         self._beside = beside
         self._known: SingleFlightCache[str, ZarrMetadata | FormatError] = SingleFlightCache(
@@ -227,41 +228,39 @@ class ZarrFormat(ObjectFormat):
         )
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        found = await self._owned(reader, Visit(0, 1, 0, 0), self._grid.without_phase())
-        samples = len(found[2]) if found else 0
-        return Measure(max(1.0, reader.entry.size / max(1, samples)), 0, samples)
+        located = await self._located(reader)
+        if located is None:
+            return Measure(max(1.0, float(reader.entry.size)), 0, 0)
+        root, metadata, place = located
+        samples = self._grid.on(metadata.shape, root)
+        count = len(_owned_samples(samples, metadata, place))
+        size = max(1.0, reader.entry.size / max(1, count))
+        return Measure(size, 0, count, empty=samples.too_short())
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        found = await self._owned(reader, visit, self._grid)
-        if found is None:
+        located = await self._located(reader)
+        if located is None:
             return []
-        root, metadata, starts = found
+        root, metadata, place = located
+        samples = self._grid.on(metadata.shape, root, visit, root)
+        owned = _owned_samples(samples, metadata, place)
         group, _, own = root.rstrip("/").rpartition("/")
-        series = [_ZarrField(own or "x", root, metadata, reader)]
+        fields = {own or "x": _ZarrField(own or "x", root, metadata, reader)}
+        cuts = {own or "x": owned}
         for name, path in self._beside.items():
             other = _sibling_folder(group, path)
-            series.append(_ZarrField(name, other, await self._metadata(reader, other), reader))
-        common_length(series, reader.entry.key)
-        return await read_owned_windows(series, self._grid, visit, reader.entry, starts)
+            found = await self._metadata(reader, other)
+            fields[name] = _ZarrField(name, other, found, reader)
+            cuts[name] = owned.of_array(self._grid.on(found.shape, other))
+        cut = CutFields(list(fields.values()), cuts, reader.entry, RUN_LENGTH_RATIO)
+        refuse_differing_sizes(cuts, reader.entry.key)
+        whole = range(len(owned))
+        wanted = choose_ordinals(len(owned), visit, reader.entry.key, lambda _: whole)
+        return await cut.read(wanted)
 
     async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
         located = await self._located(reader)
         return None if located is None else located[:2]
-
-    async def _owned(
-        self, reader: ObjectReader, visit: Visit, grid: SampleGrid
-    ) -> tuple[str, ZarrMetadata, range] | None:
-        located = await self._located(reader)
-        if located is None:
-            return None
-        root, metadata, place = located
-        if any(place[1:]):  # those of the first column own the rows
-            return root, metadata, range(0)
-        length, rows = metadata.shape[0], metadata.chunks[0]
-        starts = grid.starts(length, grid.phase(length, visit, root))
-        first = -(-(place[0] * rows - starts.start) // starts.step)
-        stop = -(-((place[0] + 1) * rows - starts.start) // starts.step)
-        return root, metadata, starts[max(0, first) : max(0, stop)]
 
     async def _located(
         self, reader: ObjectReader
@@ -286,6 +285,26 @@ class ZarrFormat(ObjectFormat):
         if isinstance(known, FormatError):
             raise known
         return known
+
+
+def _owned_samples(samples: Samples, metadata: ZarrMetadata, place: ChunkPlace) -> Samples:
+    """Return the samples that begin in a chunk.
+
+    Along axes that are not cut the first chunk owns them.
+    """
+    starts = [
+        _starts_in(starts, number, chunk) if grid is not None else range(number == 0)
+        for starts, grid, number, chunk in zip(
+            samples.starts, samples.axes, place, metadata.chunks, strict=True
+        )
+    ]
+    return replace(samples, starts=tuple(starts))
+
+
+def _starts_in(starts: range, number: int, chunk: int) -> range:
+    first = -(-(number * chunk - starts.start) // starts.step)
+    stop = -(-((number + 1) * chunk - starts.start) // starts.step)
+    return starts[max(0, first) : max(0, stop)]
 
 
 async def _metadata_or_error(

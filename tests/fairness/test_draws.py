@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.config import SplitConfig
-from growcache.formats.base import Visit
-from growcache.formats.rows import SampleGrid
+from growcache.formats.grids import AxisGrid
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
@@ -135,11 +134,10 @@ def test_no_part_twice_before_all_were_drawn_however_the_listing_grows() -> None
 def test_every_position_of_a_window_is_equally_likely(
     window: int, stride: int, pad: bool
 ) -> None:
-    rows, grid = 200, SampleGrid(window, stride, pad=pad, random_phase=True)
+    rows, grid = 200, AxisGrid(window, stride, pad=pad, random_phase=True)
     counts = np.zeros(stride)
     for number in range(200_000):
-        visit = Visit(0, 1, number % 50, number // 50)
-        counts[grid.phase(rows, visit, f"rec/{number % 7}")] += 1
+        counts[grid.phase(rows, number // 50, number % 50, f"rec/{number % 7}")] += 1
     assert agree(counts, np.ones(stride))
     assert not agree(counts * planted(np.ones(stride)) * stride, np.ones(stride))
     # And each position is of one phase: so all come as often as their phases.

@@ -165,10 +165,7 @@ def test_a_small_object_is_one_request() -> None:
     assert held.asked == [(0, None)]
 
 
-def test_rows_out_of_fortran_order_cannot_be_read_by_range() -> None:
-    held = Held(npy(np.asfortranarray(rows(5, 4))))
-    with pytest.raises(FormatError, match="Fortran"):
-        visited(open_format("npy", {"axis": 0}), held)
+def test_a_single_value_has_no_rows() -> None:
     with pytest.raises(FormatError, match="axis 0"):
         visited(open_format("npy", {"axis": 0}), Held(npy(np.array(1.0))))
 
