@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError
 from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+T = TypeVar("T")
 
 
 class FetchedObject:
@@ -99,6 +102,11 @@ class ReadAhead:
         return min(most, max(least, 2 * self.nbytes)) if self._longest else most
 
 
+async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results; one needs no task of its own."""
+    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
+
+
 MOST_GAP_BYTES = 1 << 15  # bytes; reading so small a gap takes less time than another request
 MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several ranges share
 
@@ -116,7 +124,7 @@ async def read_ranges(
         if not (groups and groups[-1].joined(start, stop)):
             groups.append(_SharedRequest(start, stop))
         groups[-1].members.append(i)
-    read = await asyncio.gather(*(reader.read(one.start, one.stop) for one in groups))
+    read = await gathered([reader.read(one.start, one.stop) for one in groups])
     found: list[memoryview] = [memoryview(b"")] * len(ranges)
     for one, data in zip(groups, read, strict=True):
         view = memoryview(data).cast("B")

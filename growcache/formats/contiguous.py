@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import sys
@@ -24,7 +23,7 @@ from growcache.formats.base import (
     refuse_many_samples,
     take_some,
 )
-from growcache.formats.byte_ranges import MOST_GAP_BYTES, FetchedObject, read_ranges
+from growcache.formats.byte_ranges import MOST_GAP_BYTES, FetchedObject, gathered, read_ranges
 from growcache.formats.grids import (
     ArrayGrid,
     Box,
@@ -124,7 +123,7 @@ async def read_samples(
         for name, samples in each.items()
     }
     _refuse_large_visit(reads.values(), key)
-    read = await asyncio.gather(*(one.fetch(reader) for one in reads.values()))
+    read = await gathered([one.fetch(reader) for one in reads.values()])
     return zip_fields(dict(zip(reads, read, strict=True)))
 
 
@@ -151,7 +150,7 @@ def wanted_ordinals(
             wanted = take_some(wanted, visit, visit.chosen_by(key))
         refuse_many_samples(key, len(wanted))
         order = StorageOrder(samples.starts, (None,) * len(layout.shape), layout.order)
-        if not order.is_by_ordinal:
+        if len(samples.cut_axes) > 1 and not order.is_by_ordinal:
             wanted = [order.ordinal(place) for place in wanted]
     refuse_many_samples(key, len(wanted))
     return wanted
@@ -163,9 +162,7 @@ def refuse_differing_sizes(each: Mapping[str, Samples], key: str) -> None:
         shown = ", ".join(
             f"{name}: {found[0] if len(found) == 1 else found}" for name, found in sizes.items()
         )
-        raise FormatError(
-            f"{key}: expected arrays of one length, found {shown[:160]}"
-        )
+        raise FormatError(f"{key}: expected arrays of one length, found {shown[:160]}")
 
 
 Hulls = list[tuple[Box, list[Shape]]]

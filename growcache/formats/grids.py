@@ -218,7 +218,11 @@ class Samples:
         if grid.window is None:
             return [(values[(*before, s[at] - first)], s[at], s[at] + 1) for s in starts]
         return [
-            (values[(*before, slice(s[at] - first, s[at] - first + length))], s[at], s[at] + length)
+            (
+                values[(*before, slice(s[at] - first, s[at] - first + length))],
+                s[at],
+                s[at] + length,
+            )
             for s in starts
         ]
 

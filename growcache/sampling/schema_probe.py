@@ -218,9 +218,7 @@ class SchemaProbe:
                 break
         if samples:
             return ProbedObject(one, measure, _probed_samples(samples))
-        raise (
-            FormatError(holes[0]) if holes else _no_sample_error(object_format, measure.samples)
-        )
+        raise (FormatError(holes[0]) if holes else _no_sample_error(object_format, measure))
 
     async def _look_at_units(
         self, one: PartVisit, wanted: int, measure: Measure
@@ -240,7 +238,7 @@ class SchemaProbe:
                 break
         if samples:
             return ProbedObject(one, measure, _probed_samples(samples))
-        raise _no_sample_error(self._format_of(one), measure.samples)
+        raise _no_sample_error(self._format_of(one), measure)
 
     async def _look_at_whole(self, visit: PartVisit, wanted: int) -> ProbedObject:
         object_format, reader = (
@@ -258,11 +256,10 @@ class SchemaProbe:
             ).samples
             if len(samples) >= wanted:
                 break
+        measure = await object_format.measure(reader)
         if samples:
-            return ProbedObject(
-                visit, await object_format.measure(reader), _probed_samples(samples)
-            )
-        raise _no_sample_error(object_format, len(found))
+            return ProbedObject(visit, measure, _probed_samples(samples))
+        raise _no_sample_error(object_format, replace(measure, samples=len(found)))
 
 
 def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
@@ -271,9 +268,11 @@ def _probed_samples(samples: Sequence[Sample]) -> list[ProbedSample]:
     ]
 
 
-def _no_sample_error(object_format: ObjectFormat, samples: int) -> PassedOverError:
-    if not samples:
-        return PassedOverError("it holds no sample")
+def _no_sample_error(object_format: ObjectFormat, measure: Measure) -> PassedOverError:
+    if not measure.samples:
+        return PassedOverError(
+            f"it holds no sample: {measure.empty}" if measure.empty else "it holds no sample"
+        )
     who = (
         "sampling.transform" if object_format.listed else "source.format or sampling.transform"
     )
