@@ -286,6 +286,8 @@ def cut_samples(
     values: Array, samples: Samples, wanted: Sequence[int]
 ) -> list[tuple[Array, int, int]]:
     """Return samples of an array that is in memory."""
+    if not wanted:
+        return []
     last = tuple(size - 1 for size in samples.shape)
     hull = samples.hull((0,) * len(samples.shape), last)
     values = picked(values, hull)

@@ -159,8 +159,8 @@ class Samples:
             grid = self.axes[at]
             if grid is not None and not self.starts[at]:
                 return (
-                    f"expected at least {grid.length:,} values along axis {at}, as window asks, "
-                    f"found {self.shape[at]:,}"
+                    f"expected at least {grid.length:,} values along axis {at}, found "
+                    f"{self.shape[at]:,}"
                 )
         return None
 
@@ -214,7 +214,7 @@ class Samples:
         if len(cut) > 1 or reordered or grid is None or grid.pad:
             return [(self.cut(values, hull, s), *self.origin(s)) for s in starts]
         first, length = hull[at][0], grid.length  # the usual case, of as many samples as bytes
-        before = (slice(None),) * at
+        before: tuple[Any, ...] = (slice(None),) * at
         if grid.window is None:
             return [(values[(*before, s[at] - first)], s[at], s[at] + 1) for s in starts]
         return [

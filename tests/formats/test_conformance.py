@@ -142,7 +142,7 @@ class TestNpy(FormatTests):
     }
     wrong_options: ClassVar = [
         ({"windw": 3}, "did you mean window"),
-        ({"axis": 1}, "only 0"),
+        ({"axis": "time"}, "the number of an axis"),
         ({"stride": 1}, "needs window"),
         ({"phase": "random"}, "needs window"),
         ({"window": 3, "edge": "wrap"}, "drop or pad"),
@@ -171,7 +171,7 @@ class TestNpz(FormatTests):
         ({"fields": ["x", "x"]}, "list of different names"),
         ({"read": "whole"}, "needs axis: 0 or window"),
         ({"axis": 0, "read": "all"}, "range or whole"),
-        ({"axis": 1}, "only 0"),
+        ({"axis": "time"}, "the number of an axis"),
     ]
 
 
@@ -248,7 +248,7 @@ class TestHdf5(FormatTests):
         ({"datasets": {"x": 1}}, "a list of paths"),
         ({"datasets": "/"}, "a list of paths"),
         ({"datasets": ["a/x", "b/x"]}, "two are named 'x'"),
-        ({"axis": 1}, "only 0"),
+        ({"axis": "time"}, "the number of an axis"),
         ({"stride": 2}, "needs window"),
         ({"edge": "pad"}, "needs window"),
         ({"window": 0}, "at least 1"),
