@@ -68,6 +68,11 @@ MAGIC = (
     (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
     (0, b"PAR1", "parquet"),
     (16, b"\xde\xc0\xef\xbe", "lmdb"),
+    (344, b"n+1\0", "nifti"),
+    (4, b"n+2\0", "nifti"),
+    (8, b"WAVE", "audio"),
+    (0, b"fLaC", "audio"),
+    (0, b"\xffBIOSEMI", "edf"),
 )
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
@@ -89,6 +94,9 @@ RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "tar": [{}, {"decode": "none"}],
     "tfrecord": [{}, {"decode": "none"}],
     "jsonl": [{}, {"raw": True}],
+    "nifti": [{}],
+    "edf": [{"window": 1000}],
+    "audio": [{"window": 16000}, {"window": 16000, "read": "whole"}, {}],
 }
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
@@ -227,6 +235,7 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
     found = (
         *((form, head[at:].startswith(magic)) for at, magic, form in MAGIC),
         ("image", image_kind(head) is not None),
+        ("edf", suffix == ".edf" and head.startswith(b"0       ")),
         ("raw", suffix in DTYPES_BY_SUFFIX),
         ("tar", is_header(view, 0)),
         ("tfrecord", record_length_at(view, 0) is not None),

@@ -16,11 +16,14 @@ from growcache.errors import ConfigError
 from growcache.formats.base import ObjectFormat
 
 FORMATS: dict[str, str] = {
+    "audio": "audio",
     "bytes": "raw",
+    "edf": "edf",
     "hdf5": "hdf5",
     "image": "image",
     "jsonl": "jsonl",
     "lmdb": "lmdb",
+    "nifti": "nifti",
     "npy": "npy",
     "npz": "npz",
     "parquet": "parquet",
@@ -29,7 +32,7 @@ FORMATS: dict[str, str] = {
     "tfrecord": "tfrecord",
     "zarr": "zarr",
 }
-COMPRESSIBLE = ("jsonl", "tar", "tfrecord")  # have the option compression
+COMPRESSIBLE = ("jsonl", "nifti", "tar", "tfrecord")  # have the option compression
 _DECODABLE = ("bytes", "lmdb", "tar", "tfrecord")  # have an option decode that names user code
 
 
@@ -48,7 +51,8 @@ def open_format(
 
         options = {**options, "compression": compression_option(options, urls)}
     module = import_module(f"growcache.formats.{FORMATS[name]}")
-    return cast(ObjectFormat, getattr(module, f"open_{name}")(options))
+    make = getattr(module, f"open_{name}")
+    return cast(ObjectFormat, make(options, urls) if name == "audio" else make(options))
 
 
 def _hint(name: str) -> str:

@@ -89,7 +89,14 @@ class ContiguousFormat(ObjectFormat):
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         if self._layouts.peek(reader.entry) is None and is_fetched_whole(reader.entry, visit):
             reader = FetchedObject(reader, await reader.read())
-        return await read_samples(reader, await self._located(reader), self._grid, visit)
+        layouts = await self._located(reader)
+        return self.meant(await read_samples(reader, layouts, self._grid, visit), layouts)
+
+    def meant(
+        self, found: SamplesWithOrigins, layouts: Mapping[str, ArrayLayout]
+    ) -> SamplesWithOrigins:
+        """Return samples with what their stored values mean."""
+        return found
 
     async def _located(self, reader: ObjectReader) -> dict[str, ArrayLayout]:
         return await self._layouts.get(reader.entry, lambda: self.look_up(reader))

@@ -13,7 +13,7 @@ import pytest
 
 from growcache.errors import ConfigError
 from growcache.formats import FORMATS, open_format
-from tests.formats import lmdb_built, test_tar, test_tfrecord
+from tests.formats import lmdb_built, test_audio, test_edf, test_nifti, test_tar, test_tfrecord
 from tests.formats.conformance import Case, FormatTests
 from tests.formats.test_images import encoded
 
@@ -172,6 +172,69 @@ class TestNpz(FormatTests):
         ({"read": "whole"}, "needs axis: 0 or window"),
         ({"axis": 0, "read": "all"}, "range or whole"),
         ({"axis": "time"}, "the number of an axis"),
+    ]
+
+
+class TestAudio(FormatTests):
+    form = "audio"
+    library = "soundfile"
+    cases: ClassVar = {
+        "wav": Case("audio", {"window": 7, "stride": 5}, test_audio.audio),
+        "wav, padded": Case("audio", {"window": 7, "edge": "pad"}, test_audio.audio),
+        "flac": Case("audio", {}, lambda: test_audio.audio(form="FLAC")),
+        "flac windows": Case(
+            "audio", {"window": 7, "read": "whole"}, lambda: test_audio.audio(form="FLAC")
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"windw": 3}, "did you mean window"),
+        ({"stride": 1}, "needs window"),
+        ({"window": [3, 4]}, "a number of frames"),
+        ({"dtype": "uint8"}, "float32 or int16"),
+        ({"rate": 0}, "at least 1"),
+        ({"read": "all"}, "range or whole"),
+    ]
+
+
+class TestEdf(FormatTests):
+    form = "edf"
+    options: ClassVar = {"window": 7, "channels": test_edf.CHANNELS}
+    cases: ClassVar = {
+        "edf": Case("edf", options, test_edf.small),
+        "edf, padded": Case("edf", {**options, "edge": "pad", "stride": 5}, test_edf.small),
+        "bdf": Case(
+            "edf",
+            {"window": 9, "stride": 2, "phase": "random"},
+            lambda: test_edf.recording({"C3": 9}, 6, bits=24),
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({}, "needs the samples of a window"),
+        ({"window": "4 s"}, "found '4 s'"),
+        ({"window": 3, "channel": ["x"]}, "did you mean channels"),
+        ({"window": 3, "channels": []}, "list of different labels"),
+        ({"window": 3, "dtype": "int16"}, "float32 or float64 or stored"),
+    ]
+
+
+class TestNifti(FormatTests):
+    form = "nifti"
+    library = "nibabel"
+    cases: ClassVar = {
+        "nifti": Case("nifti", {}, test_nifti.small),
+        "nifti blocks": Case("nifti", {"window": [4, 2]}, test_nifti.small),
+        "nifti slices, stored": Case("nifti", {"axis": 1, "dtype": "stored"}, test_nifti.small),
+        "nifti packed": Case(
+            "nifti",
+            {"axis": 0, "compression": "gzip"},
+            lambda: gzip.compress(test_nifti.small(), mtime=0),
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"windw": 3}, "did you mean window"),
+        ({"stride": 1}, "needs window"),
+        ({"dtype": "int16"}, "auto or stored or float32 or float64"),
+        ({"compression": "lzma"}, "auto or none"),
     ]
 
 
