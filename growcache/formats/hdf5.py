@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -151,9 +152,17 @@ class _DatasetField(FieldArray):
         return FormatError(f"{self._reader.entry.key}: dataset {self.layout.path}: {why}")
 
 
+Layouts: TypeAlias = Mapping[str, DatasetLayout]
+
+
 class _DatasetFields:
-    def __init__(self, named: Mapping[str, str] | None) -> None:
+    """The datasets of each file: those that are named, or those at its root that ``belong``."""
+
+    def __init__(
+        self, named: Mapping[str, str] | None, belong: Callable[[Layouts], Sequence[str]]
+    ) -> None:
         self._named = named
+        self._belong = belong
         self._files = HDF5Files()
         self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout], ...]]
         self._known = LruCache(_KNOWN_LAYOUTS)
@@ -168,27 +177,41 @@ class _DatasetFields:
         return [_DatasetField(name, layout, reader, file) for name, layout in found]
 
     def _described(self, file: Any, entry: Entry) -> tuple[tuple[str, DatasetLayout], ...]:
-        named = self._named or self._only(names_at_root(file, entry.key), entry.key)
-        found = tuple(
-            (name, describe_dataset(file, path, entry.key)) for name, path in named.items()
+        found = (
+            {
+                name: describe_dataset(file, path, entry.key)
+                for name, path in self._named.items()
+            }
+            if self._named
+            else self._found(file, entry.key)
         )
-        for _, layout in found:
+        for layout in found.values():
             check_filters(layout, entry.key)
-        return found
+        return tuple(found.items())
 
-    def _only(self, names: Sequence[str], key: str) -> dict[str, str]:
-        if len(names) != 1:
+    def _found(self, file: Any, key: str) -> dict[str, DatasetLayout]:
+        names = names_at_root(file, key)
+        if len(names) == 1:
+            return {names[0]: describe_dataset(file, names[0], key)}
+        found, refused = {}, None
+        for name in names:
+            try:
+                found[name] = describe_dataset(file, name, key)
+            except FormatError as error:
+                refused = error
+        chosen = self._belong(found)
+        if not chosen:
             shown = ", ".join(f"{name!r:.40}" for name in names[:8]) or "none"
-            raise FormatError(
+            raise refused or FormatError(
                 f"{key}: expected one dataset at its root, found {shown}; name those that are "
                 "meant in source.options.datasets"
             )
-        return {names[0]: names[0]}
+        return {name: found[name] for name in chosen}
 
 
 class HDF5WholeFormat(ObjectFormat):
     def __init__(self, named: Mapping[str, str] | None) -> None:
-        self._datasets = _DatasetFields(named)
+        self._datasets = _DatasetFields(named, lambda found: ())
 
     async def measure(self, reader: ObjectReader) -> Measure:
         await self._datasets.get(reader)
@@ -211,7 +234,7 @@ class HDF5WindowsFormat(ObjectFormat):
     ranged = header_first = says_ordinals = True
 
     def __init__(self, named: Mapping[str, str] | None, grid: ArrayGrid) -> None:
-        self._datasets = _DatasetFields(named)
+        self._datasets = _DatasetFields(named, self._of_one_length)
         self._grid = grid
 
     async def measure(self, reader: ObjectReader) -> Measure:
@@ -230,13 +253,31 @@ class HDF5WindowsFormat(ObjectFormat):
             self._check(one.layout, reader.entry.key)
         return CutFields.of(found, self._grid, reader.entry, visit)
 
+    def _of_one_length(self, found: Layouts) -> list[str]:
+        """Return the datasets that are as long as the largest along the axes that are cut."""
+        sizes = {}
+        for name, layout in found.items():
+            if layout.shape and not self._are_lists_of_strings(layout):
+                with suppress(FormatError):  # it has not as many axes
+                    sizes[name] = self._grid.on(layout.shape, name).cut_sizes
+        largest = max(
+            sizes,
+            key=lambda name: math.prod(found[name].shape) * found[name].dtype.itemsize,
+            default="",
+        )
+        return [name for name, size in sizes.items() if size == sizes[largest]]
+
+    def _are_lists_of_strings(self, layout: DatasetLayout) -> bool:
+        (_, first), *others = self._grid.cuts
+        several = bool(others or first.window or len(layout.shape) > 1)
+        return several and layout.string_storage is not None
+
     def _check(self, layout: DatasetLayout, key: str) -> None:
         if not layout.shape:
             raise FormatError(
                 f"{key}: dataset {layout.path} is a single value, without an axis 0"
             )
-        (_, first), *others = self._grid.cuts
-        if layout.string_storage and (others or first.window or len(layout.shape) > 1):
+        if self._are_lists_of_strings(layout):
             raise FormatError(
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
                 "only; use axis: 0"

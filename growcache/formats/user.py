@@ -45,6 +45,10 @@ class ObjectFile(SeekableFile):
         self._held, self._start = memoryview(b""), 0
         self._ahead = _FIRST_READ_AHEAD
 
+    @property
+    def name(self) -> str:
+        return self._reader.entry.key
+
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
         wanted = min(len(into), max(0, self.size - self._at))
@@ -110,7 +114,10 @@ class UserObject:
         return bytes(memoryview(self._call.wait(self._reader.read(start, stop))))
 
     def open(self) -> BinaryIO:
-        """Return a read-only, seekable file of the object's bytes, which reads ahead."""
+        """Return a read-only, seekable file of the object's bytes, which reads ahead.
+
+        Its ``name`` is the key, so libraries that go by a file's ending can take it.
+        """
         return cast(BinaryIO, io.BufferedReader(ObjectFile(self._call, self._reader)))
 
 

@@ -196,7 +196,27 @@ def test_the_only_dataset_need_not_be_named() -> None:
     assert len(visited(object_format, Held(one(name="signal")))) == 200
     two = Held(hdf5(lambda file: [file.create_dataset(n, data=X) for n in "ab"]))
     with pytest.raises(FormatError, match=r"one dataset at its root, found 'a', 'b'; name"):
-        visited(object_format, two)
+        visited(open_format("hdf5", {}), two)
+
+
+def recording(file: Any) -> None:
+    file["signal"] = X
+    file["state"] = np.arange(len(X), dtype="u1")
+    file["who"] = ["s"] * len(X)
+    file["names"] = ["c0", "c1", "c2"]
+    file["rate"] = 250.0
+    file["other"] = h5py.ExternalLink("x.h5", "/x")
+    file["elsewhere"] = np.zeros(len(X) + 1)
+
+
+def test_the_datasets_as_long_as_the_largest_belong_together() -> None:
+    held = Held(hdf5(recording))
+    found = visited(open_format("hdf5", {"axis": 0}), held)
+    assert len(found) == len(X)
+    assert all(set(sample) == {"signal", "state", "who"} for sample, _, _ in found)
+    np.testing.assert_array_equal([sample["state"] for sample, _, _ in found], range(len(X)))
+    for options, fields in (({"window": 8}, {"signal", "state"}), ({"axis": 1}, {"signal"})):
+        assert set(visited(open_format("hdf5", options), held)[0][0]) == fields
 
 
 @given(

@@ -141,6 +141,12 @@ def neither(rng):
 
 def positional(object, /):
     return []
+
+
+def named(object):
+    with object.open() as file:
+        file.seek(-2, 2)
+        yield {"name": file.name, "end": file.read()}
 """
 
 BESIDE = {key: bytes(range(n, n + 20)) for n, key in enumerate("abc")}
@@ -376,6 +382,11 @@ def test_a_draw_may_open_files_keep_them_and_pass_over() -> None:
         assert visited(keeps, held, part, base.ENDLESS_PARTS)[0][0]["x"] == BESIDE["a"]
     found = visited(opened("rejects"), held, 0, base.ENDLESS_PARTS // 100)
     assert 20 < len(found) < 80
+
+
+def test_an_opened_object_has_its_name_and_can_be_sought() -> None:
+    ((sample, _, _),) = visited(opened("named"), Held(b"0123", "folder/k.wav"))
+    assert sample == {"name": "folder/k.wav", "end": b"23"}
 
 
 def test_a_draw_that_fails_is_named_with_its_line() -> None:
