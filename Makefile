@@ -95,7 +95,7 @@ $(VENV)/tests.installed: $(VENV)/demo.installed
 # What only slow tests use: clients and servers of stores (Azurite is Microsoft's, for Node), and
 # frameworks that take our loaders.
 $(VENV)/slow.installed: $(VENV)/tests.installed
-	$(PIP) --editable '.[gcs,azure]' --group slow
+	$(PIP) --editable '.[gcs,azure,fits]' --group slow
 	npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0 \
 	  || echo 'no Azurite (see npm above), so the tests of Azure will be skipped'
 	@touch $@

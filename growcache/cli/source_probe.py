@@ -70,6 +70,7 @@ MAGIC = (
     (16, b"\xde\xc0\xef\xbe", "lmdb"),
     (344, b"n+1\0", "nifti"),
     (4, b"n+2\0", "nifti"),
+    (0, b"SIMPLE  =", "fits"),
     (8, b"WAVE", "audio"),
     (0, b"fLaC", "audio"),
     (0, b"\xffBIOSEMI", "edf"),
@@ -96,6 +97,7 @@ RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "jsonl": [{}, {"raw": True}],
     "nifti": [{}],
     "edf": [{"window": 1000}],
+    "fits": [{}, {"table": 1}],
     "audio": [{"window": 16000}, {"window": 16000, "read": "whole"}, {}],
 }
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."

@@ -19,6 +19,7 @@ FORMATS: dict[str, str] = {
     "audio": "audio",
     "bytes": "raw",
     "edf": "edf",
+    "fits": "fits",
     "hdf5": "hdf5",
     "image": "image",
     "jsonl": "jsonl",

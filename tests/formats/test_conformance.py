@@ -13,7 +13,15 @@ import pytest
 
 from growcache.errors import ConfigError
 from growcache.formats import FORMATS, open_format
-from tests.formats import lmdb_built, test_audio, test_edf, test_nifti, test_tar, test_tfrecord
+from tests.formats import (
+    lmdb_built,
+    test_audio,
+    test_edf,
+    test_fits,
+    test_nifti,
+    test_tar,
+    test_tfrecord,
+)
 from tests.formats.conformance import Case, FormatTests
 from tests.formats.test_images import encoded
 
@@ -214,6 +222,25 @@ class TestEdf(FormatTests):
         ({"window": 3, "channel": ["x"]}, "did you mean channels"),
         ({"window": 3, "channels": []}, "list of different labels"),
         ({"window": 3, "dtype": "int16"}, "float32 or float64 or stored"),
+    ]
+
+
+@pytest.mark.slow
+class TestFits(FormatTests):
+    form = "fits"
+    library = "astropy"
+    cases: ClassVar = {
+        "fits": Case("fits", {}, test_fits.small),
+        "fits blocks": Case("fits", {"window": [4, 2]}, test_fits.scaled),
+        "fits rows": Case("fits", {"table": "EVENTS"}, test_fits.table),
+    }
+    wrong_options: ClassVar = [
+        ({"hud": 1}, "did you mean hdu"),
+        ({"hdu": -1}, "number or name of an HDU"),
+        ({"table": True}, "number or name of an HDU"),
+        ({"columns": ["x"]}, "needs table"),
+        ({"table": 1, "window": 3}, "its rows are the samples"),
+        ({"stride": 1}, "needs window"),
     ]
 
 
