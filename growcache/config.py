@@ -140,13 +140,24 @@ def _field_glob(field: Any) -> str:
     return PLACEHOLDER.sub("*", url) if isinstance(url, str) else "*"
 
 
+DATASET_SCHEME = "dataset"
+
+
+def dataset_url(maker: str) -> str:
+    """Return the URL that stands for a Dataset, whose objects are its indices."""
+    return f"{DATASET_SCHEME}://{maker}"
+
+
 class SourceConfig(_ConfigModel):
     """The URLs of the objects, and their format.
 
-    With ``fields``, ``url`` are the globs of all fields, in their order.
+    With ``fields``, ``url`` are the globs of all fields, in their order. With ``dataset``, which
+    makes a Dataset, each index is an object, and ``format`` is the maker.
     """
 
     url: _Texts
+    dataset: Annotated[str, Field(min_length=1)] | None = None
+    names: _Texts | None = None
     fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
@@ -167,6 +178,28 @@ class SourceConfig(_ConfigModel):
         if "url" in values and list(values["url"]) != globs:
             raise ValueError("name url or fields, not both")
         return {**values, "url": globs}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _made_by_the_dataset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not isinstance(values.get("dataset"), str):
+            return values
+        maker = values["dataset"]
+        own = {"url": [dataset_url(maker)], "format": maker}
+        for name, value in own.items():
+            if name in values and list(_one_or_many(values[name])) != list(_one_or_many(value)):
+                raise ValueError(f"name dataset or {name}, not both")
+        if values.get("fields") or values.get("purged"):
+            raise ValueError("fields and purged need objects of a store; leave them out")
+        return {**values, **own}
+
+    @model_validator(mode="after")
+    def _names_of_a_dataset(self) -> SourceConfig:
+        if self.names is not None and self.dataset is None:
+            raise ValueError("names are those of the values of a dataset; name a dataset")
+        if self.names is not None and len(set(self.names)) < len(self.names):
+            raise ValueError("names: name none twice")
+        return self
 
     @field_validator("fields")
     @classmethod
@@ -228,13 +261,19 @@ class LabelGroup(_ConfigModel):
     label: str
 
 
+class BlockGroup(_ConfigModel):
+    """A group is a run of so many indices of a Dataset, because neighbours may be alike."""
+
+    block: PositiveInt
+
+
 class SplitConfig(_ConfigModel):
     """The share of the objects to draw from: a subset, by a hash of an object's group.
 
     It has its own seed, so that caches of one split that draw in other orders have no group in common.
     """
 
-    group: str | LabelGroup | None = None
+    group: str | LabelGroup | BlockGroup | None = None
     fractions: dict[str, Annotated[float, Field(gt=0, le=1)]]
     use: str
     seed: int = 0
@@ -242,13 +281,17 @@ class SplitConfig(_ConfigModel):
     @field_validator("group", mode="before")
     @classmethod
     def _is_text_or_label(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and set(value) != {"label"}:
-            raise ValueError("expected a regular expression, or {label: COLUMN}")
+        if isinstance(value, Mapping) and set(value) not in ({"label"}, {"block"}):
+            raise ValueError(
+                "expected a regular expression, {label: COLUMN}, or {block: N} for a dataset"
+            )
         return value
 
     @field_validator("group")
     @classmethod
-    def _names_the_group(cls, value: str | LabelGroup | None) -> str | LabelGroup | None:
+    def _names_the_group(
+        cls, value: str | LabelGroup | BlockGroup | None
+    ) -> str | LabelGroup | BlockGroup | None:
         if not isinstance(value, str) or "group" in _compiled(value).groupindex:
             return value
         raise ValueError("expected (?P<group>…) around what tells groups apart")
@@ -389,6 +432,9 @@ class CacheConfig(_ConfigModel):
         return self
 
 
+_BYTE_LIMITS = ("max_egress", "max_bytes_per_second")
+
+
 class Config(_ConfigModel):
     """The whole configuration; see `load_config`."""
 
@@ -439,6 +485,21 @@ class Config(_ConfigModel):
         if isinstance(group, LabelGroup) and not all(group.label in some for some in columns):
             raise ValueError(
                 f"split.group: expected one of source.labels.columns, found {group.label!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_indices(self) -> Config:
+        datasets = [source.dataset is not None for source in self.sources]
+        group = self.split.group if self.split is not None else None
+        if isinstance(group, BlockGroup) and not all(datasets):
+            raise ValueError("split.group: block counts the indices of source.dataset")
+        limits = {name: getattr(self.sampling, name) for name in _BYTE_LIMITS}
+        limited = [name for name, value in limits.items() if value is not None]
+        if any(datasets) and limited:
+            raise ValueError(
+                f"sampling.{limited[0]}: growcache does not see the bytes that source.dataset "
+                "reads; leave it out"
             )
         return self
 

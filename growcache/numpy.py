@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from growcache.loading.loader import Loader
+from growcache.sampling.from_dataset import FromDataset
 
 __all__ = ["EpochLoader"]
 
 
-class EpochLoader(Loader):
+class EpochLoader(FromDataset, Loader):
     """Batches from a growing cache; every iteration is a new epoch over the shards that are cached by then.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.

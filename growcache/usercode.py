@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import pickle
 import sys
 import threading
 import time
@@ -32,6 +33,9 @@ _MAX_KEY_CHARACTERS = 80  # characters of an object's key in a reason; the hole 
 _MAX_ERROR_CHARACTERS = 160  # of an exception's text
 
 
+MOST_STUCK = 32  # calls; a sampler with more of them is better started anew
+
+
 class RunningCalls:
     """The running calls of the user's code, by thread, and the number of ended ones."""
 
@@ -47,6 +51,13 @@ class RunningCalls:
         """Record that this thread's call ended."""
         del self._running[threading.get_ident()]
         self.ended += 1  # a lost count does no harm: others follow
+
+    def give_up(self, seconds: float) -> None:
+        """Count a call that takes longer as ended, which is progress, unless too many threads are stuck."""
+        now = time.monotonic()
+        stuck = sum(now - call[0] >= seconds for call in list(self._running.values()))
+        if stuck <= MOST_STUCK:
+            self.ended += 1
 
     def longest(self) -> tuple[float, str] | None:
         """Return the seconds and the description of the longest running call."""
@@ -171,6 +182,86 @@ def load_code(
     return UserCode(name, key, _source_digest(module), _source_root(module), bound, parameters)
 
 
+PICKLED = "pickled"  # module of a maker's name that a program gave, which no one can import
+PICKLED_PATH = "_GROWCACHE_DATASET_PICKLE"  # variable with the file that has it; no setting, hence the underscore
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What makes a Dataset, or the Dataset itself."""
+
+    name: str  # package.module:function
+    digest: CodeDigest | None  # of its module; None for an instance, which has a name only
+    source_root: str
+    made: Callable[[], Any]
+
+    def make(self) -> Any:
+        """Return the Dataset; ConfigError with the user's line if its code raises."""
+        try:
+            return self.made()
+        except _USER_ERRORS as error:
+            line = _user_line(error, self.source_root)
+            raise ConfigError(
+                f"source.dataset: {self.name} raised {_error_text(error)} at {line}"
+            ) from error
+
+
+def load_maker(name: str, options: Mapping[str, Any], where: tuple[str, str]) -> Maker:
+    """Return the function, class or instance called ``package.module:name``; see `load_code`."""
+    key = where[0]
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
+    if module_name == PICKLED:
+        return _unpickled(name, key)
+    module = _import_module(module_name, name, key)
+    found = _get_attribute(module, attribute, name, key)
+    made = maker_of(found, options, name, where)
+    return Maker(name, _source_digest(module), _source_root(module), made)
+
+
+def maker_of(
+    found: Any, options: Mapping[str, Any], name: str, where: tuple[str, str]
+) -> Callable[[], Any]:
+    """Return a function without arguments that makes the Dataset."""
+    if is_dataset(found) or not callable(found):
+        if options:
+            raise ConfigError(f"{where[1]}: {name} is no function, and takes no options")
+        return lambda: found
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"{where[1]} do not fit {name}: {error}") from None
+    except ValueError:  # some builtins have no signature
+        pass
+    return functools.partial(found, **options)
+
+
+def is_dataset(found: Any) -> bool:
+    """Whether it is a Dataset, or a sequence, rather than what makes one."""
+    return not isinstance(found, type) and hasattr(found, "__getitem__")
+
+
+def _unpickled(name: str, key: str) -> Maker:
+    path = os.environ.get(PICKLED_PATH)
+    if path is None:
+        raise ConfigError(
+            f"{key}: {name.partition(':')[2]} was given to from_dataset by a program, so only that "
+            "program can draw from it; give from_dataset a function of a module instead"
+        )
+    # The program's own pickle, in a file that no one else may write.
+    try:
+        held = pickle.loads(Path(path).read_bytes())
+    except _USER_ERRORS as error:
+        raise ConfigError(
+            f"{key}: {name} cannot be unpickled in a process of growcache's: {_error_text(error)}; "
+            "give from_dataset a function that makes the Dataset"
+        ) from error
+    digest = CodeDigest(*held["digest"]) if held["digest"] else None
+    found = held["found"]
+    return Maker(name, digest, held["root"], found if held["makes"] else lambda: found)
+
+
 def short_key(key: str) -> str:
     """Return the printable end of an object's key, for a message."""
     return printable(
@@ -269,7 +360,11 @@ def _join_names(names: list[str]) -> str:
 
 def _source_digest(module: ModuleType) -> CodeDigest:
     path = module.__file__
-    source = Path(path).read_bytes() if path else b""
+    return source_digest(Path(path).read_bytes() if path else b"")
+
+
+def source_digest(source: bytes) -> CodeDigest:
+    """Return the digests of a module's, or function's, source."""
     return CodeDigest(_digest(syntax_of(source)), _digest(source))
 
 

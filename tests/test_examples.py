@@ -298,6 +298,16 @@ def test_s3_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     assert re.search(r"; \d+ samples \(\d+ new\) of", text)
 
 
+@pytest.mark.torch
+def test_dataset_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    recordings(tmp_path / "data")
+    arguments = ("--folder", str(tmp_path / "data"), "--classes", *CLASSES, *SMALL)
+    text = run_example("dataset_pytorch.py", *arguments, "--cache", str(tmp_path / "cache"))
+    assert len(re.findall(r"^epoch \d: accuracy \d+%; ", text, re.M)) == 3
+    assert status(tmp_path / "cache").samples == 24
+
+
 EPOCHS_OF = ("--samples-per-epoch", "64", "--batch-size", "16")
 
 

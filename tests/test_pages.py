@@ -48,7 +48,16 @@ from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["epochs", "choosing", "formats", "joining", "fairness", "tensorflow", "not_offered"]
+NAMES = [
+    "epochs",
+    "choosing",
+    "formats",
+    "joining",
+    "fairness",
+    "tensorflow",
+    "not_offered",
+    "datasets",
+]
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
 GB, MB, KIB = 10**9, 10**6, 1024
 
@@ -121,6 +130,24 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     pytest.importorskip("torch")
     run_blocks(page, "-W", "error")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_code_of_a_dataset_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(blocks("datasets", "python")))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
 
 
 @pytest.mark.slow

@@ -122,10 +122,13 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
     for source in config.sources:
         for form, options in source.formats:
             if ":" in form:
-                yield "source.format", form
+                yield "source.format" if source.dataset is None else "source.dataset", form
             if ":" in str(options.get("decode")):
                 yield "source.options.decode", str(options["decode"])
-        urls = [*source.url, *([source.labels.url] if source.labels else [])]
+        urls = [
+            *(() if source.dataset else source.url),
+            *([source.labels.url] if source.labels else []),
+        ]
         yield from (
             ("source.url", url) for url in urls if parse_url(url).scheme not in SAFE_SCHEMES
         )
@@ -135,8 +138,9 @@ def _decides_samples(part: tuple[str, Any]) -> bool:
     return re.sub(r"^source\.\d+\.", "source.", part[0]) in _DECIDING_SETTINGS
 
 
+_SOURCE_SETTINGS = ("url", "fields", "format", "options", "labels", "names")
 _DECIDING_SETTINGS = frozenset(
-    {f"source.{name}" for name in ("url", "fields", "format", "options", "labels", "weight")}
+    {f"source.{name}" for name in (*_SOURCE_SETTINGS, "weight")}
     | {f"sampling.{name}" for name in ("seed", "weight_by", "transform", "transform_options")}
 )
 
@@ -252,7 +256,8 @@ def _difference_text(a: Value, b: Value | None) -> str | None:
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
     """Return the objects of the other fields as listed, else as they are now; a shard names the first field's only."""
     store = reader.store
-    assert isinstance(store, RemoteStore)
+    if not isinstance(store, RemoteStore):  # an index of a Dataset
+        return ()
     templates = [UrlTemplate.from_url(field.url) for field in store.source.fields.values()]
     values = templates[0].values(reader.entry.key) if templates else None
     if values is None:

@@ -92,21 +92,27 @@ def _changed_objects(config: Config, objects: Sequence[Entry]) -> dict[tuple[int
 
 async def _current_states(config: Config, objects: Sequence[Entry]) -> list[str]:
     seconds = config.sampling.timeout_seconds
-    stores = [open_store(source, timeout_seconds=seconds) for source in config.sources]
+    stores = [
+        None if source.dataset else open_store(source, timeout_seconds=seconds)
+        for source in config.sources
+    ]
     firsts, slots = first_urls(config.sources), asyncio.Semaphore(MOST_ASKED)
 
     async def state(entry: Entry) -> str:
         number = source_of_url(firsts, entry.store)
         if entry.key == endless_entry(config.sources[number].format).key:
             return ""  # a function of the user drew by itself
+        store = stores[number]
+        if store is None:
+            return ""  # nobody knows whether what an index of a Dataset yields was changed
         own = replace(entry, store=entry.store - firsts[number])
         async with slots:
-            return await _state(stores[number], own)
+            return await _state(store, own)
 
     try:
         return await asyncio.gather(*map(state, objects))
     finally:
-        for store in stores:
+        for store in filter(None, stores):
             await store.close()
 
 

@@ -67,6 +67,10 @@ def _hint(name: str) -> str:
 
 
 def open_source(source: SourceConfig) -> ObjectFormat:
+    if source.dataset is not None:
+        from growcache.formats.dataset import open_dataset
+
+        return open_dataset(source)
     if not source.fields:
         return open_format(source.format, source.options, source.url)
     from growcache.formats.joined_fields import JoinedFormat

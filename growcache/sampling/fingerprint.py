@@ -118,6 +118,8 @@ def _source(source: SourceConfig) -> dict[str, Any]:
         ]
     else:
         parts["url"] = [url_without_secrets(url) for url in source.url]
+    if source.names is not None:
+        parts["names"] = list(source.names)
     if source.labels is not None:
         url = url_without_secrets(source.labels.url)
         parts["labels"] = source.labels.model_dump(mode="json") | {"url": url}

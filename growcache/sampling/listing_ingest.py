@@ -160,6 +160,7 @@ class ListingIngest:
             timeout_seconds=self._config.sampling.timeout_seconds,
             on_retry=self._retried,
             retries_forever=self._is_waited_for,
+            lengths=introduction["lengths"] if introduction is not None else (),
         )
         self._listing = ListingThread(pages, self._page, self._ended)
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from growcache.config import FieldConfig, LabelGroup, SourceConfig, SplitConfig
+from growcache.config import BlockGroup, FieldConfig, LabelGroup, SourceConfig, SplitConfig
 from growcache.errors import ConfigError
 from growcache.sampling.label_table import NO_ROW
 from growcache.sampling.labels import Labels
@@ -67,6 +67,7 @@ class Split:
         self._seed = split.seed
         self.label = split.group.label if isinstance(split.group, LabelGroup) else None
         self._group = re.compile(split.group) if isinstance(split.group, str) else None
+        self._block = split.group.block if isinstance(split.group, BlockGroup) else None
         # The last bound is 1 where nothing shall be left out, whatever the rounding.
         bounds = np.cumsum(list(split.fractions.values()))
         self._bounds = [1.0 if bound > 1 - 1e-9 else float(bound) for bound in bounds]
@@ -74,6 +75,8 @@ class Split:
 
     def groups(self, keys: Sequence[str]) -> list[str]:
         """Without ``split.group`` each key is its own group."""
+        if self._block is not None:
+            return [str(int(key) // self._block) for key in keys]
         return [self._group_of(key) for key in keys] if self._group else list(keys)
 
     def places(self, groups: Sequence[str]) -> npt.NDArray[np.int8]:

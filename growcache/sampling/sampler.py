@@ -214,6 +214,7 @@ class Sampler:
             "text_digests": {name: found and found.text for name, found in digests.items()},
             "ranged": [object_format.ranged for object_format in self._sources.formats],
             "listed": self._sources.listed,
+            "lengths": self._sources.lengths,
         }
 
     async def serve(self, inbox: asyncio.Queue[Message]) -> None:

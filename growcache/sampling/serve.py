@@ -62,15 +62,31 @@ def serve(source: _Source, *, replace: bool = False) -> Iterator[Config]:
         GrowcacheError: the service did not start.
     """
     config = load_config(source, environment=os.environ)
-    if _joins(config):
+    # A file is followed by its whole path, because the trainer may change its directory.
+    file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
+    with served(config, file=file, replace=replace):
         yield config
+
+
+@contextlib.contextmanager
+def served(
+    config: Config,
+    *,
+    file: str | None = None,
+    replace: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Run or join the service of a checked configuration; ``variables`` are for its environment."""
+    if _joins(config):
+        yield
         return
-    process = _start(config, source, replace=replace)
+    setup = {"config": to_json_value(config.model_dump()), "file": file, "replace": replace}
+    process = _start(setup, variables or {})
     system.service_started(config.cache.path)
     relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
     relay.start()
     try:
-        yield config
+        yield
     finally:
         _end(process)
         relay.join()  # the pipe is at its end now
@@ -97,16 +113,13 @@ def _joins(config: Config) -> bool:
     return True
 
 
-def _start(config: Config, source: _Source, *, replace: bool) -> subprocess.Popen[bytes]:
-    # A file is followed by its whole path, because the trainer may change its directory.
-    file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
-    setup = {"config": to_json_value(config.model_dump()), "file": file, "replace": replace}
+def _start(setup: Message, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "growcache", "serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=child_environment(),
+        env={**child_environment(), **variables},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -18,7 +18,9 @@ from growcache.config import SourceConfig
 from growcache.errors import GrowcacheError, TransientStoreError
 from growcache.formats import open_source
 from growcache.formats.base import ObjectFormat
+from growcache.formats.dataset import open_dataset
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
+from growcache.store.dataset import DatasetStore
 from growcache.store.store import ReadMeter, RemoteStore, open_store
 from growcache.usercode import CodeDigest
 
@@ -50,6 +52,12 @@ class Sources:
         digests = [object_format.code_digest for object_format in self.formats]
         return digests[0] if len(digests) == 1 else CodeDigest.combined(digests)
 
+    @property
+    def lengths(self) -> list[int | None]:
+        """The length of each source's Dataset; None of a source that is none."""
+        stores = [one.store for one in self._opened]
+        return [one.length if isinstance(one, DatasetStore) else None for one in stores]
+
     def format_of(self, entry: Entry) -> ObjectFormat:
         return self._opened[source_of_url(self._firsts, entry.store)].format
 
@@ -61,8 +69,9 @@ class Sources:
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Blocks. After a CredentialsError the next read tries again."""
-        for store, storage in zip(self._stores, options, strict=True):
-            store.set_options(storage)
+        for one, storage in zip(self._opened, options, strict=True):
+            if isinstance(one.store, RemoteStore):
+                one.store.set_options(storage)
 
     def limit_reads(self, reads: Sequence[int]) -> None:
         """Let that many reads of each source be in flight."""
@@ -76,10 +85,6 @@ class Sources:
             one.store.take_answers() if isinstance(one.store, RemoteStore) else (0, 0)
             for one in self._opened
         ]
-
-    @property
-    def _stores(self) -> list[RemoteStore]:
-        return [one.store for one in self._opened if isinstance(one.store, RemoteStore)]
 
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
@@ -131,6 +136,9 @@ def open_sources(
     meter: ReadMeter | None = None,
 ) -> Sources:
     def opened(source: SourceConfig) -> OpenSource:
+        if source.dataset is not None:
+            dataset = open_dataset(source, timeout_seconds)
+            return OpenSource(DatasetStore(source, dataset.length, dataset), dataset)
         store = open_store(
             source,
             concurrency=concurrency,
@@ -182,7 +190,7 @@ _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_
 class SourceListings:
     """The listings of all sources in turn, so that each shows objects early."""
 
-    def __init__(self, stores: Sequence[RemoteStore]) -> None:
+    def __init__(self, stores: Sequence[RemoteStore | DatasetStore]) -> None:
         self._stores = stores
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -213,9 +221,15 @@ def open_listings(
     timeout_seconds: float,
     on_retry: Callable[[BaseException], None],
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
+    lengths: Sequence[int | None] = (),
 ) -> SourceListings:
+    """``lengths`` are those that samplers know of the Datasets, of each source."""
+    known = iter(lengths)
 
-    def opened(source: SourceConfig) -> RemoteStore:
+    def opened(source: SourceConfig) -> RemoteStore | DatasetStore:
+        length = next(known, None)
+        if length is not None:
+            return DatasetStore(source, length)
         return open_store(
             source,
             timeout_seconds=timeout_seconds,

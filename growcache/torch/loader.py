@@ -23,6 +23,7 @@ from growcache.loading.framework import (
 from growcache.loading.loader import Loader, refuse_torch_worker
 from growcache.loading.report import Report
 from growcache.loading.resume import MissingShards
+from growcache.sampling.from_dataset import FromDataset
 from growcache.torch.transfer import call_loaded, transfer_to
 
 # Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
@@ -107,7 +108,7 @@ def _process_group() -> tuple[int, int] | None:
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-class EpochLoader(Loader):
+class EpochLoader(FromDataset, Loader):
     """Batches from a growing cache; every iteration is a new epoch over the shards cached by then.
 
     The next epoch's snapshot, plan and first batches are made before the current epoch ends.

@@ -1,0 +1,153 @@
+"""``source.dataset``: a map-style Dataset, whose indices are objects.
+
+A sampler makes the Dataset once and calls it in threads. So the calls overlap, as far as the
+Dataset itself releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from growcache.config import SourceConfig
+from growcache.errors import ConfigError, FormatError, TransientStoreError
+from growcache.formats.base import ObjectFormat, ObjectReader, Visit
+from growcache.formats.items import UserCall, UserThreads
+from growcache.schema import Sample
+from growcache.usercode import RUNNING_CALLS, CodeDigest, Maker, UserCode, load_maker
+
+# A call is given up before the supervisor takes its sampler for stalled, which would lose the others.
+PATIENCE = 0.75  # of sampling.timeout_seconds
+_PASSING_ERRORS = (ConnectionError, TimeoutError)  # another try may succeed
+
+
+class DatasetFormat(ObjectFormat):
+    """An object's key is an index of the Dataset, and its one sample is the value there."""
+
+    def __init__(
+        self,
+        maker: Maker,
+        dataset: Any,
+        names: Sequence[str] | None,
+        timeout_seconds: float,
+    ) -> None:
+        self.length = require_length(dataset, maker.name)
+        self.answered_at = time.monotonic()  # when a call last returned, or raised by itself
+        self.code_digest = maker.digest
+        self._patience_seconds = PATIENCE * timeout_seconds
+        self._threads = UserThreads()
+
+        def at(index: int) -> Mapping[str, Any]:
+            return as_fields(dataset[index], names)
+
+        digest = maker.digest or CodeDigest("", "")
+        root = maker.source_root
+        self._code = UserCode(maker.name, "source.dataset", digest, root, at, ("index",))
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
+        return [(await self._called(int(reader.entry.key)), 0, 1)]
+
+    async def answers(self, index: int) -> bool:
+        try:
+            await self._called(index)
+        except TransientStoreError:
+            return False
+        except FormatError:
+            pass
+        return True
+
+    async def _called(self, index: int) -> Sample:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                sample = await self._threads.run(lambda call: self._sample(index, call))
+        except TimeoutError:
+            RUNNING_CALLS.give_up(self._patience_seconds)
+            raise _passing(
+                f"{self._code.name} did not return index {index} in "
+                f"{self._patience_seconds:g} s",
+                began,
+            ) from None
+        except FormatError as error:
+            if isinstance(error.__cause__, _PASSING_ERRORS):
+                raise _passing(str(error), began) from error
+            self.answered_at = time.monotonic()
+            raise
+        self.answered_at = time.monotonic()
+        return sample
+
+    def _sample(self, index: int, call: UserCall) -> Sample:
+        call.check()  # it may have waited for a thread until it was given up
+        key = f"index {index}"
+        return self._code.sample(key, self._code(key, {"index": index}))
+
+
+def _passing(why: str, since: float) -> TransientStoreError:
+    error = TransientStoreError(why)
+    error.since = since
+    return error
+
+
+def require_length(dataset: Any, name: str) -> int:
+    """Return the length of a map-style Dataset; ConfigError for anything else."""
+    wanted = "expected a map-style Dataset, which has a length and gives dataset[i]"
+    if isinstance(dataset, Mapping | str | bytes) or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"source.dataset: {wanted}; {name} is or makes a {type(dataset).__qualname__}"
+        )
+    try:
+        length = len(dataset)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(
+            f"source.dataset: {wanted}; len of {name}, a "
+            f"{type(dataset).__qualname__}, raises {type(error).__name__}: {error}"
+        ) from error
+    if not length:
+        raise ConfigError(
+            f"source.dataset: the length of {name} is 0; there is nothing to draw"
+        )
+    return length
+
+
+def as_fields(value: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return a Dataset's value as named fields.
+
+    >>> as_fields((1, 2), None), as_fields((1, 2), ["x", "y"]), as_fields(5, None)
+    ({'0': 1, '1': 2}, {'x': 1, 'y': 2}, {'x': 5})
+    >>> as_fields({"image": 1, "crs": 2}, ["image"])
+    {'image': 1}
+    """
+    if isinstance(value, Mapping):
+        return {name: as_array(value[name]) for name in _chosen(value, names)}
+    if not isinstance(value, tuple | list):
+        value, own = (value,), ("x",)
+    else:
+        own = getattr(value, "_fields", None) or tuple(map(str, range(len(value))))
+    if names is not None and len(names) != len(value):
+        raise ValueError(f"names has {len(names)} names, and the value {len(value)} fields")
+    return {name: as_array(one) for name, one in zip(names or own, value, strict=True)}
+
+
+def _chosen(value: Mapping[Any, Any], names: Sequence[str] | None) -> Sequence[Any]:
+    missing = [name for name in names or () if name not in value]
+    if missing:
+        raise ValueError(f"there is no {missing[0]!r}; there are {', '.join(map(str, value))}")
+    return tuple(value) if names is None else names
+
+
+def as_array(value: Any) -> Any:
+    """Return a tensor as an array; anything else as it is, and NumPy takes that."""
+    torch = sys.modules.get("torch")  # imported by whoever made a tensor
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.numpy(force=True)
+    return value
+
+
+def open_dataset(source: SourceConfig, timeout_seconds: float = 60.0) -> DatasetFormat:
+    """Return the format of a Dataset, which is made now."""
+    assert source.dataset is not None
+    maker = load_maker(source.dataset, source.options, ("source.dataset", "source.options"))
+    return DatasetFormat(maker, maker.make(), source.names, timeout_seconds)
