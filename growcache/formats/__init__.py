@@ -18,6 +18,7 @@ from growcache.formats.base import ObjectFormat
 FORMATS: dict[str, str] = {
     "audio": "audio",
     "bytes": "raw",
+    "dicom": "dicom",
     "edf": "edf",
     "fits": "fits",
     "hdf5": "hdf5",

@@ -81,6 +81,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
         ("a.wav", b"RIFF\x24\x00\x00\x00WAVEfmt ", "audio"),
         ("a.flac", b"fLaC\x00\x00\x00\x22", "audio"),
         ("a.fits", b"SIMPLE  =                    T", "fits"),
+        ("a.dcm", bytes(128) + b"DICM", "dicom"),
         ("a.bdf", b"\xffBIOSEMI", "edf"),
         ("a.edf", b"0       X X X X", "edf"),
         ("a.txt", b'{"a": 1}\n', ""),

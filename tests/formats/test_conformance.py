@@ -16,6 +16,7 @@ from growcache.formats import FORMATS, open_format
 from tests.formats import (
     lmdb_built,
     test_audio,
+    test_dicom,
     test_edf,
     test_fits,
     test_nifti,
@@ -222,6 +223,23 @@ class TestEdf(FormatTests):
         ({"window": 3, "channel": ["x"]}, "did you mean channels"),
         ({"window": 3, "channels": []}, "list of different labels"),
         ({"window": 3, "dtype": "int16"}, "float32 or float64 or stored"),
+    ]
+
+
+class TestDicom(FormatTests):
+    form = "dicom"
+    library = "pydicom"
+    cases: ClassVar = {
+        "dicom": Case("dicom", {}, test_dicom.small),
+        "dicom, rescaled": Case(
+            "dicom", {"values": "rescaled", "attributes": ["PatientID"]}, test_dicom.small
+        ),
+    }
+    wrong_options: ClassVar = [
+        ({"attribute": ["x"]}, "did you mean attributes"),
+        ({"attributes": "PatientID"}, "list of different keywords"),
+        ({"values": "hu"}, "stored or rescaled"),
+        ({"force": 1}, "true or false"),
     ]
 
 
