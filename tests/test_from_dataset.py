@@ -226,3 +226,29 @@ def test_a_state_goes_on_after_the_service_was_started_anew(tmp_path: Path) -> N
     with loader_of(Squares(), tmp_path / "c", samples_per_epoch=60, min_samples=60) as loader:
         loader.load_state_dict(state)
         assert [batch["1"].tolist() for batch in loader] == rest
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of its own pickler
+def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [[float(i)] * 4 for i in range(60)], "text": [f"no {i}" for i in range(60)]}
+    dataset = datasets.Dataset.from_dict(rows).with_format("numpy")
+    with loader_of(dataset, tmp_path / "c", fixed=True) as loader:
+        batches = list(loader)
+    found = {
+        x: text for one in batches for x, text in zip(one["x"][:, 0], one["text"], strict=True)
+    }
+    assert found == {float(i): f"no {i}" for i in range(60)}
+
+
+@pytest.mark.slow
+def test_a_dataset_of_monai(tmp_path: Path) -> None:
+    monai = pytest.importorskip("monai.data")
+    given = [
+        {"image": np.full((4, 5), i, np.float32), "label": i, "path": None} for i in range(60)
+    ]
+    names = ["image", "label"]
+    with loader_of(monai.Dataset(given), tmp_path / "c", fixed=True, names=names) as loader:
+        for batch in loader:
+            assert np.array_equal(batch["image"][:, 0, 0], batch["label"])
