@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -47,6 +47,8 @@ from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases
 from growcache.cache.locks import close_owned, open_owned, try_lock
+from growcache.cache.purge_list import is_purged, names_purged, read_purge_list
+from growcache.cache.shard_refetches import PURGE_META, PurgeProgress
 from growcache.cache.shard_survey import ShardsOnDisk, numbers_on_disk, read_shards
 from growcache.cache.side_files import (
     DEFERRALS,
@@ -139,6 +141,7 @@ def rebuild_index(
     remade = remade_contents(seen, identity, editions, deferrals, issued)
     if claim := index.meta("claim"):
         remade.meta["claim"] = claim
+    remade = _without_purged(layout, remade, identity)
     write_side_files(layout, editions, noted, remade)
     write(lambda: index.replace(remade))
 
@@ -298,6 +301,30 @@ def remade_contents(
         ranges=ranges,
         history=[_rebuilt_record()] if rows or ranges else [],
     )
+
+
+def _without_purged(
+    layout: CacheLayout, remade: IndexContents, identity: Identity
+) -> IndexContents:
+    """Retire the shards that hold purged objects, as they were before the index was lost.
+
+    No reader may take them in the time that it takes to apply the purge list again.
+    """
+    purges = read_purge_list(layout)
+    if not purges:
+        return remade
+    test = is_purged(layout, purges, identity)
+    found = set()
+    for row in remade.rows:
+        path = layout.sidecar(row.number)
+        if names_purged(Sidecar.from_bytes(path.read_bytes(), str(path)), test):
+            found.add(row.number)
+    rows = [
+        row._replace(state=ShardState.RETIRED) if row.number in found else row
+        for row in remade.rows
+    ]
+    progress = PurgeProgress(rewrite=frozenset(found))
+    return replace(remade, rows=rows, meta={**remade.meta, PURGE_META: progress.to_meta()})
 
 
 def count_retried_holes(

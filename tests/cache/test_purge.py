@@ -429,13 +429,21 @@ def test_a_damaged_shard_is_dropped_and_drawn_again(tmp_path: Path) -> None:
         assert sums(cache.totals()) == (0, 0, 0)
 
 
+@pytest.mark.mutant(
+    31,
+    "growcache.cache.recovery:rebuild_index",
+    "_without_purged(layout, remade, identity)",
+    "remade",
+)
 def test_a_lost_index_is_purged_again(tmp_path: Path) -> None:
-    """G8: the list and the shards are enough."""
+    """G8: the list and the shards are enough, and no reader gets a purged shard meanwhile."""
     with opened(tmp_path) as cache:
         add(cache, 0)
+        add(cache, 1)
         record(cache.layout, "k/0/0")
     remove_index(tmp_path)
     with opened(tmp_path) as cache:
+        assert [*live(tmp_path)] == [1]
         finish(cache)
         assert "k/0/0" not in keys_on_disk(cache.layout)
 
@@ -607,7 +615,7 @@ def test_a_service_that_hangs_is_not_awaited(
     with opened(tmp_path) as cache:
         add(cache, 0)
     begin_generation(tmp_path, any_owner=False)
-    with opened(tmp_path) as newest, opened(tmp_path / "generation-0") as old:
+    with opened(tmp_path / "generation-1") as newest, opened(tmp_path / "generation-0") as old:
         told = Status(pid=os.getpid(), host=socket.gethostname(), updated_at=time.time() - 60)
         write_status(tmp_path, told)
         capsys.readouterr()

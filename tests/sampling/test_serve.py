@@ -45,7 +45,7 @@ def test_the_service_lives_as_long_as_the_block(tmp_path: Path, url: str) -> Non
     assert not list((tmp_path / "cache" / "incoming").iterdir())
 
 
-@pytest.mark.mutant(29, "growcache.sampling.serve:serve", "_joins(config)", "False")
+@pytest.mark.mutant(29, "growcache.sampling.serve:served", "_joins(config)", "False")
 def test_a_running_service_is_joined_and_left_running(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "cache.yaml", url)
     with service(config) as running:

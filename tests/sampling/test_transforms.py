@@ -270,7 +270,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 @pytest.mark.mutant(
-    4, "growcache.usercode:_source_digest", "_digest(syntax_of(source))", "_digest(source)"
+    4, "growcache.usercode:source_digest", "_digest(syntax_of(source))", "_digest(source)"
 )
 def test_the_digest_follows_the_syntax_but_no_comment(module: str, tmp_path: Path) -> None:
     before = load(f"{module}:noise").digest
