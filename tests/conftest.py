@@ -38,7 +38,7 @@ gc.disable()
 # test as a whole has its time limit.
 settings.register_profile("growcache", deadline=None)
 # For `make test`, which shall end soon; `make test-all` looks for longer.
-settings.register_profile("quick", settings.get_profile("growcache"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("growcache"), max_examples=15)
 settings.load_profile("growcache")
 
 

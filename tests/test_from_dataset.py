@@ -128,6 +128,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["instance", "function", "lambda"])
 def test_a_dataset_of_a_script_needs_no_main_guard(tmp_path: Path, given: str) -> None:
     script = tmp_path / "train.py"
@@ -180,6 +181,7 @@ def test_what_can_be_imported_travels_by_its_name() -> None:
     assert given_dataset(Squares()).name == "pickled:tests.test_from_dataset.Squares[60]"
 
 
+@pytest.mark.slow
 def test_tensors_of_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from growcache.torch import EpochLoader as TorchLoader
@@ -217,6 +219,7 @@ def test_images_of_pillow(tmp_path: Path) -> None:
             assert all(np.array_equal(one, arrays[label]) for one, label in pairs)
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_after_the_service_was_started_anew(tmp_path: Path) -> None:
     with loader_of(Squares(), tmp_path / "c", samples_per_epoch=60, min_samples=60) as loader:
         batches = iter(loader)

@@ -132,6 +132,7 @@ def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     run_blocks(page, "-W", "error")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_the_code_of_a_dataset_runs(tmp_path: Path) -> None:
@@ -443,6 +444,7 @@ def test_what_the_page_says_of_direct_writes_and_of_formats() -> None:
     assert len(CACHE_FORMATS["tfrecord"].suffixes(ragged)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_bounds_may_differ_from_run_to_run_and_contents_may_not(tmp_path: Path) -> None:
     for number in range(300):
@@ -478,6 +480,7 @@ def test_bounds_may_differ_from_run_to_run_and_contents_may_not(tmp_path: Path) 
 # -------------------------------------------------------------------- tensorflow
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 def test_what_tensorflow_makes_of_growth(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def export_cache(
             wanted = cache_format or snapshot.view.cache_format
             _copy_shards(snapshot, root, rows, folder, wanted, advance)
             _refuse_purged(snapshot, root, rows)
+            _index_copy(CacheLayout(folder), len(rows))
             (folder / "manifest.json").write_bytes(_manifest(folder, snapshot, rows, wanted))
             readme = _readme(folder, snapshot, rows, wanted)
             (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -166,7 +167,6 @@ def _copy_shards(
         else:
             _convert_shard(snapshot, row, layout, cache_format)
         advance(sum(path.stat().st_size for path in _shard_files(snapshot, row)))
-    _index_copy(layout, len(rows))
 
 
 def _refuse_purged(snapshot: Snapshot, root: Path, rows: Sequence[ShardRow]) -> None:

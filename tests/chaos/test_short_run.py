@@ -24,6 +24,7 @@ def played(rounds: int, readers: tuple[str, ...]) -> Tally:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_two_rounds() -> None:
     tally = played(2, NUMPY)
     assert {role for role, count in tally.samples.items() if count} == set(NUMPY)

@@ -137,6 +137,7 @@ def test_a_bad_first_index_does_not_stop_the_others(tmp_path: Path) -> None:
     assert status(tmp_path / "c").samples == 119
 
 
+@pytest.mark.slow
 def test_a_hanging_index_is_set_aside_and_the_others_come(tmp_path: Path) -> None:
     config = written(
         tmp_path, source={"options": {"hangs": 50}}, sampling={"timeout_seconds": 2}
@@ -207,6 +208,7 @@ def test_a_sample_can_be_made_again(
     assert "names code that would run here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_can_be_replayed_also_after_the_cache_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_step_can_be_replayed_also_after_the_cache_is_gone(
         shutil.rmtree(tmp_path / "c", ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_other_arguments_or_source_are_another_cache(tmp_path: Path) -> None:
     assert run(written(tmp_path), "--until-full") == (0, "")
     assert run(written(tmp_path), "--until-full") == (0, "")

@@ -222,6 +222,7 @@ def rest_of(cache: Path, state: dict[str, Any], missing: Any) -> set[int]:
         return {int(x.flat[0]) for batch in loader for x in batch["x"]}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_without_purged_samples(
     tmp_path: Path, url: str, purge: Said
 ) -> None:
@@ -347,6 +348,7 @@ def test_nothing_is_drawn_before_the_shared_list_was_read(tmp_path: Path, url: s
     assert delivered(cache) == {*range(OBJECTS)} - {*PURGED}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # six processes start, one after another
 def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     """It is read before anything is drawn; what is added later is purged, too."""
@@ -379,6 +381,7 @@ def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     assert "source.purged" in errors
 
 
+@pytest.mark.slow
 def test_a_stopped_service_goes_on_with_the_list(
     tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -278,6 +278,7 @@ def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
     assert allocated_tree(cache) <= MAX_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_parents_end_ends_the_wait_for_room(
     work: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +296,7 @@ def test_a_parents_end_ends_the_wait_for_room(
 # --- ranks, TensorFlow, and what else may differ ---
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_of_a_job_read_one_generation_at_a_time(work: Path) -> None:
     cache = work / "cache"
@@ -346,6 +348,7 @@ def test_a_tensorflow_reader_goes_on_through_a_replacement(work: Path) -> None:
     assert seen == sorted(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("change", "said"),
