@@ -77,6 +77,7 @@ def test_a_dropped_loader_ends_its_service(tmp_path: Path) -> None:
     wait_until(lambda: not served(tmp_path / "c"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset", [Squares(), functools.partial(squares, count=60), [*range(60)]]
 )

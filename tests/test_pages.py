@@ -126,7 +126,9 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", ["epochs", "not_offered"])
+@pytest.mark.parametrize(
+    "page", [pytest.param("epochs", marks=pytest.mark.slow), "not_offered"]
+)
 def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     pytest.importorskip("torch")
     run_blocks(page, "-W", "error")

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_editions, reading_index
@@ -39,6 +40,7 @@ def editions(cache: Path) -> list[Edition]:
     return found
 
 
+@pytest.mark.slow
 def test_a_third_machine_throws_no_cache_away(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for n in range(OBJECTS):
