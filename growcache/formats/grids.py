@@ -80,7 +80,10 @@ class ArrayGrid:
             )
         grids: list[AxisGrid | None] = [None] * len(shape)
         for axis, grid in self.cuts:
-            grids[_checked_axis(axis, shape, what)] = grid
+            at = _checked_axis(axis, shape, what)
+            if grids[at] is not None:
+                raise FormatError(f"{what}: axis {axis} is named twice, of shape {list(shape)}")
+            grids[at] = grid
         return tuple(grids)
 
     def selections(

@@ -97,6 +97,10 @@ def open_raw(options: Mapping[str, Any]) -> RawFormat:
     fortran = choice_option(options, "order", ("C", "F"), "C") == "F"
     grid = array_grid_option(options, "random")
     if "channels" in options:
+        if growing:
+            raise ConfigError(
+                "source.options.channels: are of a row; with shape of the whole array use select"
+            )
         channels = _channels_option(options["channels"], shape[1:])
         if channels is not None:
             grid = replace(grid, select=((1, channels), *grid.select))

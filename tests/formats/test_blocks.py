@@ -392,6 +392,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
     [
         ({"window": [2, 2, 2]}, r"3 axes, as window has, found shape \[4, 50\]"),
         ({"axis": 2}, r"an axis 2, found shape \[4, 50\]"),
+        ({"axis": [1, -1]}, "axis -1 is named twice"),
         ({"axis": 1, "select": {0: [4]}}, "index 4 along axis 0, as select names it, found 4"),
         ({"axis": 1, "select": {-1: [4]}}, "axis 1 is cut, so select cannot name it"),
     ],
