@@ -19,7 +19,7 @@ INDEX_SIZE = 1  # bytes, because nobody knows how many a value has
 MOST_ASKED = 4  # indices that are called to see whether any answers
 
 
-class Answers(Protocol):
+class DatasetCaller(Protocol):
     @property
     def answered_at(self) -> float:
         """When a call of the Dataset last ended by itself, monotonic seconds."""
@@ -32,7 +32,7 @@ class DatasetStore:
     """An object is an index, its key the index in decimal. It has no bytes: the format calls the Dataset."""
 
     def __init__(
-        self, source: SourceConfig, length: int, answers: Answers | None = None
+        self, source: SourceConfig, length: int, answers: DatasetCaller | None = None
     ) -> None:
         self._source = source
         self.length = length
