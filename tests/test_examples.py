@@ -298,6 +298,7 @@ def test_s3_pytorch(bucket: Bucket, tmp_path: Path) -> None:
     assert re.search(r"; \d+ samples \(\d+ new\) of", text)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_dataset_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -451,6 +452,7 @@ def test_chunks_pytorch(tmp_path: Path) -> None:
     assert figures(text, "accuracy")[-1] >= 75  # only right labels can be learnt
 
 
+@pytest.mark.slow
 def test_jax_numpy(tmp_path: Path) -> None:
     url, cache = arrays(tmp_path / "data"), str(tmp_path / "cache")
     text = run_example("jax_numpy.py", "--url", url, "--cache", cache, *SMALL)

@@ -185,6 +185,7 @@ def test_import_and_exit_in_the_middle_of_an_epoch(cache: Filled) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "8\n", "")
 
 
+@pytest.mark.slow
 def test_an_exit_waits_for_no_more_than_the_calls_of_a_transform_that_are_under_way(
     cache: Filled,
 ) -> None:

@@ -173,6 +173,7 @@ def test_new_credentials_in_the_config_are_followed(
         assert "secret-of" not in service.errors
 
 
+@pytest.mark.slow
 def test_only_a_first_listing_ends_the_run(tmp_path: Path, bucket: GuardedBucket) -> None:
     config = config_of(tmp_path, bucket)
     bucket.refuse(403, "SignatureDoesNotMatch")

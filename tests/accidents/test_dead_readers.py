@@ -145,6 +145,7 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     wait_for_status(cache, lambda now: not now["leases"])
 
 
+@pytest.mark.slow
 def test_what_is_kept_does_not_hold_up_a_lowered_bound(tmp_path: Path) -> None:
     """Another reader holds the whole cache, so nothing can be evicted at once."""
     url = write_objects(tmp_path / "in", count=24, rows=16, columns=SAMPLE_BYTES // 4)

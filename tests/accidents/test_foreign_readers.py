@@ -198,6 +198,7 @@ def strange(config: Path) -> Iterator[list[str]]:
         path.unlink()
 
 
+@pytest.mark.slow
 def test_what_is_no_lease_ends_nothing(cache: Path, strange: list[str]) -> None:
     is_drawing(cache)
     found = named(cache)

@@ -90,6 +90,7 @@ def filled(config: Path, **options: Any) -> tuple[dict[str, Any], int]:
     return status(config.with_suffix("")), peak.nbytes
 
 
+@pytest.mark.slow
 def test_a_sample_that_no_group_can_hold_is_not_decoded(tmp_path: Path) -> None:
     write_images(tmp_path / "images", 9_400, 8)
     config = write_config(

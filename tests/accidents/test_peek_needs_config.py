@@ -86,6 +86,7 @@ def test_code_that_a_cache_names_is_not_run(work: Path, named: str) -> None:
     assert "is equal" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_forged_identity_starts_no_process(work: Path) -> None:
     config = write_config(work / "forged.yaml", {"url": f"{work}/in/*.npy", "format": "npy"})
     assert growcache("run", config, "--until-full", cwd=work).returncode == 0

@@ -83,12 +83,14 @@ def test_a_declared_schema(work: Path) -> None:
     run_twice(work, config)
 
 
+@pytest.mark.slow
 def test_options_that_json_does_not_know_reach_the_transform(work: Path) -> None:
     wanted = {"transform": "mine:Noted", "transform_options": yaml.safe_load(OPTIONS)}
     config = write_config(work / "options.yaml", source(work), sampling=wanted)
     run_twice(work, config)
 
 
+@pytest.mark.slow
 def test_another_value_is_noticed_and_told(work: Path) -> None:
     """Values that JSON would make equal differ: their samples must not share a cache."""
     config = work / "other.yaml"

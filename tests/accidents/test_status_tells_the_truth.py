@@ -71,6 +71,7 @@ def test_settings_that_need_a_restart_are_shown(config: Path) -> None:
         wait_for_status(cache, lambda found: not found["restart_for"])
 
 
+@pytest.mark.slow
 def test_advice_can_be_followed_as_it_stands(config: Path) -> None:
     assert growcache("run", config, "--samples", "10").returncode == 0
     edit_config(config, sampling__seed=7)

@@ -317,6 +317,7 @@ def test_a_visit_of_few_values_makes_few_requests(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [1, 8])
 def test_few_of_leaves_that_differ_are_any_of_them(tmp_path: Path, take: int) -> None:
     """A fifth of the values of the first half is left, on leaves that hold fewer."""

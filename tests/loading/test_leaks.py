@@ -166,6 +166,7 @@ def test_over_a_cache_that_changes(
         refuse_leaks(loader, cache.root, changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather", [pytest.param("thread", marks=SLOW), "process"])
 def test_over_a_fixed_cache(cache: Filled, gather: Gather) -> None:
     cache.complete()

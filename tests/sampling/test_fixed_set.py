@@ -170,6 +170,7 @@ def fixed_config(tmp_path: Path, url: str, name: str, **sampling: Any) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_as_many_samples_as_wanted_come_with_holes_and_kills_and_the_same_ones(
     tmp_path: Path,
 ) -> None:

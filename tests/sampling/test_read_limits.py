@@ -133,6 +133,7 @@ def test_samplers_are_told_their_shares_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_three_at_a_time_refuses_few(tmp_path: Path) -> None:
     """Without a limit 16 reads were in flight, and most of them refused."""
     with bad_store(objects=900, object_bytes=4096, latency_seconds=0.02, takes=3) as store:

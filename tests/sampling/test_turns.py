@@ -57,6 +57,7 @@ def test_every_part_comes_once_and_all_objects_alike(parts: list[int], seed: int
         visits[number] += 1
 
 
+@pytest.mark.slow
 @given(counts, st.lists(st.tuples(counts, st.integers(0, 400)), max_size=4), st.integers(0, 3))
 def test_a_round_that_grows_is_whole_and_fair(
     first: list[int], more: list[tuple[list[int], int]], seed: int

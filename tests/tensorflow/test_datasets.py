@@ -258,6 +258,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_control_c_ends_a_wait(cache: Filled) -> None:
     cache.add(0)
     done = subprocess.run(

@@ -423,6 +423,7 @@ print("holds", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_is_the_end_of_its_leases(cache: Filled) -> None:
     cache.add(*range(4))
     done = subprocess.run(
