@@ -30,6 +30,7 @@ def write_lines(folder: Path) -> dict[str, Any]:
     return {"url": f"{folder}/*.jsonl", "format": "jsonl"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "max_bytes"),
     [(write_arrays, "2MB"), pytest.param(write_lines, "4MB", marks=pytest.mark.slow)],

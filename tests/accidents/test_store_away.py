@@ -36,6 +36,7 @@ def s3(endpoint: str, client: str = "obstore") -> dict[str, Any]:
     return {"url": "s3://b/*.npy", "client": client, "storage_options": options}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["obstore", pytest.param("fsspec", marks=pytest.mark.slow)])
 def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) -> None:
     write_objects(tmp_path / "objects", count=300, rows=64)

@@ -69,6 +69,7 @@ def slow(*kinds: str) -> list[object]:
     return [pytest.param(*kind.split("+"), marks=pytest.mark.slow) for kind in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "kind"),
     [

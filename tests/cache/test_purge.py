@@ -477,6 +477,7 @@ def killed_before(step: int, work: Callable[[], int]) -> bool:
     return status != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["tfrecord-ragged", pytest.param("npy-fixed", marks=pytest.mark.slow)]
 )

@@ -239,6 +239,7 @@ def test_groups_are_those_of_a_plain_walk(
         assert (draw.edition, draw.round, draw.parts.tolist()) == expected[number]
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 9), HISTORIES, st.booleans())
 def test_an_edition_that_comes_late_finds_the_same(

@@ -306,6 +306,7 @@ def test_a_split_holds_in_every_source(tmp_path: Path) -> None:
     assert subsets["train"].objects + subsets["val"].objects == 100
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_source_is_said_of_which(tmp_path: Path) -> None:
     good = one_row_each(tmp_path / "a", 20)
     (tmp_path / "e").mkdir()
