@@ -350,6 +350,7 @@ def test_s3_keras(bucket: Bucket, tmp_path: Path) -> None:
     assert re.search(r"Epoch 3/3\n4/4 .* loss: [\d.]+", text)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_user_function(bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -59,7 +59,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
         yield filled
 
 
-@pytest.mark.parametrize("program", [TENSORFLOW, TFRECORD], ids=["tensorflow", "tfrecord"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(TENSORFLOW, marks=pytest.mark.slow), TFRECORD],
+    ids=["tensorflow", "tfrecord"],
+)
 def test_another_reader_finds_what_was_written(cache: Filled, program: str) -> None:
     paths = [str(cache.cache.layout.shard(number)) for number in SHARDS]
     names = cache.schema.names

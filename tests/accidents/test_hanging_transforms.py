@@ -101,6 +101,7 @@ def test_many_short_calls_are_not_one_long_call(
     assert "transform has been at work" not in caplog.text
 
 
+@pytest.mark.slow
 def test_in_samplers(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import time\n"

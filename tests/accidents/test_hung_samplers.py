@@ -68,6 +68,7 @@ def killed_service(config: Path, *, stop: bool = True) -> Iterator[list[int]]:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_stopped_samplers_of_a_dead_service_are_ended(config: Path) -> None:
     with killed_service(config) as pids:
         began = time.monotonic()

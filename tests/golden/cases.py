@@ -86,7 +86,7 @@ CASES: dict[str, Case] = {
         slow=True,
     ),
     "user's format": Case({"url": "WEB/rows/*.npy", "format": "golden_code:read"}, slow=True),
-    "replacement": Case(ROWS, {**ONE, "order": "replacement"}, FIXED),
+    "replacement": Case(ROWS, {**ONE, "order": "replacement"}, FIXED, slow=True),
     "max_samples": Case(ROWS, {**ONE, "seed": 5}, FIXED, slow=True),
     "weight_by objects": Case(ROWS, {**ONE, "weight_by": "objects"}),
     "weight_by objects, replacement": Case(
