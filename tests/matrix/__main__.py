@@ -1,0 +1,68 @@
+"""``python -m tests.matrix``: run every case and write the table of docs/matrix.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from itertools import groupby
+from pathlib import Path
+
+from tests.matrix.case import Case, Finding, run_case
+from tests.matrix.registry import all_cases
+
+PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
+HEAD = """# What libraries write, and what a sample of it is
+
+`python -m tests.matrix` wrote this page: {count} cases. In each, a library writes a few files, a service fills a
+cache with all of their samples, and each sample equals what the library itself reads at its origin, by value
+and dtype.
+"""
+
+
+def main() -> int:
+    findings = [(case, _run(case)) for case in all_cases() if _can_run(case)]
+    for case, finding in findings:
+        for problem in finding.problems:
+            print(f"{case.name}: {problem}")
+    PAGE.write_text(_page(findings), encoding="utf-8")
+    return int(any(finding.problems for _, finding in findings))
+
+
+def _can_run(case: Case) -> bool:
+    missing = [name for name in case.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"skipped, because {', '.join(missing)} is not installed: {case.name}")
+    return not missing
+
+
+def _run(case: Case) -> Finding:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_case(case, Path(folder))
+
+
+def _page(findings: list[tuple[Case, Finding]]) -> str:
+    lines = [HEAD.format(count=len(findings))]
+    by_format = sorted(findings, key=lambda found: found[0].format)
+    for name, group in groupby(by_format, lambda found: found[0].format):
+        lines += [
+            f"## {name}\n",
+            "| written by | holds | options | result |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [_row(case, finding) for case, finding in group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(case: Case, finding: Finding) -> str:
+    options = f"`{json.dumps(case.options)}`" if case.options else ""
+    result = (
+        "; ".join(("**wrong**", *finding.problems[:1])) if finding.problems else finding.result
+    )
+    return f"| {case.writer} | {case.holds} | {options} | {result} |".replace("\n", " ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
