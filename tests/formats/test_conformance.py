@@ -487,7 +487,7 @@ class TestTfrecord(FormatTests):
         ({"feature": ["a"]}, "did you mean features"),
         ({"index": 1}, "true or false"),
         ({"decode": "exampel"}, "expected example, none or package.module:function"),
-        ({"decode": "none", "features": ["a"]}, "needs decode: example"),
+        ({"decode": "none", "features": ["a"]}, "needs decode: example or seq"),
         ({"features": "a"}, "list of names"),
         ({"features": {"a": "flaot32"}}, "such as float32, found 'flaot32'"),
         ({"features": {"a": ["float32", -1]}}, "at most one of them null"),

@@ -47,18 +47,20 @@ def example(features: Mapping[str, Any], *, packed: bool = True) -> bytes:
 
 
 def _entry(name: str, value: Any, packed: bool) -> bytes:
+    return message(1, message(1, name.encode()) + message(2, feature_message(value, packed)))
+
+
+def feature_message(value: Any, packed: bool = True) -> bytes:
     values = value if isinstance(value, list) else [value]
     if values and isinstance(values[0], bytes):
-        feature = message(1, b"".join(message(1, item) for item in values))
-    elif values and isinstance(values[0], float):
+        return message(1, b"".join(message(1, item) for item in values))
+    if values and isinstance(values[0], float):
         items = [struct.pack("<f", item) for item in values]
         inner = message(1, b"".join(items)) if packed else b"".join(b"\x0d" + i for i in items)
-        feature = message(2, inner)
-    else:
-        items = [varint(item & (1 << 64) - 1) for item in values]
-        inner = message(1, b"".join(items)) if packed else b"".join(b"\x08" + i for i in items)
-        feature = message(3, inner if items else b"")
-    return message(1, message(1, name.encode()) + message(2, feature))
+        return message(2, inner)
+    items = [varint(item & (1 << 64) - 1) for item in values]
+    inner = message(1, b"".join(items)) if packed else b"".join(b"\x08" + i for i in items)
+    return message(3, inner if items else b"")
 
 
 def rows(count: int, nbytes: int = 2000, *, zeros: bool = False) -> list[bytes]:
