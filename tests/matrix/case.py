@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 import growcache
 from growcache.usercode import child_environment
@@ -113,7 +114,7 @@ def _write_config(case: Case, files: Path, cache: Path) -> Path:
         "cache": {"path": str(cache), "max_bytes": "100MB", "min_free": 0},
     }
     path = cache.with_name("config.yaml")
-    path.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
 
 
