@@ -32,6 +32,7 @@ FORMATS: dict[str, str] = {
     "raw": "raw",
     "tar": "tar",
     "tfrecord": "tfrecord",
+    "tiff": "tiff",
     "zarr": "zarr",
 }
 COMPRESSIBLE = ("jsonl", "nifti", "tar", "tfrecord")  # have the option compression

@@ -81,6 +81,8 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
         ("a.wav", b"RIFF\x24\x00\x00\x00WAVEfmt ", "audio"),
         ("a.flac", b"fLaC\x00\x00\x00\x22", "audio"),
         ("a.fits", b"SIMPLE  =                    T", "fits"),
+        ("a.tif", b"II*\0\x08\0\0\0", "tiff"),
+        ("a.tiff", b"MM\0+\0\x08\0\0", "tiff"),
         ("a.dcm", bytes(128) + b"DICM", "dicom"),
         ("a.bdf", b"\xffBIOSEMI", "edf"),
         ("a.edf", b"0       X X X X", "edf"),

@@ -22,6 +22,7 @@ from tests.formats import (
     test_nifti,
     test_tar,
     test_tfrecord,
+    test_tiff,
 )
 from tests.formats.conformance import Case, FormatTests
 from tests.formats.test_images import encoded
@@ -280,6 +281,22 @@ class TestNifti(FormatTests):
         ({"stride": 1}, "needs window"),
         ({"dtype": "int16"}, "auto or stored or float32 or float64"),
         ({"compression": "lzma"}, "auto or none"),
+    ]
+
+
+class TestTiff(FormatTests):
+    form = "tiff"
+    library = "tifffile"
+    cases: ClassVar = {
+        "tiff": Case("tiff", {}, test_tiff.small),
+        "tiff tiles": Case("tiff", {"window": [16, 16]}, test_tiff.tiled),
+        "tiff pages": Case("tiff", {"axis": 0, "phase": "random"}, test_tiff.apart),
+    }
+    wrong_options: ClassVar = [
+        ({"lvl": 1}, "did you mean level"),
+        ({"level": -1}, "at least 0"),
+        ({"page": 1, "series": 0}, "drop series and level"),
+        ({"stride": 1}, "needs window"),
     ]
 
 
