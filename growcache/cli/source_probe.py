@@ -7,16 +7,23 @@ them. A candidate that cannot be read gives way to the next one, at last to plai
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from growcache.cli.humanize import in_bytes, in_count, plural
+from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS
+from growcache.cli.detect_format import (
+    HEAD_BYTES,
+    detect_format,
+    is_zarr,
+    largest_group,
+    narrower_url,
+)
+from growcache.cli.humanize import in_bytes, plural
+from growcache.cli.propose_options import array_options, candidates, names_text
 from growcache.config import SourceConfig
 from growcache.errors import (
     FormatError,
@@ -24,24 +31,13 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
-from growcache.formats import COMPRESSIBLE, open_format
+from growcache.formats import open_format
 from growcache.formats.base import (
     ObjectFormat,
-    ObjectReader,
     Visit,
     read_partly,
-    require_library,
 )
-from growcache.formats.compressed import compression_of, unpacked_name, unpacked_start
-from growcache.formats.hdf5_dataset import DatasetLayout, dataset_paths, describe_dataset
-from growcache.formats.hdf5_file import HDF5Files
-from growcache.formats.image import image_kind
-from growcache.formats.lmdb_tree import TreeReader
-from growcache.formats.npy import read_npy_header
-from growcache.formats.parquet import FooterCache, check_column_type, parquet_errors
-from growcache.formats.tar_scan import is_header
-from growcache.formats.tfrecord_scan import record_length_at
-from growcache.formats.zarr import folder_of_chunk, open_zarr
+from growcache.formats.zarr import open_zarr
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
@@ -49,68 +45,10 @@ from growcache.threads import DaemonThread
 
 LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a part
 PROBE_SECONDS = 15.0
-HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`
 MANY_OBJECTS = 16  # each of which can be a sample
 MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a candidate
 MAX_CHUNKS_READ = 8  # of a Zarr array
-MAX_CLASSES = 1000
-SMALL_BYTES = 1 << 20  # up to this size an array is one sample, where there are many objects
-ROW_BYTES = 4096  # a row of this size can be a sample
-SUBARRAY_BYTES = 256  # the same where rows are themselves arrays
-WINDOW_BYTES = 1 << 16
-MAX_IMAGE_CHANNELS = 4
-MIN_IMAGE_SIDE = 16
-MAX_NAMED = 8  # arrays, columns or databases
-MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
-ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-MAGIC = (
-    (0, b"\x93NUMPY", "npy"),
-    (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
-    (0, b"PAR1", "parquet"),
-    (16, b"\xde\xc0\xef\xbe", "lmdb"),
-    (344, b"n+1\0", "nifti"),
-    (4, b"n+2\0", "nifti"),
-    (0, b"SIMPLE  =", "fits"),
-    *((0, magic, "tiff") for magic in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
-    (128, b"DICM", "dicom"),
-    (8, b"WAVE", "audio"),
-    (0, b"fLaC", "audio"),
-    (0, b"\xffBIOSEMI", "edf"),
-)
-FORMATS_BY_SUFFIX = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
-    **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
-    **dict.fromkeys((".jpg", ".jpeg", ".png"), "image"),
-    **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
-    ".tar": "tar",
-}
-# The dtype of files without a header.
-DTYPES_BY_SUFFIX = {
-    **dict.fromkeys((".f32", ".float32"), "<f4"),
-    **dict.fromkeys((".f64", ".float64"), "<f8"),
-    **dict.fromkeys((".i16", ".int16", ".s16", ".pcm"), "<i2"),
-    **dict.fromkeys((".u8", ".uint8"), "<u1"),
-    **dict.fromkeys((".c64", ".cf32", ".cfile"), "<c8"),
-}
-# Options to try, the best first, for formats that need not be looked into.
-RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "tar": [{}, {"decode": "none"}],
-    "tfrecord": [{}, {"decode": "none"}],
-    "jsonl": [{}, {"raw": True}],
-    "nifti": [{}],
-    "dicom": [{}],
-    "tiff": [{}, {"axis": 0}],
-    "edf": [{"window": 1000}],
-    "fits": [{}, {"table": 1}],
-    "audio": [{"window": 16000}, {"window": 16000, "read": "whole"}, {}],
-}
-NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
-
-T = TypeVar("T")
-R = TypeVar("R")
-# Options of a format, and sentences about the objects.
-Candidate = tuple[dict[str, Any], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,83 +112,6 @@ def _list_some(pages: Iterator[list[Entry]]) -> tuple[list[Entry], bool]:
     return entries, True
 
 
-def suffix_of(key: str) -> str:
-    """Return an object's suffix without that of its compression; empty for none, or a number."""
-    suffix = PurePosixPath(unpacked_name(key)).suffix.lower()
-    return "" if suffix[1:].isdigit() else suffix
-
-
-def is_zarr(entries: Sequence[Entry]) -> bool:
-    return any(
-        key.rpartition("/")[2] in ZARR_FILES or (".zarr/" in key and folder_of_chunk(key))
-        for key in (entry.key for entry in entries)
-    )
-
-
-def _kind_of(key: str, *, zarr: bool) -> str:
-    suffix = suffix_of(key)
-    return folder_of_chunk(key) if zarr else FORMATS_BY_SUFFIX.get(suffix, suffix)
-
-
-def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry], Counter[str]]:
-    """Return the objects of the kind with the most bytes, and the numbers of all others.
-
-    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_``, such as ``_metadata``,
-    describe others.
-    """
-    if zarr:
-        entries = [entry for entry in entries if folder_of_chunk(entry.key)]
-    shown = [entry for entry in entries if PurePosixPath(entry.key).name[:1] not in (".", "_")]
-    kinds: dict[str, list[Entry]] = {}
-    for entry in shown or entries:
-        kinds.setdefault(_kind_of(entry.key, zarr=zarr), []).append(entry)
-    group = max(kinds.values(), key=lambda group: sum(one.size for one in group), default=[])
-    taken = {entry.key for entry in group}
-    rest = [entry.key for entry in entries if entry.key not in taken]
-    return group, Counter(_kind_of(key, zarr=zarr) or PurePosixPath(key).name for key in rest)
-
-
-def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
-    """Return a URL that matches the objects of a group only, or an empty text.
-
-    >>> narrower_url(["s3://b/**"], [Entry("a/1.npy", 8, None, None)])
-    's3://b/**/*.npy'
-    """
-    folder, _, pattern = urls[0].rpartition("/")
-    endings = {PurePosixPath(entry.key).suffix for entry in group}
-    if len(urls) > 1 or pattern not in ("*", "**") or len(endings) > 1 or "" in endings:
-        return ""
-    return f"{folder}/{'**/' if pattern == '**' else ''}*{endings.pop()}"
-
-
-def detect_format(key: str, head: bytes) -> tuple[str, str]:
-    """Return the format and compression of an object, by its first bytes and its name; empty if unknown.
-
-    >>> detect_format("a.npy", bytes([0x93]) + b"NUMPY"), detect_format("a.txt", b"text")
-    (('npy', ''), ('', ''))
-    """
-    suffix = suffix_of(key)
-    if kind := compression_of(head):
-        start = unpacked_start(head, kind)
-        if start:
-            form, packed = detect_format(unpacked_name(key), start)
-        else:  # blocks of zstd may be larger than the head
-            form, packed = FORMATS_BY_SUFFIX.get(suffix, "") if kind == "zstd" else "", ""
-        return (form, kind) if form in COMPRESSIBLE and not packed else ("", "")
-    view = memoryview(head)
-    found = (
-        *((form, head[at:].startswith(magic)) for at, magic, form in MAGIC),
-        ("image", image_kind(head) is not None),
-        ("edf", suffix == ".edf" and head.startswith(b"0       ")),
-        ("raw", suffix in DTYPES_BY_SUFFIX),
-        ("tar", is_header(view, 0)),
-        ("tfrecord", record_length_at(view, 0) is not None),
-        ("jsonl", FORMATS_BY_SUFFIX.get(suffix) == "jsonl" and head.lstrip()[:1] == b"{"),
-        ("npz", head.startswith(b"PK\x03\x04") and suffix == ".npz"),
-    )
-    return next((form for form, is_it in found if is_it), ""), ""
-
-
 async def _propose(
     listed: ProbedSource, store: RemoteStore, group: Sequence[Entry], folders: set[str]
 ) -> ProbedSource:
@@ -285,142 +146,6 @@ async def _propose(
     return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
-def candidates(
-    form: str, compression: str, entry: Entry, head: bytes, folders: set[str]
-) -> list[Candidate]:
-    """Return the candidates for objects whose format needs no look inside, the best first.
-
-    ``folders`` are all that hold an image; empty if they are not known.
-    """
-    options: dict[str, Any]
-    if form == "image":
-        image = f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
-        options = {"label": "folder"}
-        label = "The label is its folder's name; list the names as classes for numbers."
-        if "/" not in entry.key or len(folders) == 1:
-            options, label = {"label": "none"}, "All are in one folder, so there is no label."
-        elif 1 < len(folders) <= MAX_CLASSES:
-            options = {"classes": sorted(folders)}
-            label = "The label is the number of its folder in classes."
-        return [(options, (image, label))]
-    if form == "raw":
-        dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
-        window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
-        values = f"A window has {window} values; shape says how many values one row has."
-        suffix = f"No header; {dtype} is what the name's ending says."
-        return [({"dtype": dtype, "window": window}, (suffix, values))]
-    packed = {"compression": compression} if compression else {}
-    findings = [f"Compressed by {compression}, so that each object is read whole."] * len(
-        packed
-    )
-    return [({**options, **packed}, findings) for options in RECORD_OPTIONS.get(form, ())]
-
-
-async def probe_npy(reader: ObjectReader, many: bool) -> list[Candidate]:
-    header = await read_npy_header(reader)
-    array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}."
-    options, sentence = array_options(header.shape, header.dtype.itemsize, many=many)
-    if options and header.fortran and len(header.shape) > 1:
-        options = {}
-        sentence = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
-    return [(options, (array, sentence))]
-
-
-async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
-    if many and reader.entry.size <= SMALL_BYTES:
-        return [({}, ())]
-    # Compressed arrays are read at once. Arrays of different lengths are together one sample.
-    return [({"axis": 0}, ()), ({"axis": 0, "read": "whole"}, ()), ({}, ())]
-
-
-async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
-    require_library("source.format: hdf5", "h5py", "hdf5")
-
-    def describe(file: Any) -> tuple[list[DatasetLayout], list[str]]:
-        layout = partial(describe_dataset, file, key=reader.entry.key)
-        return _split_readable(layout, dataset_paths(file))
-
-    found, unreadable = await HDF5Files().get(reader.entry).call(reader, describe)
-    dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
-    shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
-    listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
-    listed += f" {plural(len(unreadable), 'other')}: {unreadable[0]}." if unreadable else ""
-    arrays = [one for one in found if one.shape]
-    numbers = [one for one in arrays if not one.string_storage] or arrays
-    if not numbers:
-        raise FormatError(f"{listed} None is an array")
-    main = max(numbers, key=lambda one: math.prod(one.shape) * one.dtype.itemsize)
-    folder = main.path.rpartition("/")[0]
-    siblings = [one for one in found if one.path.rpartition("/")[0] == folder]
-    # What has scalars next to it is one sample, as a rule: an image with its label.
-    many = many or not all(one.shape for one in siblings)
-    options, sentence = array_options(main.shape, main.dtype.itemsize, many=many)
-    if main.string_storage:
-        options, sentence = {"axis": 0}, "Each of its texts is a sample."
-    together = [one.path for one in siblings if _goes_along(one, main, options)]
-    together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
-    return [({"datasets": together, **options}, (listed, f"Of {main.path}: {sentence}"))]
-
-
-def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[str]]:
-    found, errors = [], []
-    for item in items:
-        try:
-            found.append(read(item))
-        except FormatError as error:
-            errors.append(str(error))
-    return found, errors
-
-
-def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
-    if not options:  # the object is one sample, of which arrays of text are no values
-        return not (one.string_storage and one.shape)
-    is_row_of_text = "window" not in options and len(one.shape) == 1
-    return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)
-
-
-async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:
-    require_library("source.format: parquet", "pyarrow", "parquet")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    footer = await FooterCache(None).footer_bytes(reader)
-    with parquet_errors(reader.entry):
-        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
-        columns = metadata.schema.to_arrow_schema()
-
-    def readable(column: Any) -> str:
-        check_column_type(column.name, column.type)
-        return str(column.name)
-
-    good, bad = _split_readable(readable, columns)
-    rows, names = plural(metadata.num_rows, "row"), names_text(columns.names)
-    table = f"A Parquet table of {rows} with {names}; each row is a sample."
-    if not bad or not good:
-        return [({}, (table,))]
-    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0].partition(';')[0]}."
-    return [({"columns": good}, (table, taken))]
-
-
-async def probe_lmdb(reader: ObjectReader, many: bool) -> list[Candidate]:
-    found = await TreeReader(None).databases(reader)
-    if not found:
-        return [({}, ("Each value's bytes are a sample.",))]
-    shown = names_text([f"{name} ({in_count(found[name])})" for name in found])
-    databases = plural(len(found), "database")
-    listed = f"An LMDB data file with {databases}, by their values: {shown}."
-    return [({"database": max(found, key=lambda name: found[name])}, (listed,))]
-
-
-CONTENT_PROBES: dict[str, Callable[[ObjectReader, bool], Awaitable[list[Candidate]]]] = {
-    "hdf5": probe_hdf5,
-    "lmdb": probe_lmdb,
-    "npy": probe_npy,
-    "npz": probe_npz,
-    "parquet": probe_parquet,
-}
-
-
 async def _propose_zarr(
     listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], others: Sequence[str]
 ) -> ProbedSource:
@@ -452,44 +177,6 @@ async def _propose_zarr(
     return replace(
         listed, format="zarr", options={"axis": 0}, findings=("Arrays of Zarr.", reason)
     )
-
-
-def names_text(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
-
-
-def array_options(
-    shape: Sequence[int], item_bytes: int, *, many: bool, chunk_rows: int = 0
-) -> tuple[dict[str, Any], str]:
-    """Return the options that cut samples from an array, and a sentence about them.
-
-    A small array of ``many`` objects is one sample. Windows divide ``chunk_rows``, unless it is 0.
-    """
-    nbytes = math.prod(shape) * item_bytes
-    is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
-    is_image = len(shape) == 3 and sorted(shape)[1] >= MIN_IMAGE_SIDE
-    is_image = is_image and min(shape[0], shape[-1]) <= MAX_IMAGE_CHANNELS
-    if not shape or shape[0] <= 1 or not nbytes or is_small or is_image:
-        return {}, "The whole array is one sample."
-    row = nbytes // shape[0]
-    if row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
-        each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
-        return {"axis": 0}, f"{each}, read by range; leave axis out to take whole arrays."
-    rows = window_rows(row, shape[0])
-    if chunk_rows:
-        rows = max(n for n in range(1, min(rows, chunk_rows) + 1) if chunk_rows % n == 0)
-    each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
-    return {"window": rows}, f"{each}, read by range; a smaller stride lets them overlap."
-
-
-def window_rows(row_bytes: int, rows: int) -> int:
-    """Return the rows of a window of about 64 KiB; an object has at least four windows.
-
-    >>> window_rows(16, 10**9), window_rows(16, 1000), window_rows(3000, 10**6)
-    (4096, 128, 16)
-    """
-    most = min(WINDOW_BYTES // max(1, row_bytes), rows // 4)
-    return 1 << max(0, most.bit_length() - 1)
 
 
 async def _prove(

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from growcache.cli.cli import main
+from growcache.cli.detect_format import detect_format
 from growcache.cli.init import InitOptions, ask_for_choices
-from growcache.cli.source_probe import ProbedSource, detect_format, probe_source
+from growcache.cli.source_probe import ProbedSource, probe_source
 from growcache.config import SourceConfig
 from growcache.config_text import load_config
 from tests.formats.test_tar import archive
