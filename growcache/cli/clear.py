@@ -24,23 +24,30 @@ MAX_NAMED_STRANGERS = 3  # names of foreign files
 
 
 def clear_question(root: Path) -> str:
-    layout = CacheLayout(root)
-    require_cache(layout)
-    return f"Delete {in_bytes(allocated_tree(layout.root))} of cached samples in {layout.root}?"
+    require_cache(CacheLayout(root))
+    whole = root.absolute()
+    return f"Delete {in_bytes(allocated_tree(whole))} of cached samples in {whole}?"
 
 
 def empty_cache(root: Path) -> str:
     """Delete a cache's own files except its marker, its purge list and locks; return a text for the user."""
-    *older, newest = generation_paths(root.absolute())
-    for path in older:
-        _empty_generation(path)
-    return _empty_generation(newest)
+    whole = root.absolute()
+    before = allocated_tree(whole)
+    layouts = [CacheLayout(path) for path in generation_paths(whole)]
+    for layout in layouts:
+        _empty_generation(layout)
+    freed = in_bytes(before - allocated_tree(whole))
+    emptied = f"Emptied {whole}; {freed} are free again."
+    strangers = [str(path) for layout in layouts for path in foreign_paths(layout)]
+    if not strangers:
+        return emptied
+    more = " …" if len(strangers) > MAX_NAMED_STRANGERS else ""
+    shown = printable(", ".join(strangers[:MAX_NAMED_STRANGERS]) + more)
+    return f"{emptied} Not growcache's, so left as it is: {shown}."
 
 
-def _empty_generation(root: Path) -> str:
-    layout = CacheLayout(root)
+def _empty_generation(layout: CacheLayout) -> None:
     require_cache(layout)  # one whose clearing was cut short is a cache, too
-    before = allocated_tree(layout.root)
     adopt(layout)
     if is_locked(layout.supervisor_lock):
         raise in_use_error(layout, "stop that service first")
@@ -56,14 +63,6 @@ def _empty_generation(root: Path) -> str:
                     f"{lease.host}); stop it first"
                 )
         clear_cache(layout)
-    freed = in_bytes(before - allocated_tree(layout.root))
-    emptied = f"Emptied {layout.root}; {freed} are free again."
-    strangers = [str(path) for path in foreign_paths(layout)]
-    if not strangers:
-        return emptied
-    more = " …" if len(strangers) > MAX_NAMED_STRANGERS else ""
-    shown = printable(", ".join(strangers[:MAX_NAMED_STRANGERS]) + more)
-    return f"{emptied} Not growcache's, so left as it is: {shown}."
 
 
 def release_readers(cache: Path, job: str | None) -> tuple[str, int]:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache.files import CacheLayout
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.generations import begin_generation
 from growcache.cache.index.reader import read_index
 from growcache.cli import clear
+from growcache.cli.humanize import in_bytes
 from growcache.errors import CacheMissingError
 from tests.cache.making import add, opened
 from tests.forked import fork
@@ -104,3 +106,14 @@ def test_what_was_cut_short_can_be_cleared_again(tmp_path: Path) -> None:
     assert not list(layout.shards.iterdir())
     with pytest.raises(CacheMissingError):
         read_index(layout.root)
+
+
+def test_the_question_and_the_answer_are_about_all_generations(tmp_path: Path) -> None:
+    fill(tmp_path)
+    begin_generation(tmp_path, any_owner=False)
+    opened(tmp_path / "generation-1").close()
+    whole = allocated_tree(tmp_path)
+    assert f"Delete {in_bytes(whole)} of" in clear.clear_question(tmp_path)
+    said = clear.empty_cache(tmp_path)
+    assert f"; {in_bytes(whole - allocated_tree(tmp_path))} are free" in said
+    assert not any(CacheLayout(tmp_path / f"generation-{n}").index.exists() for n in (0, 1))
