@@ -22,6 +22,7 @@ from growcache.formats.base import (
     require_library,
 )
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat
+from growcache.formats.durations import TimeGrid
 from growcache.formats.grids import ArrayGrid, grid_option
 from growcache.formats.memory import reserve_decoded
 from growcache.formats.whole_arrays import WholeArrayFormat, refuse_large_array
@@ -200,6 +201,24 @@ def _not_audio_error(entry: Entry, data: Buffer, error: Exception) -> FormatErro
     )
 
 
+def _grid_option(options: Mapping[str, Any], rate: int | None) -> ArrayGrid | None:
+    window = options.get("window")
+    if window is None:
+        cut = {name: options[name] for name in ("stride", "edge", "phase") if name in options}
+        return grid_option(cut)
+    if type(window) not in (int, str):
+        raise ConfigError(
+            f"source.options.window: expected a number of frames, or a time, as in 2s, found "
+            f"{window!r}"
+        )
+    grid = TimeGrid(options, 0)
+    if grid.needs_rate and rate is None:
+        raise ConfigError(
+            "source.options.window: a time needs rate, the frames of a second, as in rate: 16000"
+        )
+    return grid.at(rate or 1, "source.options")
+
+
 def open_audio(
     options: Mapping[str, Any], urls: Sequence[str] = ()
 ) -> WavWindowsFormat | AudioWholeFormat:
@@ -209,14 +228,7 @@ def open_audio(
     rate = integer_option(options, "rate", 1)
     named = any(url.lower().endswith(_WHOLE_SUFFIXES) for url in urls)
     read = choice_option(options, "read", ("range", "whole"), "whole" if named else "range")
-    cut = {
-        name: options[name] for name in ("window", "stride", "edge", "phase") if name in options
-    }
-    if "window" in cut and type(cut["window"]) is not int:
-        raise ConfigError(
-            f"source.options.window: expected a number of frames, found {cut['window']!r}"
-        )
-    grid = grid_option(cut)
+    grid = _grid_option(options, rate)
     if grid is None or read == "whole":
         return AudioWholeFormat(grid, dtype, rate)
     return WavWindowsFormat(grid, dtype, rate)

@@ -32,7 +32,8 @@ from growcache.formats.contiguous import (
     native_order,
     wanted_ordinals,
 )
-from growcache.formats.grids import ArrayGrid, Samples, array_grid_option, hulls_of
+from growcache.formats.durations import TimeGrid
+from growcache.formats.grids import Samples, hulls_of
 from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array
 from growcache.store.contract import Entry
@@ -70,10 +71,16 @@ class Recording:
     record_bytes: int
     width: int  # bytes of a sample: 2, or 3 in BDF
     signals: tuple[Signal, ...]  # those that are taken, all of one rate
+    seconds: float  # of a record
 
     @property
     def per_record(self) -> int:
         return self.signals[0].samples
+
+    @property
+    def rate(self) -> float:
+        """Return the samples of a second."""
+        return self.per_record / self.seconds if self.seconds > 0 else 0
 
     @property
     def layout(self) -> ArrayLayout:
@@ -143,7 +150,7 @@ def _parsed(head: bytes, channels: tuple[str, ...] | None, entry: Entry) -> Reco
         )
     records = room if records < 0 else records  # a recorder that was cut off writes -1
     taken = _taken(signals, channels, entry)
-    return Recording(len(head), records, at, width, taken)
+    return Recording(len(head), records, at, width, taken, float(head[244:252]))
 
 
 def _signal_fields(head: bytes) -> list[dict[str, str]]:
@@ -195,17 +202,18 @@ def _taken(
 class EdfFormat(ObjectFormat):
     ranged = header_first = True
 
-    def __init__(self, grid: ArrayGrid, channels: tuple[str, ...] | None, dtype: str) -> None:
+    def __init__(self, grid: TimeGrid, channels: tuple[str, ...] | None, dtype: str) -> None:
         self._grid, self._channels, self._dtype = grid, channels, dtype
         self._kept: SingleFlightCache[Entry, Recording] = SingleFlightCache(_KEPT_BYTES)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         found = await self._recording(reader)
-        samples = self._grid.on(found.layout.shape, reader.entry.key)
+        grid = self._grid.at(found.rate, reader.entry.key)
+        samples = grid.on(found.layout.shape, reader.entry.key)
         nbytes = found.records * found.record_bytes
         row = found.record_bytes / found.per_record
         measure = measure_samples(samples, row, nbytes, reader.entry.size)
-        stride = self._grid.cuts[0][1].stride
+        stride = grid.cuts[0][1].stride
         return replace(measure, together=max(1, found.per_record // stride))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
@@ -214,7 +222,8 @@ class EdfFormat(ObjectFormat):
             reader = FetchedObject(reader, await reader.read())
         found = await self._recording(reader)
         layout = found.layout
-        samples = self._grid.on(layout.shape, entry.key, visit, entry.key)
+        grid = self._grid.at(found.rate, entry.key)
+        samples = grid.on(layout.shape, entry.key, visit, entry.key)
         wanted = wanted_ordinals({"x": layout}, {"x": samples}, visit, entry.key)
         gap = _READ_ALONG_BYTES * found.per_record // found.record_bytes
         hulls = list(hulls_of(samples, wanted, layout.order, gap))
@@ -336,15 +345,12 @@ def _integers(piece: Array, width: int) -> Array:
 
 def open_edf(options: Mapping[str, Any]) -> EdfFormat:
     refuse_unknown_options("edf", options, _OPTIONS)
-    if type(options.get("window")) is not int:
+    if type(options.get("window")) not in (int, str):
         raise ConfigError(
-            "source.options.window: format edf needs the samples of a window, as in window: 1000, "
-            f"found {options.get('window')!r}"
+            "source.options.window: format edf needs the length of a window, as in window: 2s, or "
+            f"window: 1000 for samples, found {options.get('window')!r}"
         )
-    cut = {
-        name: options[name] for name in ("window", "stride", "edge", "phase") if name in options
-    }
-    grid = array_grid_option({**cut, "axis": _TIME_AXIS}, "zero")
+    grid = TimeGrid(options, _TIME_AXIS)
     channels = names_option("channels", options.get("channels"), "labels of signals")
     dtype = choice_option(options, "dtype", _DTYPES, "float32")
     return EdfFormat(grid, channels, dtype)

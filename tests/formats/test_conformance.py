@@ -191,6 +191,7 @@ class TestAudio(FormatTests):
     cases: ClassVar = {
         "wav": Case("audio", {"window": 7, "stride": 5}, test_audio.audio),
         "wav, padded": Case("audio", {"window": 7, "edge": "pad"}, test_audio.audio),
+        "wav, in seconds": Case("audio", {"window": "1ms", "rate": 16000}, test_audio.audio),
         "flac": Case("audio", {}, lambda: test_audio.audio(form="FLAC")),
         "flac windows": Case(
             "audio", {"window": 7, "read": "whole"}, lambda: test_audio.audio(form="FLAC")
@@ -200,6 +201,7 @@ class TestAudio(FormatTests):
         ({"windw": 3}, "did you mean window"),
         ({"stride": 1}, "needs window"),
         ({"window": [3, 4]}, "a number of frames"),
+        ({"window": "2s"}, "a time needs rate"),
         ({"dtype": "uint8"}, "float32 or int16"),
         ({"rate": 0}, "at least 1"),
         ({"read": "all"}, "range or whole"),
@@ -219,8 +221,8 @@ class TestEdf(FormatTests):
         ),
     }
     wrong_options: ClassVar = [
-        ({}, "needs the samples of a window"),
-        ({"window": "4 s"}, "found '4 s'"),
+        ({}, "needs the length of a window"),
+        ({"window": "4 m"}, "as in 2s or 500ms, found '4 m'"),
         ({"window": 3, "channel": ["x"]}, "did you mean channels"),
         ({"window": 3, "channels": []}, "list of different labels"),
         ({"window": 3, "dtype": "int16"}, "float32 or float64 or stored"),

@@ -175,3 +175,26 @@ def test_signals_that_do_not_go_together() -> None:
         visited(open_format("edf", {"window": 10}), Held(small()))
     with pytest.raises(FormatError, match="expected a signal 'Cz', found C3, C4, EMG"):
         visited(open_format("edf", {"window": 10, "channels": ["Cz"]}), Held(small()))
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "starts", "length"),
+    [
+        (["a"], {"window": "2s", "stride": "500ms"}, [0, 50, 100], 200),
+        (["b"], {"window": "0.25s"}, range(0, 96, 8), 8),
+        (["b"], {"window": "1 s", "stride": 40}, [0, 40], 32),
+    ],
+)
+def test_windows_in_seconds(
+    channels: list[str], options: dict[str, Any], starts: Any, length: int
+) -> None:
+    held = Held(recording({"a": 100, "b": 32}, 3))
+    form = open_format("edf", {"channels": channels, **options})
+    rows = visited(form, held)
+    assert [(start, stop - start) for _, start, stop in rows] == [(n, length) for n in starts]
+    assert asyncio.run(form.measure(held)).samples == len(starts)
+
+
+def test_a_time_that_is_less_than_a_sample() -> None:
+    with pytest.raises(FormatError, match="window 10ms is less than a sample, of 32 a second"):
+        visited(open_format("edf", {"window": "10ms"}), Held(recording({"b": 32}, 3)))

@@ -226,5 +226,7 @@ EDF = [
          needs=("edfio", "pyedflib")),
     Case("pyedflib", "two signals of .bdf", "edf", write_bdf, read_recording, 20, {"window": 100},
          needs=("pyedflib",)),
+    Case("edfio", "two signals of .edf", "edf", write_edf, read_recording, 38,
+         {"window": "1s", "stride": "500ms"}, needs=("edfio", "pyedflib")),
 ]  # fmt: skip
 CASES = [*NIFTI, *FITS, *SOUND, *DICOM, *EDF]
