@@ -1,7 +1,7 @@
 r"""Train on recordings whose classes stand in a table, rare ones as often as common ones.
 
     python examples/labels_table.py --url 's3://bucket/recordings/**/*.npy' --window 1024 \
-        --table s3://bucket/recordings.csv --key path --column state --classes rest task
+        --table s3://bucket/recordings.csv --key path --column state
 
 Each line of the table is about an object, whose name stands in the column --key; what it says in
 the column --column is a field of each of the object's samples. Those are windows, fetched one by one.
@@ -25,7 +25,6 @@ def main() -> None:
     parser.add_argument("--table", required=True, help="a .csv, .tsv, .jsonl or .parquet")
     parser.add_argument("--key", default="path", help="the column that names objects")
     parser.add_argument("--column", default="label", help="the column with their classes")
-    parser.add_argument("--classes", nargs="+", required=True, help="what stands there")
     parser.add_argument("--window", type=int, default=1024, help="steps of a sample")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
@@ -34,7 +33,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
-    table = {"url": arguments.table, "key": arguments.key, "columns": [arguments.column]}
+    table = {
+        "url": arguments.table,
+        "key": arguments.key,
+        "columns": [arguments.column],
+        "classes": {arguments.column: "auto"},  # numbers of what stands there
+    }
     config = {
         "source": {
             "url": arguments.url,
@@ -46,13 +50,6 @@ def main() -> None:
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
 
-    model = nn.Sequential(
-        nn.LazyConv1d(16, kernel_size=9, stride=4),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool1d(1),
-        nn.Flatten(),
-        nn.Linear(16, len(arguments.classes)),
-    )
     with (
         growcache.serve(config),  # samples in the background, until this block ends
         EpochLoader(
@@ -61,12 +58,20 @@ def main() -> None:
             min_samples=arguments.min_samples,
         ) as loader,
     ):
+        classes = loader.classes[arguments.column]
+        model = nn.Sequential(
+            nn.LazyConv1d(16, kernel_size=9, stride=4),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(16, len(classes)),
+        )
+        print(f"classes: {', '.join(classes)}")
         optimizer = None
         for epoch in range(arguments.epochs):
             right, all_of_them = 0.0, 0.0
-            for batch in loader:  # x [batch, window, channels]; a list of texts; weights
-                names = batch[arguments.column]
-                y = torch.tensor([arguments.classes.index(str(name)) for name in names])
+            for batch in loader:  # x [batch, window, channels]; numbers of classes; weights
+                y = batch[arguments.column]
                 logits = model(batch["x"].float().transpose(1, 2))
                 loss = nn.functional.cross_entropy(logits, y)
                 optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -48,13 +48,50 @@ def _one_or_many(value: Any) -> Any:
 _Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 
 
+AUTO = "auto"  # of classes: all texts that there are, sorted
+
+
+def _class_names(value: Any) -> Any:
+    """Return the names of classes as texts; ``{0: …}`` and ``[0, 1]`` are numbers in YAML."""
+    if isinstance(value, Mapping):
+        return {str(column): _class_names(names) for column, names in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or any(type(name) not in (str, int) for name in value):
+        raise ValueError("expected auto, or the names of classes (yes and no in quotes)")
+    names = tuple(map(str, value))
+    if len(set(names)) < len(names):
+        raise ValueError("name no class twice")
+    return names
+
+
+_ClassNames: TypeAlias = Literal["auto"] | tuple[str, ...]
+
+
 class LabelsConfig(_ConfigModel):
-    """A table whose columns are added to every sample, from the row of its object."""
+    """A table whose columns are added to every sample, from the row of its object.
+
+    ``classes`` makes numbers of texts: of one column, or of those that it names.
+    """
 
     url: Annotated[str, Field(min_length=1)]
     key: Annotated[str, Field(min_length=1)]
     columns: _Texts
     match: str = "exact"
+    classes: Annotated[
+        _ClassNames | dict[str, _ClassNames] | None, BeforeValidator(_class_names)
+    ] = None
+
+    @model_validator(mode="after")
+    def _classes_of_columns(self) -> LabelsConfig:
+        if isinstance(self.classes, tuple) and len(self.columns) > 1:
+            raise ValueError(
+                f"classes: say of which column, as in {{{self.columns[-1]}: [...]}}"
+            )
+        unknown = set(self.classes or ()) - set(self.columns)
+        if isinstance(self.classes, dict) and unknown:
+            raise ValueError(f"classes: {min(unknown)!r} is none of the columns")
+        return self
 
     @field_validator("url")
     @classmethod

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -54,6 +54,7 @@ class Field:
     name: str
     dtype: str  # little-endian `numpy.dtype.str`, "bytes" or "str"
     shape: tuple[int | None, ...]  # None if ragged; () of bytes and strings
+    classes: tuple[str, ...] = ()  # what its numbers stand for, from 0 on
 
     @property
     def is_blob(self) -> bool:
@@ -64,6 +65,11 @@ class Field:
     def is_ragged(self) -> bool:
         """Whether its values may differ in size."""
         return self.is_blob or None in self.shape
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether each value is one integer."""
+        return not self.is_blob and not self.shape and np.dtype(self.dtype).kind in "iu"
 
     @property
     def item_dtype(self) -> np.dtype[Any]:
@@ -197,9 +203,7 @@ class Schema:
                 )
         return cls(
             tuple(
-                Field(
-                    fields[0].name, fields[0].dtype, _covering_shape([f.shape for f in fields])
-                )
+                replace(fields[0], shape=_covering_shape([f.shape for f in fields]))
                 for fields in zip(*(schema.fields for schema in schemas), strict=True)
             )
         )
@@ -222,6 +226,26 @@ class Schema:
         """The names of the fields, in stored order."""
         return tuple(field.name for field in self.fields)
 
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names of the classes that the numbers of a field stand for, of fields that have any."""
+        return {field.name: list(field.classes) for field in self.fields if field.classes}
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Schema:
+        """Return it with the classes of those of its fields that are one integer.
+
+        >>> Schema.declared({"y": "int64", "x": "float32"}).with_classes({"y": ["a", "b"]}).classes
+        {'y': ['a', 'b']}
+        """
+        return Schema(
+            tuple(
+                replace(field, classes=tuple(classes[field.name]))
+                if field.name in classes and field.is_integer
+                else field
+                for field in self.fields
+            )
+        )
+
     def __getitem__(self, name: str) -> Field:
         for field in self.fields:
             if field.name == name:
@@ -230,7 +254,10 @@ class Schema:
 
     def to_json(self) -> list[list[Any]]:
         """Return a value for `from_json`."""
-        return [[f.name, f.dtype, list(f.shape)] for f in self.fields]
+        return [
+            [f.name, f.dtype, list(f.shape), *([list(f.classes)] if f.classes else ())]
+            for f in self.fields
+        ]
 
     @classmethod
     def from_json(cls, value: list[list[Any]]) -> Schema:
@@ -306,7 +333,9 @@ def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
     return dtype.newbyteorder("<").str
 
 
-def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Field:
+def _field_from_json(
+    name: object, dtype: object, shape: Sequence[object], classes: object = ()
+) -> Field:
     """Return the field of a file, strictly, because NumPy would accept any type."""
     sizes = tuple(None if s is None else int(str(s)) for s in shape)
     if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
@@ -320,7 +349,9 @@ def _field_from_json(name: object, dtype: object, shape: Sequence[object]) -> Fi
         or np.dtype(dtype).str != dtype
     ):
         raise ValueError(f"no dtype: {dtype!r:.40}")
-    return Field(name, dtype, sizes)
+    if not isinstance(classes, list | tuple) or not all(type(one) is str for one in classes):
+        raise ValueError(f"no classes: {classes!r:.40}")
+    return Field(name, dtype, sizes, tuple(classes))
 
 
 def _declared_field(name: object, declared: object) -> Field:

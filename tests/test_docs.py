@@ -74,12 +74,21 @@ def test_the_python_blocks_run_on_a_real_cache(
     for i in range(80):
         np.save(tmp_path / "data" / f"{i:02d}.npy", np.full((8, 8), i, "<f4"))
     url = f"{tmp_path}/data/*.npy"
+    states = "".join(f"{i:02d}.npy,s{i % 4},{'rest' if i % 2 else 'task'}\n" for i in range(80))
+    (tmp_path / "labels.csv").write_text("path,subject,state\n" + states)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "growcache.yaml", "--url", url]) == 0
     monkeypatch.setenv("GROWCACHE_CACHE__MAX_BYTES", "20MB")
-    train, serve, label, _, _ = blocks("python")
-    loop = train.replace("range(90)", "range(2)").replace("batch_size=64", "batch_size=16")
-    body = "\n".join("    " + line for line in f"{loop}\nloader.close()".splitlines())
+    (labels,) = re.findall(r"`(\{url: labels.csv.*?\}\})`", README)
+    written = (
+        (tmp_path / "growcache.yaml").read_text().replace("labels: null", f"labels: {labels}")
+    )
+    (tmp_path / "growcache.yaml").write_text(written)
+    train, serve, classes, label, _, _ = blocks("python")
+    loop = train.replace("range(90)", "range(2)") + "\nloader.close()\n"
+    loop += classes.replace("range(10)", "range(2)") + "\nloader.close()\nassert loss < 1e6\n"
+    loop = loop.replace("batch_size=64", "batch_size=16")
+    body = "\n".join("    " + line for line in loop.splitlines())
     script = serve.replace("    ...  # the loop above", body)
     assert script != serve
     done = subprocess.run(
@@ -100,7 +109,7 @@ def test_the_python_blocks_run_on_a_real_cache(
 
 def test_the_format_in_the_readme_is_a_format(tmp_path: Path) -> None:
     """The block about formats, through the service."""
-    (tmp_path / "formats.py").write_text(blocks("python")[3])
+    (tmp_path / "formats.py").write_text(blocks("python")[4])
     (tmp_path / "data").mkdir()
     for i in range(6):
         np.savez(tmp_path / "data" / f"{i}.npz", x=np.full(4, i, "<f4"), y=np.int64(i))

@@ -40,6 +40,7 @@ from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.messages import LABELS, PartVisit, Permit
+from growcache.sampling.schema_search import FOLDER_CLASSES
 from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value
@@ -172,10 +173,13 @@ def _compare_with_store(
 
 def _read_labels(config: Config, identity: Identity) -> Labels | None:
     urls = [source.labels.url for source in config.sources if source.labels is not None]
-    if not urls:
+    folders = identity.sizes.get(FOLDER_CLASSES, ())
+    if not urls and not folders:
         return None
     labels = read_labels(config.sources, config.sampling.timeout_seconds)
-    if labels.digest != identity.parts.get(LABELS):
+    if folders:
+        labels.add_folders(folders)
+    if urls and labels.digest != identity.parts.get(LABELS):
         raise FingerprintError(
             f"{' or '.join(map(url_without_secrets, urls))} was changed since the cache was filled"
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from growcache.config import SourceConfig
+from growcache.config import AUTO, SourceConfig
 from growcache.errors import ConfigError
 from growcache.formats.base import ObjectFormat
 
@@ -89,10 +89,14 @@ def _refuse_alone(source: SourceConfig) -> None:
     from growcache.formats.joined_fields import NOT_JOINABLE
 
     for name in source.fields:
-        form, _ = source.format_of(name)
+        form, options = source.format_of(name)
         if form in NOT_JOINABLE:
             raise ConfigError(
                 f"source.fields.{name}: objects of format {form} {NOT_JOINABLE[form]}"
+            )
+        if form == "image" and options.get("classes") == AUTO:
+            raise ConfigError(
+                f"source.fields.{name}: name the classes; auto is for images alone"
             )
 
 

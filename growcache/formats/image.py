@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from growcache.config import AUTO
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     ObjectFormat,
@@ -175,10 +176,12 @@ def open_image(options: Mapping[str, Any]) -> ImageFormat:
         require_pillow()
     label = options.get("label", "folder") or "none"  # YAML's null means it, too
     named = choice_option({"label": label}, "label", ("folder", "none"), "folder") == "folder"
-    classes = _classes_option(options.get("classes"))
-    if classes and not named:
+    found = options.get("classes") == AUTO
+    classes = None if found else _classes_option(options.get("classes"))
+    if (classes or found) and not named:
         raise ConfigError("source.options.classes: needs label: folder")
-    return ImageFormat(label=named, classes=classes, decode=decode)
+    # The supervisor adds labels of classes that it finds in the listing.
+    return ImageFormat(label=named and not found, classes=classes, decode=decode)
 
 
 def _classes_option(value: object) -> tuple[str, ...] | None:
@@ -190,7 +193,8 @@ def _classes_option(value: object) -> tuple[str, ...] | None:
         if plain and len(set(names)) == len(names):
             return names
     raise ConfigError(
-        f"source.options.classes: expected a list of different folder names, found {value!r}"
+        "source.options.classes: expected auto, or a list of different folder names, found "
+        f"{value!r}"
     )
 
 

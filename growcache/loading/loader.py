@@ -25,7 +25,7 @@ from growcache.loading.ragged import RaggedStyle
 from growcache.loading.report import Report
 from growcache.loading.resume import MISSING_SHARDS, MissingShards, Position
 from growcache.loading.transform import TIMEOUT_SECONDS
-from growcache.loading.waiting import wait_for_samples
+from growcache.loading.waiting import cached_classes, wait_for_samples
 
 
 def refuse_torch_worker() -> None:
@@ -290,6 +290,14 @@ class Loader:
         """The arguments, with the ranks as they are known by now."""
         self._settle()
         return self._options
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names that the numbers of a field stand for, of each field of the cache that has classes.
+
+        ``names[i]`` is the name of class ``i``. Waits until the cache knows its samples.
+        """
+        return cached_classes(self._options.root)
 
     @property
     def report(self) -> Report:

@@ -27,6 +27,7 @@ from growcache.cache.files import (
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseView, RankNote, read_leases
 from growcache.cache.locks import is_locked, lock_holder
+from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
 from growcache.cache.system import service_end_reason, watch_directory
 from growcache.errors import (
@@ -114,6 +115,13 @@ def wait_for_samples(
                 _log.warning("%s", _describe_wait(layout, view, min_samples, complete))
                 warned = True
     return view
+
+
+def cached_classes(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Return the names of the classes of each field that has any, once the samples are known."""
+    identity = read_identity(shown_generation(CacheLayout(path).root))
+    identity = identity or wait_for_samples(path, 1).identity
+    return {} if identity is None else identity.schema.classes
 
 
 def index_views(

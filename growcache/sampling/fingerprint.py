@@ -122,7 +122,9 @@ def _source(source: SourceConfig) -> dict[str, Any]:
         parts["names"] = list(source.names)
     if source.labels is not None:
         url = url_without_secrets(source.labels.url)
-        parts["labels"] = source.labels.model_dump(mode="json") | {"url": url}
+        parts["labels"] = source.labels.model_dump(mode="json", exclude_none=True) | {
+            "url": url
+        }
     return parts
 
 

@@ -46,14 +46,12 @@ _TEXTS_AT_ONCE = 1 << 16  # texts that are objects of their own for a moment
 
 # Of the cells of a column: all that it takes to say what the column is.
 _INTEGER, _NUMBER, _TEXT, _MISSING = 1, 2, 4, 8
-_INTEGER_PATTERN = re.compile(
-    r"-?(0|[1-9][0-9]{0,17})"
-)  # 007 is a name; 19 digits may be too many
+INTEGER_CELL = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # 007 is a name; 19 digits may be too many
 _NUMBER_PATTERN = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf", re.IGNORECASE
 )
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
-_EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS leave cells empty
+EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS leave cells empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +129,9 @@ class ColumnBuilder:
 
 
 def _kind_of_text(cell: str) -> int:
-    if _INTEGER_PATTERN.fullmatch(cell):
+    if INTEGER_CELL.fullmatch(cell):
         return _INTEGER
-    if _EMPTY_CELL.fullmatch(cell):
+    if EMPTY_CELL.fullmatch(cell):
         return _MISSING
     if _NUMBER_PATTERN.fullmatch(cell) and not _LEADING_ZERO.fullmatch(cell):
         return _NUMBER
@@ -154,7 +152,7 @@ def _kind_and_text(cell: object) -> tuple[int, str]:
 
 
 def _to_number(text: str) -> float:
-    return np.nan if _EMPTY_CELL.fullmatch(text) else float(text)
+    return np.nan if EMPTY_CELL.fullmatch(text) else float(text)
 
 
 class KeyedTable:

@@ -14,6 +14,15 @@ import numpy as np
 
 from growcache.config import LABEL_MATCHES, SamplingConfig, SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, TransientStoreError
+from growcache.sampling.classes import NO_CLASS, Classes, class_numbers, decide_classes
+from growcache.sampling.folder_labels import (
+    IMAGE_LABEL,
+    SHOWN_CLASSES,
+    FolderLabels,
+    JoinedLabels,
+    TableAndFolderLabels,
+    finds_folder_classes,
+)
 from growcache.sampling.label_table import (
     BUDGET_PIECE_BYTES,
     NO_ROW,
@@ -34,16 +43,32 @@ RowKey: TypeAlias = Callable[
 ]  # from a store and a key to what a row is asked by
 
 
-class _KeyedLabels:
-    def __init__(self, source: SourceConfig, table: KeyedTable, first_url: int) -> None:
+class _TableLabels:
+    """The rows of a table; one whose cell is none of a column's classes belongs to no object."""
+
+    def __init__(
+        self, source: SourceConfig, table: KeyedTable, first_url: int, classes: Classes
+    ) -> None:
         assert source.labels is not None
-        self.config = source.labels
-        self.table = table
+        self._config = source.labels
+        self._table = table
         self._urls = source.url
         self._first_url = first_url
-        self._ways = list(_row_keys(self.config.match, source.url))
+        self._ways = list(_row_keys(self._config.match, source.url))
+        self._numbers = {
+            name: class_numbers(table.column(name), classes[name], name)
+            for name in self._config.columns
+            if name in classes
+        }
+        self._classes = classes
 
-    def rows(
+    def rows(self, stores: Sequence[int], keys: Sequence[str]) -> IntColumn:
+        rows = self._rows_of_table(stores, keys)
+        for numbers in self._numbers.values():
+            rows[(rows != NO_ROW) & (numbers[rows] == NO_CLASS)] = NO_ROW
+        return rows
+
+    def _rows_of_table(
         self, stores: Sequence[int], keys: Sequence[str], match: str | None = None
     ) -> IntColumn:
         rows = np.full(len(keys), NO_ROW, np.int64)
@@ -52,12 +77,39 @@ class _KeyedLabels:
             if not len(left):
                 break
             names = [way(stores[i] - self._first_url, keys[i]) for i in left.tolist()]
-            rows[left] = self.table.find(names)
+            rows[left] = self._table.find(names)
         return rows
 
-    def advice(self, missing: Sequence[tuple[int, str]]) -> str:
+    def values(self, row: int) -> LabelValues:
+        return {
+            name: int(self._numbers[name][row])
+            if name in self._numbers
+            else self._table.cell(name, row)
+            for name in self._config.columns
+        }
+
+    def text(self, column: str, row: int) -> str:
+        return str(self._table.cell(column, row))
+
+    def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
         stores, keys = [store for store, _ in missing], [key for _, key in missing]
-        found = {m: int((self.rows(stores, keys, m) != NO_ROW).sum()) for m in LABEL_MATCHES}
+        rows = self._rows_of_table(stores, keys)
+        leave = "leave them out with source.on_missing: skip"
+        if (rows != NO_ROW).all():
+            return f"{self._without_class(rows, keys, count, looked)}or {leave}"
+        names = ", ".join(map(short_key, keys))
+        examples = ", ".join(map(repr, self._table.examples))
+        return (
+            f"source.labels: {count:,} of {looked:,} objects have no row in "
+            f"{redact(self._config.url)}, whose column {self._config.key} has {examples}, …: "
+            f"{names}. {self._advice(stores, keys)}or {leave}"
+        )
+
+    def _advice(self, stores: Sequence[int], keys: Sequence[str]) -> str:
+        found = {
+            match: int((self._rows_of_table(stores, keys, match) != NO_ROW).sum())
+            for match in LABEL_MATCHES
+        }
         best = max(found, key=lambda match: found[match])
         if not found[best]:
             return "Mend the table, or source.labels.match, "
@@ -66,29 +118,65 @@ class _KeyedLabels:
             f"Set source.labels.match: {best}, which finds {these} of these, mend the table, "
         )
 
+    def _without_class(
+        self, rows: IntColumn, keys: Sequence[str], count: int, looked: int
+    ) -> str:
+        """Return the begin of a message about objects whose cells are no class."""
+        odd = [
+            (name, short_key(key), self.text(name, row))
+            for key, row in zip(keys, rows.tolist(), strict=True)
+            for name, numbers in self._numbers.items()
+            if numbers[row] == NO_CLASS
+        ]
+        found = ", ".join(f"{cell!r} ({key})" for _, key, cell in odd)
+        column = odd[0][0]
+        known = ", ".join(self._classes[column][:SHOWN_CLASSES])
+        return (
+            f"source.labels.classes: {count:,} of {looked:,} objects have no class: in {column} "
+            f"expected one of {known}, found {found}. Name what is missing, "
+        )
+
 
 class Labels:
-    """The tables of the sources, joined to their objects.
+    """The labels of the sources, joined to their objects.
 
     A row's number is the row in the table times the number of sources, plus the source. Objects
-    of a source without a table have an empty row.
+    of a source without a table have an empty row. Images whose folders are classes need
+    `add_folders`, once these are known.
     """
 
     def __init__(
-        self, sources: Sequence[SourceConfig], tables: Sequence[KeyedTable | None]
+        self,
+        sources: Sequence[SourceConfig],
+        tables: Sequence[KeyedTable | None],
     ) -> None:
+        self._sources = sources
         self._firsts = first_urls(sources)
+        classes = decide_classes(sources, tables)
         rows = zip(sources, tables, self._firsts, strict=True)
-        self._labels = [
-            None if table is None else _KeyedLabels(source, table, first)
+        self._labels: list[JoinedLabels | None] = [
+            None if table is None else _TableLabels(source, table, first, classes)
             for source, table, first in rows
         ]
+        self.classes: Classes = classes
         digests = ["" if table is None else table.digest for table in tables]
         self.digest = digests[0]
         if len(digests) > 1:
             self.digest = hashlib.blake2b(
                 "\n".join(digests).encode(), digest_size=16
             ).hexdigest()
+
+    def add_folders(self, folders: Sequence[str]) -> None:
+        """Set the classes of the images whose folders are classes."""
+        for number, source in enumerate(self._sources):
+            if finds_folder_classes(source):
+                _refuse_two_labels(source)
+                found = FolderLabels(folders)
+                table = self._labels[number]
+                self._labels[number] = (
+                    found if table is None else TableAndFolderLabels(table, found)
+                )
+        self.classes = {**self.classes, IMAGE_LABEL: tuple(folders)}
 
     def rows(self, stores: Sequence[int], keys: Sequence[str]) -> IntColumn:
         """Return the row of each object, `NO_ROW` where none belongs to it."""
@@ -114,16 +202,14 @@ class Labels:
     def _values(self, row: int) -> LabelValues:
         at, source = divmod(row, len(self._labels))
         labels = self._labels[source]
-        if labels is None:
-            return {}
-        return {name: labels.table.cell(name, at) for name in labels.config.columns}
+        return {} if labels is None else labels.values(at)
 
     def texts(self, column: str, rows: IntColumn) -> list[str]:
         """Return a column as texts, by which objects are grouped; an empty text for no row."""
         count, texts = len(self._labels), []
         for row in rows.tolist():
             labels = None if row == NO_ROW else self._labels[row % count]
-            texts.append("" if labels is None else str(labels.table.cell(column, row // count)))
+            texts.append("" if labels is None else labels.text(column, row // count))
         return texts
 
     def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
@@ -132,14 +218,15 @@ class Labels:
         labels = self._labels[source]
         assert labels is not None
         own = [one for one in missing if source_of_url(self._firsts, one[0]) == source]
-        names = ", ".join(short_key(key) for _, key in own)
-        examples = ", ".join(map(repr, labels.table.examples))
-        said = (
-            f"source.labels: {count:,} of {looked:,} objects have no row in "
-            f"{redact(labels.config.url)}, whose column {labels.config.key} has {examples}, …: "
-            f"{names}. {labels.advice(own)}or leave them out with source.on_missing: skip"
+        return name_source(labels.complaint(own, count, looked), source, len(self._labels))
+
+
+def _refuse_two_labels(source: SourceConfig) -> None:
+    if source.labels is not None and IMAGE_LABEL in source.labels.columns:
+        raise ConfigError(
+            f"source.labels.columns: {IMAGE_LABEL!r} is the folder's class, by "
+            "source.options.classes: auto; call the table's column something else"
         )
-        return name_source(said, source, len(self._labels))
 
 
 def _row_keys(match: str, urls: Sequence[str]) -> Iterator[RowKey]:

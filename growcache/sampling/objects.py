@@ -367,6 +367,13 @@ class Objects:
         joined = self.labels.joined(stores, keys)
         return [replace(one, joined=more) for one, more in zip(visits, joined, strict=True)]
 
+    def label_texts(self, column: str, start: int, stop: int) -> list[str]:
+        """Return a column of the labels, as the table has it, of the objects between two numbers."""
+        assert self.labels is not None
+        visits = self._bare_visits(np.arange(start, stop))
+        stores, keys = [one.entry.store for one in visits], [one.entry.key for one in visits]
+        return self.labels.texts(column, self.labels.rows(stores, keys))
+
     def _bare_visits(self, numbers: Ints) -> list[PartVisit]:
         if self._pairs is None:
             ordinals = numbers if self._all else self._ordinals.values[numbers]

@@ -321,8 +321,7 @@ def source_names(objects: Objects, start: int, stop: int) -> Iterable[str]:
 def _labelled(column: str) -> StratumNames:
     def names(objects: Objects, start: int, stop: int) -> Iterator[str]:
         for at in range(start, stop, _LABELS_AT_ONCE):
-            for found in objects.visits(np.arange(at, min(stop, at + _LABELS_AT_ONCE))):
-                yield str(found.joined[column])
+            yield from objects.label_texts(column, at, min(stop, at + _LABELS_AT_ONCE))
 
     return names
 

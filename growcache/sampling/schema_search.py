@@ -14,7 +14,9 @@ from growcache.cache.side_files import Identity
 from growcache.config import Config
 from growcache.errors import ConfigError, FormatError, SamplingError
 from growcache.formats.base import Measure
+from growcache.sampling.classes import Classes
 from growcache.sampling.fingerprint import identify
+from growcache.sampling.folder_labels import listed_folders, named_folder_classes
 from growcache.sampling.messages import LABELS, Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
@@ -38,6 +40,7 @@ from growcache.usercode import short_key
 
 PROBED = 16  # objects tried at once, in order, in search of a readable one
 MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
+FOLDER_CLASSES = "folder_classes"  # among the sizes of an identity
 CRASH = SamplerDeath(1).suspicion  # of one; as much as that of many a SIGKILL
 RETRY_SECONDS = 2.0  # after a store that did not answer
 
@@ -74,6 +77,15 @@ class SchemaSearch:
         self._not_before = 0.0
         self._silent = False  # whether the store did not answer the last time
         self.waiting_for = "samplers to start"
+        stored = cache.meta.identity
+        # Classes that the listing showed once, and that stay as they are.
+        self.folders: Sequence[str] = stored.sizes.get(FOLDER_CLASSES, ()) if stored else ()
+
+    def find_folders(self, *, listed: bool) -> bool:
+        """Whether the classes that are folders are known, which needs the whole listing once."""
+        if not self.folders and listed:
+            self.folders = listed_folders(self._catalog, self._config.sources)
+        return bool(self.folders)
 
     @property
     def _search(self) -> _SourceSearch:
@@ -217,6 +229,7 @@ class SchemaSearch:
 
     def _measured(self, answers: Sequence[Message], introduction: Message) -> FoundIdentity:
         schema = self._covering([Schema.from_json(one["schema"]) for one in answers])
+        schema = schema.with_classes(self._classes)
         measured = [
             MeasuredSource(Measure(**one["measure"]), one["samples_per_object"], ranged)
             for one, ranged in zip(answers, introduction["ranged"], strict=True)
@@ -230,8 +243,16 @@ class SchemaSearch:
             "sample_bytes": values,
             **group_limits(self._config, sizing, schema, values),
             "samples_per_whole": sizing.samples_per_object,
+            **({FOLDER_CLASSES: list(self.folders)} if self.folders else {}),
         }
         return self._found(schema, sizing, introduction, kept)
+
+    @property
+    def _classes(self) -> Classes:
+        """The classes of the samples' fields before any transform."""
+        labels = self._objects.labels
+        named = named_folder_classes(self._config.sources)
+        return named if labels is None else {**named, **labels.classes}
 
     def _covering(self, schemas: Sequence[Schema]) -> Schema:
         try:

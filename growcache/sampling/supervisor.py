@@ -36,6 +36,7 @@ from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.end_requests import listen_for_the_end
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
+from growcache.sampling.folder_labels import finds_folder_classes
 from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
@@ -181,6 +182,7 @@ class Supervisor:
             self._status.silences[LISTING].answered,
         )
         self._labels: LabelsReader | None = None
+        self._labels_found: Labels | None = None
         self._purges: SharedPurges | None = None
         self._awaits_purges = any(source.purged is not None for source in config.sources)
         self._file = file
@@ -288,12 +290,25 @@ class Supervisor:
         if isinstance(found, GrowcacheError):
             self._fail(found)
         else:
-            self._objects.labels = found
+            self._labels_found = found
         self._wake()
+
+    def _join_labels(self) -> None:
+        found = self._labels_found
+        if found is None or self._objects.labels is not None:
+            return
+        if any(map(finds_folder_classes, self._config.sources)):
+            if not self._search.find_folders(listed=self._listing.listed):
+                return
+            found.add_folders(self._search.folders)
+        self._objects.labels = found
 
     @property
     def _awaits_labels(self) -> bool:
-        wanted = any(source.labels is not None for source in self._config.sources)
+        wanted = any(
+            source.labels is not None or finds_folder_classes(source)
+            for source in self._config.sources
+        )
         return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
@@ -454,7 +469,10 @@ class Supervisor:
         if self._introduction is None or not len(self._catalog):
             return
         if self._awaits_labels:
-            self._search.waiting_for = "the labels"
+            tables = self._labels_found is None
+            self._search.waiting_for = (
+                "the labels" if tables else "the whole listing, whose folders are the classes"
+            )
             return
         if self._awaits_purges:
             self._search.waiting_for = "the purge list (source.purged)"
@@ -509,6 +527,7 @@ class Supervisor:
             self._dispatcher.space if self._dispatcher else None,
             awaited=self._search.lacks_objects(listed=self._listing.listed),
         )
+        self._join_labels()
         if not self._awaits_labels:
             self._objects.look(len(self._catalog))
             if self._listing.listed:

@@ -240,7 +240,8 @@ def dataset(
     made = feed.epochs() if runs_on and not endless else feed.pipeline()
     if endless:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return EpochDataset(made, feed, bare=reader == "gather" or (runs_on and not endless))
+    bare = reader == "gather" or (runs_on and not endless)
+    return EpochDataset(made, feed, bare=bare, classes=schema.classes)
 
 
 class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
@@ -249,8 +250,11 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
     TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
     """
 
-    def __init__(self, made: Dataset, feed: Pipeline, *, bare: bool) -> None:
+    def __init__(
+        self, made: Dataset, feed: Pipeline, *, bare: bool, classes: dict[str, list[str]]
+    ) -> None:
         """~"""
+        self._classes = classes
         self._made = made
         self._feed = feed
         self._alone = made.with_options(_unoptimized(tunes=not bare))
@@ -260,6 +264,11 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def _inputs(self) -> list[Dataset]:
         return [self._made]
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names that the numbers of a field stand for, of each field of the cache that has classes."""
+        return {name: list(names) for name, names in self._classes.items()}
 
     @property
     def element_spec(self) -> Spec:

@@ -261,6 +261,11 @@ class EpochDataLoader(DataLoader[Any]):
         return len(self.loader)
 
     @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names of classes; see `EpochLoader.classes`."""
+        return self.loader.classes
+
+    @property
     def report(self) -> Report:
         """Counts of deliveries; see `EpochLoader.report`."""
         return self.loader.report
