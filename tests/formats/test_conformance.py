@@ -505,12 +505,15 @@ class TestTfrecord(FormatTests):
     wrong_options: ClassVar = [
         ({"feature": ["a"]}, "did you mean features"),
         ({"index": 1}, "true or false"),
-        ({"decode": "exampel"}, "expected example, none or package.module:function"),
+        (
+            {"decode": "exampel"},
+            "expected auto, example, sequence_example, none or package.module:function",
+        ),
         ({"decode": "none", "features": ["a"]}, "needs decode: example or seq"),
         ({"features": "a"}, "list of names"),
         ({"features": {"a": "flaot32"}}, "such as float32, found 'flaot32'"),
         ({"features": {"a": ["float32", -1]}}, "at most one of them null"),
-        ({"features": {"a": ["float32", None, None]}}, "at most one of them null"),
+        ({"features": {"a": ["float32", None, 3, None]}}, "at most one of them null"),
         ({"features": {"a": ["bytes", 3]}}, "at most one of them null"),
         ({"compression": "lz4"}, "auto or none"),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import FormatError
 from growcache.formats import open_format
 from tests.formats.held import Held, visited
 from tests.formats.test_tfrecord import example, feature_message, file, message
@@ -140,8 +140,3 @@ def test_a_bomb_of_steps_is_refused_before_it_is_parsed() -> None:
     record = message(2, message(1, message(2, b"\x0a\x00" * 600_000)))
     with pytest.raises(FormatError, match="more than 262,144 fields"):
         read(record)
-
-
-def test_two_nulls_only_say_that_lengths_differ() -> None:
-    with pytest.raises(ConfigError, match=r"or \[float32, null, null\] of lists"):
-        open_format("tfrecord", {"features": {"x": ["float32", None, 3, None]}})
