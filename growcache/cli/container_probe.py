@@ -15,7 +15,8 @@ from growcache.formats.hdf5_dataset import DatasetLayout, dataset_paths, describ
 from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.lmdb_tree import TreeReader
 from growcache.formats.npy import read_npy_header
-from growcache.formats.parquet import FooterCache, check_column_type, parquet_errors
+from growcache.formats.parquet import FooterBytes, parquet_errors
+from growcache.formats.parquet_columns import check_column_type
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
@@ -92,7 +93,7 @@ async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    footer = await FooterCache(None).footer_bytes(reader)
+    footer = await FooterBytes().of(reader)
     with parquet_errors(reader.entry):
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         columns = metadata.schema.to_arrow_schema()

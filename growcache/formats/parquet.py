@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from growcache.errors import FormatError
 from growcache.formats.base import (
@@ -30,11 +27,20 @@ from growcache.formats.base import (
 )
 from growcache.formats.byte_ranges import FetchedRanges, NotFetchedError, read_ranges
 from growcache.formats.chunks import choose_ordinals
+from growcache.formats.hive_partitions import PartitionOption, Partitions, partitions_option
 from growcache.formats.memory import SingleFlightCache, reserve_decoded
-from growcache.schema import Array, sample_bytes
+from growcache.formats.parquet_columns import (
+    ColumnField,
+    ColumnOptions,
+    column_bytes,
+    column_fields,
+    field_values,
+    stored_columns,
+)
+from growcache.schema import sample_bytes
 from growcache.store.contract import Entry
 
-_MAGIC = b"PAR1"
+_MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # which hold the whole footer of most files
 _SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
 _BATCH_ROWS = 1 << 16  # rows decoded at once,
@@ -44,17 +50,26 @@ _MOST_FOOTER_BYTES = 1 << 26  # bytes
 _KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
 _KNOWN_FOOTERS = 4096
 _OLD_WRITER_BYTES = 100  # bytes that writers of old left out of a chunk's size
-_COPIED_BYTES = 1 << 22  # of the rows of a batch, that each may have of its own
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFooter:
     metadata: Any  # of pyarrow
     starts: list[int]  # first row of each row group, and the number of all rows
-    columns: tuple[str, ...]  # the wanted ones
+    fields: tuple[ColumnField, ...]
     column_numbers: tuple[int, ...]  # the numbers of their stored columns
-    variable: bool  # whether a value can have any length
+    partitions: Partitions  # what the key says
     checked_groups: set[int] = field(default_factory=set)  # row groups that were checked
+
+    @property
+    def columns(self) -> list[str]:
+        """The names by which Arrow reads the fields."""
+        return [one.stored for one in self.fields]
+
+    @property
+    def variable(self) -> bool:
+        """Whether a value can have any length."""
+        return any(one.is_variable for one in self.fields)
 
     def group_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
@@ -103,13 +118,14 @@ class ParquetFooter:
         """
         metadata = self.metadata.row_group(group)
         columns = [metadata.column(leaf) for leaf in self.column_numbers]
+        whole = {one.stored for one in self.fields if len(one.path) == 1}
         return [
             column.path_in_schema
             for column in columns
             if column.physical_type == "BYTE_ARRAY"
             and column.has_dictionary_page
             and column.total_uncompressed_size <= _SHARED_BYTES
-            and column.path_in_schema in self.columns
+            and column.path_in_schema in whole
         ]
 
     def batch_rows(self, group: int) -> int:
@@ -148,24 +164,19 @@ class ParquetFooter:
         return found
 
 
-class FooterCache:
-    def __init__(self, columns: tuple[str, ...] | None) -> None:
-        self._columns = columns
-        self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
+class FooterBytes:
+    def __init__(self) -> None:
         self._tail = _TAIL_BYTES  # what the footers before needed, and some more
 
-    async def get(self, reader: ObjectReader) -> ParquetFooter:
-        async def ask() -> tuple[ParquetFooter, int]:
-            data = await self.footer_bytes(reader)
-            footer = await asyncio.to_thread(_parse_footer, data, self._columns, reader.entry)
-            return footer, len(data) + _KNOWN_BYTES // _KNOWN_FOOTERS
-
-        return await self._known.get(reader.entry, ask)
-
-    async def footer_bytes(self, reader: ObjectReader) -> bytes:
+    async def of(self, reader: ObjectReader) -> bytes:
         size, key = reader.entry.size, reader.entry.key
         first = max(0, size - self._tail)
         tail = bytes(memoryview(await reader.read(first, size)))
+        if tail[-4:] == _ENCRYPTED_MAGIC:
+            raise FormatError(
+                f"{key}: its footer is encrypted, and growcache has no keys of Parquet; write it "
+                "with a plaintext footer and without encryption, or give a function that decrypts"
+            )
         if size < 12 or tail[-4:] != _MAGIC:
             raise FormatError(f"{key}: expected a Parquet file, found {tail[-8:]!r} at its end")
         needed = int.from_bytes(tail[-8:-4], "little") + 8
@@ -177,7 +188,28 @@ class FooterCache:
         return tail[len(tail) - needed :]
 
 
-def _parse_footer(data: bytes, wanted: tuple[str, ...] | None, entry: Entry) -> ParquetFooter:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    columns: ColumnOptions
+    partitions: PartitionOption
+
+
+class FooterCache:
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
+        self._bytes = FooterBytes()
+
+    async def get(self, reader: ObjectReader) -> ParquetFooter:
+        async def ask() -> tuple[ParquetFooter, int]:
+            data = await self._bytes.of(reader)
+            footer = await asyncio.to_thread(_parse_footer, data, self._wanted, reader.entry)
+            return footer, len(data) + _KNOWN_BYTES // _KNOWN_FOOTERS
+
+        return await self._known.get(reader.entry, ask)
+
+
+def _parse_footer(data: bytes, wanted: Wanted, entry: Entry) -> ParquetFooter:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -187,50 +219,39 @@ def _parse_footer(data: bytes, wanted: tuple[str, ...] | None, entry: Entry) -> 
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
         raise FormatError(f"{entry.key}: its row groups have not the rows that its footer says")
-    columns = _chosen_columns(schema, wanted, entry)
-    for name in columns:
-        try:
-            check_column_type(name, schema.field(name).type)
-        except FormatError as error:
-            raise FormatError(f"{entry.key}: {error}") from None
+    try:
+        _check_widths(schema, metadata.num_columns)
+        said = wanted.partitions.values_of(entry.key)
+        partitions, columns = _split_partitions(schema, wanted.columns, said)
+        fields = tuple(column_fields(schema, columns))
+    except FormatError as error:
+        raise FormatError(f"{entry.key}: {error}") from None
     return ParquetFooter(
         metadata,
         [0, *itertools.accumulate(rows)],
-        columns,
-        _leaves(schema, columns, metadata.num_columns, entry),
-        any(is_variable(schema.field(name).type) for name in columns),
+        fields,
+        stored_columns(metadata, fields),
+        partitions,
     )
 
 
-def _chosen_columns(
-    schema: Any, wanted: tuple[str, ...] | None, entry: Entry
-) -> tuple[str, ...]:
-    names = schema.names
-    for name in wanted or names:
-        if names.count(name) != 1:
-            close = difflib.get_close_matches(name, names, n=1)
-            shown = ", ".join(f"{one!r:.40}" for one in names[:8])
-            hint = (
-                f"did you mean {close[0]!r:.40}?" if close else f"there are {shown or 'none'}"
-            )
-            raise FormatError(f"{entry.key}: expected one column {name!r:.40}; {hint}")
-    if not names:
-        raise FormatError(f"{entry.key}: a table without columns")
-    return wanted or tuple(names)
+def _split_partitions(
+    schema: Any, options: ColumnOptions, said: Partitions
+) -> tuple[Partitions, ColumnOptions]:
+    """A column that is in the file, too, is taken from there."""
+    only_said = {name: value for name, value in said.items() if name not in schema.names}
+    if options.columns is None:
+        return only_said, options
+    partitions = {name: only_said[name] for name in options.columns if name in only_said}
+    rest = tuple(name for name in options.columns if name not in partitions)
+    if not rest:
+        raise FormatError("source.options.columns names what the key says, and no column")
+    return partitions, replace(options, columns=rest)
 
 
-def _leaves(schema: Any, columns: Sequence[str], count: int, entry: Entry) -> tuple[int, ...]:
-    """Return the numbers of the stored columns, several for a struct."""
-    found: list[int] = []
-    at = 0
-    for one in schema:
-        width = _width(one.type)
-        if one.name in columns:
-            found += range(at, at + width)
-        at += width
-    if at != count:
-        raise FormatError(f"{entry.key}: its columns are not those of its schema")
-    return tuple(found)
+def _check_widths(schema: Any, count: int) -> None:
+    if sum(_width(one.type) for one in schema) != count:
+        raise FormatError("its columns are not those of its schema")
 
 
 def _width(type_: Any) -> int:
@@ -248,156 +269,7 @@ def parquet_errors(entry: Entry) -> Iterator[None]:
         raise FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}") from error
 
 
-def check_column_type(name: str, type_: Any) -> None:
-    if column_kind(type_) is None:
-        raise FormatError(
-            f"column {name!r:.40} has type {str(type_)[:60]}; numbers, bool, times, strings, "
-            "binary and lists of numbers can be read: leave it out of source.options.columns"
-        )
-
-
-def is_variable(type_: Any) -> bool:
-    """Whether a few bytes of the object can stand for a value of any length."""
-    return column_kind(type_) in ("text", "binary", "list", "dictionary")
-
-
-def column_kind(type_: Any) -> str | None:
-    from pyarrow import types
-
-    if types.is_dictionary(type_):
-        return (
-            "dictionary"
-            if column_kind(type_.value_type) in ("text", "binary", "number")
-            else None
-        )
-    if types.is_string(type_) or types.is_large_string(type_):
-        return "text"
-    if types.is_binary(type_) or types.is_large_binary(type_):
-        return "binary"
-    if types.is_fixed_size_binary(type_) and not types.is_decimal(type_):
-        return "binary"
-    if types.is_temporal(type_) and not types.is_interval(type_):
-        return "time"
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_):
-        return "number"
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        inner = type_.value_type
-        fixed = types.is_fixed_size_list(inner) and column_kind(inner) == "list"
-        return "list" if fixed or column_kind(inner) in ("number", "time") else None
-    return None
-
-
-ColumnValues = tuple[Sequence[Any] | Array, Array]
-"""A value per row, and which rows have none."""
-
-
-def column_bytes(array: Any) -> int:
-    """Return the bytes of rows, without those that all rows of a file may share."""
-    import pyarrow as pa
-
-    return int((array.indices if pa.types.is_dictionary(array.type) else array).nbytes)
-
-
-def column_values(name: str, array: Any) -> ColumnValues:
-    """Null is NaN among floats; elsewhere such rows are marked as without value."""
-    import pyarrow as pa
-
-    kind, type_ = column_kind(array.type), array.type
-    if kind == "dictionary":
-        if column_kind(type_.value_type) in ("text", "binary"):
-            return _dictionary_values(name, array)
-        return column_values(name, array.cast(type_.value_type))
-    if kind in ("text", "binary"):
-        try:
-            found = array.to_pylist()
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"column {name!r:.40} has text that is no UTF-8: {error}"
-            ) from None
-        return found, np.fromiter((value is None for value in found), np.bool_, len(found))
-    if kind == "list":
-        return _list_values(name, array)
-    if kind == "time":
-        array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
-    return _number_values(array)
-
-
-def _dictionary_values(name: str, array: Any) -> ColumnValues:
-    absent = array.is_null().to_numpy(zero_copy_only=False)
-    at = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    if int(_lengths(array.dictionary, at).sum()) <= _COPIED_BYTES:
-        return column_values(name, array.dictionary_decode())
-    some, places = np.unique(at[~absent], return_inverse=True)
-    values, _ = column_values(name, array.dictionary.take(some))
-    found: list[Any] = [None] * len(array)
-    for row, place in zip(np.flatnonzero(~absent).tolist(), places.tolist(), strict=True):
-        found[row] = values[place]
-    # The dictionary itself may hold a value that is none.
-    return found, np.fromiter((value is None for value in found), np.bool_, len(found))
-
-
-def _lengths(values: Any, at: Array) -> Array:
-    import pyarrow as pa
-
-    type_ = values.type
-    if not len(values) or pa.types.is_fixed_size_binary(type_):
-        return np.full(len(at), type_.byte_width if len(values) else 0, np.int64)
-    large = pa.types.is_large_string(type_) or pa.types.is_large_binary(type_)
-    offsets = np.frombuffer(values.buffers()[1], np.int64 if large else np.int32)
-    places = at.astype(np.int64) + values.offset
-    lengths: Array = offsets[places + 1].astype(np.int64) - offsets[places]
-    return lengths
-
-
-def _number_values(array: Any) -> tuple[Array, Array]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    missing = np.zeros(len(array), np.bool_)
-    if array.null_count:
-        absent = array.is_null().to_numpy(zero_copy_only=False)
-        if pa.types.is_floating(array.type):
-            return array.to_numpy(zero_copy_only=False), missing
-        # Without nulls, for else integers would come as floating point numbers.
-        zero = pa.scalar(False if pa.types.is_boolean(array.type) else 0, array.type)
-        return pc.fill_null(array, zero).to_numpy(zero_copy_only=False), absent
-    return array.to_numpy(zero_copy_only=False), missing
-
-
-def _list_values(name: str, array: Any) -> ColumnValues:
-    import pyarrow as pa
-
-    count, absent = len(array), np.zeros(len(array), np.bool_)
-    if array.null_count:
-        absent = array.is_null().to_numpy(zero_copy_only=False).copy()
-    if pa.types.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        inner, gone = _inner_values(
-            name, array.values[array.offset * size : (array.offset + count) * size]
-        )
-        shaped = inner.reshape(count, size, *inner.shape[1:])
-        return shaped, absent | gone.reshape(count, -1).any(1)
-    offsets = array.offsets.to_numpy(zero_copy_only=False)
-    first = int(offsets[0]) if len(offsets) else 0
-    inner, gone = _inner_values(
-        name, array.values[first : int(offsets[-1]) if len(offsets) else 0]
-    )
-    bounds = list(
-        zip((offsets[:-1] - first).tolist(), (offsets[1:] - first).tolist(), strict=True)
-    )
-    if gone.any():
-        absent |= np.array([gone[start:stop].any() for start, stop in bounds])
-    return [inner[start:stop] for start, stop in bounds], absent
-
-
-def _inner_values(name: str, array: Any) -> tuple[Array, Array]:
-    """Return the values of all lists, and which rows of them are null."""
-    values, missing = column_values(name, array)
-    assert isinstance(values, np.ndarray)
-    return values, missing
-
-
-_OPTIONS = ("columns", "nulls")
+_OPTIONS = ("columns", "nulls", "partitions", "json", "decimals")
 _COPIES = 2  # of what is decoded, in memory together
 _ROW_BYTES = 64  # of a row, in addition to its values
 
@@ -405,8 +277,8 @@ _ROW_BYTES = 64  # of a row, in addition to its values
 class ParquetFormat(ObjectFormat):
     ranged = says_ordinals = True
 
-    def __init__(self, columns: tuple[str, ...] | None, *, drop_nulls: bool) -> None:
-        self._footers = FooterCache(columns)
+    def __init__(self, wanted: Wanted, *, drop_nulls: bool) -> None:
+        self._footers = FooterCache(wanted)
         self._drop_nulls = drop_nulls
 
     async def measure(self, reader: ObjectReader) -> Measure:
@@ -485,7 +357,7 @@ class ParquetFormat(ObjectFormat):
             if until > at:
                 low, high = rows[at] - first, rows[until - 1] + 1 - first
                 few = batch.slice(low, high - low)
-                samples, why = self._samples(few, first + low, rows[at:until])
+                samples, why = self._samples(footer, few, first + low, rows[at:until])
                 gone = gone or why
                 held += sum(map(column_bytes, few.columns)) + _ROW_BYTES * len(samples)
                 if footer.variable:  # many rows may share one long value
@@ -499,26 +371,34 @@ class ParquetFormat(ObjectFormat):
         return found, gone
 
     def _samples(
-        self, batch: Any, first: int, rows: Sequence[int]
+        self, footer: ParquetFooter, batch: Any, first: int, rows: Sequence[int]
     ) -> tuple[SamplesWithOrigins, str]:
-        names = batch.schema.names
-        columns = [
-            column_values(name, column)
-            for name, column in zip(names, batch.columns, strict=True)
-        ]
+        if any(value is None for value in footer.partitions.values()):
+            return [], "" if self._drop_nulls else _null_partition(footer.partitions)
+        columns = [field_values(one, batch) for one in footer.fields]
         kept, why = list(rows), ""
-        for name, (_, absent) in zip(names, columns, strict=True):
+        for one, column in zip(footer.fields, columns, strict=True):
+            absent = column.absent
             gone = {row for row in kept if absent[row - first]} if absent.any() else set()
             if gone and not why and not self._drop_nulls:
-                why = (
-                    f"column {name!r:.40} is null in row {min(gone)}, which only floating point "
-                    "numbers can be (NaN); set nulls: drop to leave such rows out"
-                )
+                why = column.reason(one.name, min(gone) - first, min(gone))
             kept = [row for row in kept if row not in gone] if gone else kept
-        values = [[column[row - first] for row in kept] for column, _ in columns]
-        samples = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+        names = [one.name for one in footer.fields]
+        values = [[column.values[row - first] for row in kept] for column in columns]
+        samples = [
+            {**dict(zip(names, row, strict=True)), **footer.partitions}
+            for row in zip(*values, strict=True)
+        ]
         found = [(sample, row, row + 1) for sample, row in zip(samples, kept, strict=True)]
         return found, why
+
+
+def _null_partition(partitions: Partitions) -> str:
+    name = next(name for name, value in partitions.items() if value is None)
+    return (
+        f"its key says that {name} is null; set nulls: drop to leave such objects out, or leave "
+        "it out of source.options.columns"
+    )
 
 
 def _decode_batches(image: FetchedRanges, footer: ParquetFooter, group: int) -> Iterator[Any]:
@@ -532,7 +412,7 @@ def _decode_batches(image: FetchedRanges, footer: ParquetFooter, group: int) -> 
         read_dictionary=footer.dictionary_columns(group),
     ) as file:
         yield from file.iter_batches(
-            footer.batch_rows(group), [group], columns=list(footer.columns), use_threads=False
+            footer.batch_rows(group), [group], columns=footer.columns, use_threads=False
         )
 
 
@@ -542,4 +422,7 @@ def open_parquet(options: Mapping[str, Any]) -> ParquetFormat:
     columns = names_option("columns", [columns] if isinstance(columns, str) else columns)
     drop = choice_option(options, "nulls", ("error", "drop"), "error") == "drop"
     require_library("source.format: parquet", "pyarrow", "parquet")
-    return ParquetFormat(columns, drop_nulls=drop)
+    json = names_option("json", options.get("json")) or ()
+    decimals = choice_option(options, "decimals", ("float64", "str"), "float64")
+    wanted = Wanted(ColumnOptions(columns, json, decimals), partitions_option(options))
+    return ParquetFormat(wanted, drop_nulls=drop)

@@ -1,0 +1,86 @@
+"""Columns that the key of an object says, as ``year=2024/region=eu/part-0.parquet``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from growcache.errors import ConfigError, FormatError
+from growcache.schema import Value
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive and Spark write for null
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_DTYPES = (
+    "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float32", "float64",
+)  # fmt: skip
+
+Partitions = Mapping[str, Value | None]
+"""A value per column; None is null."""
+
+
+class PartitionOption:
+    """Whether keys have columns, and of which dtype they are.
+
+    Args:
+        used: whether they have any.
+        dtypes: by column; of others int64 where the value is an integer, else text.
+    """
+
+    def __init__(self, used: bool, dtypes: Mapping[str, str]) -> None:
+        self._used = used
+        self._dtypes = dtypes
+
+    def values_of(self, key: str) -> Partitions:
+        if not self._used:
+            return {}
+        folders = key.split("/")[:-1]
+        pairs = [folder.partition("=") for folder in folders]
+        found = {
+            unquote(name): self._value(unquote(name), unquote(text))
+            for name, equals, text in pairs
+            if name and equals
+        }
+        for name in self._dtypes:
+            if name not in found:
+                raise FormatError(
+                    f"expected a folder {name}=VALUE in the key, as source.options.partitions says"
+                )
+        return found
+
+    def _value(self, name: str, text: str) -> Value | None:
+        dtype = self._dtypes.get(name)
+        if text == _NULL:
+            return np.array(np.nan, dtype) if dtype in ("float32", "float64") else None
+        if dtype is None:
+            return np.array(int(text), np.int64) if _INTEGER.fullmatch(text) else text
+        return text if dtype == "str" else _number(name, text, dtype)
+
+
+def _number(name: str, text: str, dtype: str) -> Value:
+    try:
+        if dtype == "bool":
+            return np.array({"true": True, "false": False}[text.lower()])
+        return np.array(float(text) if dtype[0] == "f" else int(text), dtype)
+    except (ValueError, KeyError, OverflowError):
+        raise FormatError(
+            f"its key has {name}={text:.40}, which is no {dtype}; see source.options.partitions"
+        ) from None
+
+
+def partitions_option(options: Mapping[str, Any]) -> PartitionOption:
+    value = options.get("partitions", True)
+    if isinstance(value, bool):
+        return PartitionOption(value, {})
+    if isinstance(value, Mapping) and all(
+        isinstance(name, str) and dtype in _DTYPES for name, dtype in value.items()
+    ):
+        return PartitionOption(True, dict(value))
+    raise ConfigError(
+        "source.options.partitions: expected true, false or a mapping such as "
+        f"{{region: str, year: int32}}, found {value!r}"
+    )
