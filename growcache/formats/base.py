@@ -123,6 +123,10 @@ class ObjectFormat:
         """Return the sizes of one object, by default of one sample."""
         return Measure(float(reader.entry.size), 0, 1)
 
+    async def advice(self, reader: ObjectReader) -> str:
+        """Return a sentence if an object's values may not mean what the user takes them for."""
+        return ""
+
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
         """Return the ordinals of a visit's samples in the object, ascending."""
         raise NotImplementedError

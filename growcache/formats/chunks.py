@@ -41,6 +41,7 @@ from growcache.formats.grids import (
     hulls_of,
 )
 from growcache.formats.memory import correct_decoded, reserve_decoded
+from growcache.formats.scales import Scale
 from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
@@ -157,7 +158,7 @@ class ChunkGrid:
     async def decoding(
         self, boxes: Iterable[Box], chunks: int, work: Callable[[], list[Array]]
     ) -> list[Array]:
-        values = sum(math.prod(map(len, box)) for box in boxes) * self.dtype.itemsize
+        values = _values_in(boxes) * self.dtype.itemsize
         nbytes = values + chunks * self.chunk_bytes
         await reserve_decoded(nbytes)
         found = await asyncio.to_thread(work)
@@ -181,6 +182,10 @@ class ChunkGrid:
         return values
 
 
+def _values_in(boxes: Iterable[Box]) -> int:
+    return sum(math.prod(map(len, box)) for box in boxes)
+
+
 def _shared(indices: Indices, first: int, chunk: int) -> tuple[slice, Indices]:
     """Return where the indices in a chunk are in the box, and where in the chunk."""
     if isinstance(indices, range):
@@ -196,10 +201,12 @@ MOST_ROWS = 1 << 58
 
 
 class FieldArray:
-    def __init__(self, name: str, chunking: ChunkGrid) -> None:
+    def __init__(self, name: str, chunking: ChunkGrid, scale: Scale | None = None) -> None:
         self.name = name
         self.chunking = chunking
-        self.nbytes = math.prod(chunking.shape) * chunking.dtype.itemsize
+        self.scale = scale
+        value = max(chunking.dtype.itemsize, scale.dtype.itemsize if scale else 0)
+        self.nbytes = math.prod(chunking.shape) * value
         self.chunks: tuple[int, ...] = (
             chunking.chunks
         )  # values that can only be fetched together
@@ -208,8 +215,19 @@ class FieldArray:
     def shape(self) -> Shape:
         return self.chunking.shape
 
-    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
+    async def stored(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         raise NotImplementedError
+
+    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
+        """Return what the stored values of boxes mean."""
+        found, scale = await self.stored(boxes), self.scale
+        if scale is None:
+            return found
+        await reserve_decoded(_values_in(boxes) * scale.dtype.itemsize)
+        pairs = zip(found, boxes, strict=True)
+        return await asyncio.to_thread(
+            lambda: [scale.apply(np.asarray(values), box) for values, box in pairs]
+        )
 
     def samples_together(self, samples: Samples) -> int:
         """Return how many samples begin in one chunk."""

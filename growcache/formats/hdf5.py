@@ -45,6 +45,7 @@ from growcache.formats.hdf5_dataset import (
     ChunkLocation,
     DatasetLayout,
     check_filters,
+    dataset_advice,
     decode_chunk,
     describe_dataset,
     locate_chunks,
@@ -53,10 +54,11 @@ from growcache.formats.hdf5_dataset import (
 )
 from growcache.formats.hdf5_file import HDF5File, HDF5Files
 from growcache.formats.memory import LruCache
+from growcache.formats.scales import scale_option
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
-_OPTIONS = ("datasets", *GRID_OPTIONS)
+_OPTIONS = ("datasets", "scale", *GRID_OPTIONS)
 _KNOWN_LAYOUTS = 4096  # objects; some kB each
 _STRING_BYTES = 64  # that one is taken to have, before it is read
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -68,7 +70,9 @@ class _DatasetField(FieldArray):
     ) -> None:
         shape = layout.shape or (1,)
         super().__init__(
-            name, ChunkGrid(shape, layout.chunks or shape, layout.dtype, layout.fill)
+            name,
+            ChunkGrid(shape, layout.chunks or shape, layout.dtype, layout.fill),
+            layout.scale,
         )
         if layout.string_storage:
             self.nbytes = math.prod(shape) * _STRING_BYTES
@@ -78,7 +82,7 @@ class _DatasetField(FieldArray):
         self._reader = reader
         self._file = file
 
-    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
+    async def stored(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         if self.layout.inline_values is not None:
             flat = np.frombuffer(self.layout.inline_values, self.layout.dtype)
             values = flat.reshape(self.shape)
@@ -159,10 +163,14 @@ class _DatasetFields:
     """The datasets of each file: those that are named, or those at its root that ``belong``."""
 
     def __init__(
-        self, named: Mapping[str, str] | None, belong: Callable[[Layouts], Sequence[str]]
+        self,
+        named: Mapping[str, str] | None,
+        belong: Callable[[Layouts], Sequence[str]],
+        scale: str | None,
     ) -> None:
         self._named = named
         self._belong = belong
+        self._scale = scale
         self._files = HDF5Files()
         self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout], ...]]
         self._known = LruCache(_KNOWN_LAYOUTS)
@@ -176,12 +184,25 @@ class _DatasetFields:
             self._known.put(entry, found, 1)
         return [_DatasetField(name, layout, reader, file) for name, layout in found]
 
+    async def advice(self, reader: ObjectReader) -> str:
+        """Return a sentence where values mean something, and the configuration says nothing."""
+        if self._scale is not None:
+            return ""
+        paths = [one.layout.path for one in await self.get(reader)]
+        file = self._files.get(reader.entry)
+        return await file.call(
+            reader,
+            lambda opened: next(
+                filter(None, (dataset_advice(opened, path) for path in paths)), ""
+            ),
+        )
+
+    def _layout(self, file: Any, path: str, key: str) -> DatasetLayout:
+        return describe_dataset(file, path, key, scaled=self._scale == "cf")
+
     def _described(self, file: Any, entry: Entry) -> tuple[tuple[str, DatasetLayout], ...]:
         found = (
-            {
-                name: describe_dataset(file, path, entry.key)
-                for name, path in self._named.items()
-            }
+            {name: self._layout(file, path, entry.key) for name, path in self._named.items()}
             if self._named
             else self._found(file, entry.key)
         )
@@ -192,11 +213,11 @@ class _DatasetFields:
     def _found(self, file: Any, key: str) -> dict[str, DatasetLayout]:
         names = names_at_root(file, key)
         if len(names) == 1:
-            return {names[0]: describe_dataset(file, names[0], key)}
+            return {names[0]: self._layout(file, names[0], key)}
         found, refused = {}, None
         for name in names:
             try:
-                found[name] = describe_dataset(file, name, key)
+                found[name] = self._layout(file, name, key)
             except FormatError as error:
                 refused = error
         chosen = self._belong(found)
@@ -210,8 +231,11 @@ class _DatasetFields:
 
 
 class HDF5WholeFormat(ObjectFormat):
-    def __init__(self, named: Mapping[str, str] | None) -> None:
-        self._datasets = _DatasetFields(named, lambda found: ())
+    def __init__(self, named: Mapping[str, str] | None, scale: str | None = None) -> None:
+        self._datasets = _DatasetFields(named, lambda found: (), scale)
+
+    async def advice(self, reader: ObjectReader) -> str:
+        return await self._datasets.advice(reader)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         await self._datasets.get(reader)
@@ -233,9 +257,14 @@ class HDF5WholeFormat(ObjectFormat):
 class HDF5WindowsFormat(ObjectFormat):
     ranged = header_first = says_ordinals = True
 
-    def __init__(self, named: Mapping[str, str] | None, grid: ArrayGrid) -> None:
-        self._datasets = _DatasetFields(named, self._of_one_length)
+    def __init__(
+        self, named: Mapping[str, str] | None, grid: ArrayGrid, scale: str | None = None
+    ) -> None:
+        self._datasets = _DatasetFields(named, self._of_one_length, scale)
         self._grid = grid
+
+    async def advice(self, reader: ObjectReader) -> str:
+        return await self._datasets.advice(reader)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         return measure_fields(await self._cut(reader))
@@ -306,7 +335,9 @@ def _whole_fields(one: _DatasetField, values: ArrayOrStrings, key: str) -> Sampl
 def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5WindowsFormat:
     refuse_unknown_options("hdf5", options, _OPTIONS)
     named = array_paths_option(options, "datasets")
-    grid = grid_option(options)
+    grid, scale = grid_option(options), scale_option(options)
     require_library("source.format: hdf5", "h5py", "hdf5")
     require_library("source.format: hdf5", "numcodecs", "hdf5")
-    return HDF5WholeFormat(named) if grid is None else HDF5WindowsFormat(named, grid)
+    if grid is None:
+        return HDF5WholeFormat(named, scale)
+    return HDF5WindowsFormat(named, grid, scale)

@@ -11,7 +11,7 @@ import itertools
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,16 @@ from growcache.formats.chunk_codecs import (
 )
 from growcache.formats.chunks import ChunkGrid, is_numeric
 from growcache.formats.hdf5_file import MetadataImage, without_garbage_collection
+from growcache.formats.scales import (
+    CHANNEL_AXIS,
+    CHANNEL_CONVERSION,
+    MOST_ATTRIBUTE_VALUES,
+    SCALE_NAMES,
+    Scale,
+    array_scale,
+    has_nwb_conversion,
+    scale_advice,
+)
 from growcache.schema import Array
 
 _BYTES_REQUIRED = re.compile(r"([0-9]+) bytes required")
@@ -97,6 +107,7 @@ class DatasetLayout:
         None  # HDF5's encoding of a type that NumPy cannot read; else None
     )
     lacks_fill: bool = False  # whether the file has no fill value
+    scale: Scale | None = None  # what the values mean, where that was asked for
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
@@ -186,11 +197,62 @@ def _no_dataset_message(file: Any, path: str) -> str:
     return f"no dataset at {path!r:.{MOST_SHOWN_CHARACTERS}}; at the root are {names or 'none'}"
 
 
-def describe_dataset(file: Any, path: str, key: str) -> DatasetLayout:
+def describe_dataset(file: Any, path: str, key: str, *, scaled: bool = False) -> DatasetLayout:
     try:
-        return _dataset_layout(file, dataset_at(file, path), path)
+        dataset = dataset_at(file, path)
+        layout = _dataset_layout(file, dataset, path)
+        return replace(layout, scale=_scale_of(dataset, layout)) if scaled else layout
     except FormatError as error:
         raise FormatError(f"{key}: {error}") from None
+
+
+def dataset_advice(file: Any, path: str) -> str:
+    dataset = dataset_at(file, path)
+    return scale_advice(f"dataset {path}", dataset.dtype, _scale_attributes(dataset))
+
+
+def _scale_of(dataset: Any, layout: DatasetLayout) -> Scale | None:
+    if layout.string_storage:
+        return None
+    attributes = _scale_attributes(dataset)
+    channels = None
+    if has_nwb_conversion(attributes):
+        channels = _channel_factors(dataset, layout.shape)
+    try:
+        return array_scale(layout.dtype, attributes, channels)
+    except FormatError as error:
+        raise FormatError(f"dataset {layout.path}: {error}") from None
+
+
+def _scale_attributes(dataset: Any) -> dict[str, Any]:
+    """Return the attributes that say what values mean; long ones and other types do not."""
+    import h5py
+
+    known = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
+    found: dict[str, Any] = {}
+    for name in SCALE_NAMES:
+        if not h5py.h5a.exists(dataset.id, name.encode()):
+            continue
+        attribute = h5py.h5a.open(dataset.id, name.encode())
+        values = attribute.get_space().get_simple_extent_npoints()
+        if attribute.get_type().get_class() in known and 0 < values <= MOST_ATTRIBUTE_VALUES:
+            found[name] = dataset.attrs[name]
+    return found
+
+
+def _channel_factors(dataset: Any, shape: tuple[int, ...]) -> Array | None:
+    import h5py
+
+    group = dataset.parent
+    if not isinstance(group.get(CHANNEL_CONVERSION, getlink=True, default=None), h5py.HardLink):
+        return None
+    found = group[CHANNEL_CONVERSION]
+    if not isinstance(found, h5py.Dataset) or found.shape != shape[CHANNEL_AXIS:][:1]:
+        raise FormatError(
+            f"expected {CHANNEL_CONVERSION} with a number for each of the channels, found shape "
+            f"{getattr(found, 'shape', None)} next to data of {list(shape)}"
+        )
+    return np.asarray(found[()], np.float64)
 
 
 def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:

@@ -65,6 +65,11 @@ class JoinedFormat(ObjectFormat):
         measures = await self._measures(reader)
         return replace(measures[0], together=measures[self._largest(measures)].together)
 
+    async def advice(self, reader: ObjectReader) -> str:
+        members = zip(self._formats.values(), _members(reader), strict=True)
+        said = [await object_format.advice(member) for object_format, member in members]
+        return next(filter(None, said), "")
+
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         """Origins are those of the first field."""
         visit = replace(visit, key=reader.entry.key)

@@ -6,6 +6,8 @@ A chunk owns the windows that start in it. Listed objects that are no chunks own
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +42,16 @@ from growcache.formats.chunks import (
 from growcache.formats.contiguous import refuse_differing_sizes
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
 from growcache.formats.memory import SingleFlightCache
+from growcache.formats.scales import (
+    CHANNEL_AXIS,
+    CHANNEL_CONVERSION,
+    Scale,
+    array_scale,
+    has_nwb_conversion,
+    scale_advice,
+    scale_option,
+    zarr_attributes,
+)
 from growcache.schema import Array, Sample
 
 if TYPE_CHECKING:
@@ -65,15 +77,18 @@ class ZarrMetadata:
     fill: Array  # of chunks that were never written
     decode: ChunkDecoder
     name: Callable[[Sequence[int]], str]  # of a chunk's object by its place, below the array
+    version: int
+    says_fill: bool  # whether the fill value is the array's own
+    attributes: Any  # of version 3; those of version 2 are an object of their own
 
 
 def parse_zarr_metadata(data: Buffer, file: str) -> ZarrMetadata:
     try:
-        found = orjson.loads(bytes(memoryview(data)))
+        found = _loaded_json(data)
         if not isinstance(found, dict):
             raise FormatError("expected a JSON object")
         return _version_3(found) if file == "zarr.json" else _version_2(found)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise
         said = " ".join(str(error).split())[:100]
@@ -95,7 +110,15 @@ def _version_2(found: Mapping[str, Any]) -> ZarrMetadata:
     )
     fill = _fill(found.get("fill_value"), dtype)
     return ZarrMetadata(
-        shape, chunks, dtype, fill, decode, lambda at: separator.join(map(str, at))
+        shape,
+        chunks,
+        dtype,
+        fill,
+        decode,
+        lambda at: separator.join(map(str, at)),
+        version=2,
+        says_fill=found.get("fill_value") is not None,
+        attributes={},
     )
 
 
@@ -114,7 +137,17 @@ def _version_3(found: Mapping[str, Any]) -> ZarrMetadata:
     fill = _fill(found["fill_value"], dtype)
     decode, dtype = zarr3_decoder(found["codecs"], dtype, chunks, fill)
     name = _chunk_namer_3(found["chunk_key_encoding"])
-    return ZarrMetadata(shape, chunks, dtype, fill, decode, name)
+    return ZarrMetadata(
+        shape,
+        chunks,
+        dtype,
+        fill,
+        decode,
+        name,
+        version=3,
+        says_fill=True,
+        attributes=found.get("attributes"),
+    )
 
 
 def _chunk_namer_3(encoding: Any) -> Callable[[Sequence[int]], str]:
@@ -169,7 +202,7 @@ def _fill_number(value: Any) -> Any:
     return value
 
 
-_OPTIONS = (*GRID_OPTIONS, "beside")
+_OPTIONS = (*GRID_OPTIONS, "beside", "scale")
 _KNOWN_ARRAYS = 4096  # arrays whose metadata is kept
 # The end of a chunk's key: c/3/0 or c.3.0 of version 3, 3.0 or 3/0 of version 2.
 _DOTTED_PLACE = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
@@ -178,20 +211,27 @@ _SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
 
 class _ZarrField(FieldArray):
     def __init__(
-        self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
+        self,
+        name: str,
+        root: str,
+        metadata: ZarrMetadata,
+        reader: ObjectReader,
+        scale: Scale | None = None,
     ) -> None:
         shape, chunks = metadata.shape, metadata.chunks
         super().__init__(
-            name, ChunkGrid(shape, chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO)
+            name,
+            ChunkGrid(shape, chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO),
+            scale,
         )
         self._root = root
         self._metadata = metadata
         self._reader = reader
 
-    async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
+    async def stored(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
         chunking = self.chunking
         places = chunking.places(boxes, self._reader.entry)
-        data = await asyncio.gather(*(self._stored(place) for place in places))
+        data = await asyncio.gather(*(self._fetched(place) for place in places))
 
         def assemble() -> list[Array]:
             stored = zip(places, data, strict=True)
@@ -200,7 +240,7 @@ class _ZarrField(FieldArray):
 
         return list(await chunking.decoding(boxes, len(places), assemble))
 
-    async def _stored(self, place: ChunkPlace) -> memoryview | None:
+    async def _fetched(self, place: ChunkPlace) -> memoryview | None:
         key = self._root + self._metadata.name(place)
         try:
             reader = self._reader
@@ -220,10 +260,16 @@ class _ZarrField(FieldArray):
 
 
 class ZarrFormat(ObjectFormat):
-    def __init__(self, grid: ArrayGrid, beside: Mapping[str, str]) -> None:
+    def __init__(
+        self, grid: ArrayGrid, beside: Mapping[str, str], scale: str | None = None
+    ) -> None:
         self._grid = grid
         self._beside = beside
+        self._scale = scale
         self._known: SingleFlightCache[str, ZarrMetadata | FormatError] = SingleFlightCache(
+            _KNOWN_ARRAYS
+        )
+        self._scales: SingleFlightCache[str, tuple[Scale | None]] = SingleFlightCache(
             _KNOWN_ARRAYS
         )
 
@@ -245,18 +291,66 @@ class ZarrFormat(ObjectFormat):
         samples = self._grid.on(metadata.shape, root, visit, root)
         owned = _owned_samples(samples, metadata, place)
         group, _, own = root.rstrip("/").rpartition("/")
-        fields = {own or "x": _ZarrField(own or "x", root, metadata, reader)}
+        fields = {own or "x": await self._field(own or "x", root, metadata, reader)}
         cuts = {own or "x": owned}
         for name, path in self._beside.items():
             other = _sibling_folder(group, path)
             found = await self._metadata(reader, other)
-            fields[name] = _ZarrField(name, other, found, reader)
+            fields[name] = await self._field(name, other, found, reader)
             cuts[name] = owned.of_array(self._grid.on(found.shape, other))
         cut = CutFields(list(fields.values()), cuts, reader.entry, RUN_LENGTH_RATIO)
         refuse_differing_sizes(cuts, reader.entry.key)
         whole = range(len(owned))
         wanted = choose_ordinals(len(owned), visit, reader.entry.key, lambda _: whole)
         return await cut.read(wanted)
+
+    async def advice(self, reader: ObjectReader) -> str:
+        located = await self._located(reader)
+        if self._scale is not None or located is None:
+            return ""
+        root, metadata, _ = located
+        attributes = await _attributes(reader, root, metadata)
+        if not metadata.fill:  # 0 is what Zarr writes where nobody chose a fill value
+            attributes.pop("_FillValue", None)
+        return scale_advice(f"array {root or '/'}", metadata.dtype, attributes)
+
+    async def _field(
+        self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
+    ) -> _ZarrField:
+        scale: Scale | None = None
+        if self._scale == "cf":
+            load = functools.partial(self._load_scale, reader, root, metadata)
+            (scale,) = await self._scales.get(root, load)
+        return _ZarrField(name, root, metadata, reader, scale)
+
+    async def _load_scale(
+        self, reader: ObjectReader, root: str, metadata: ZarrMetadata
+    ) -> tuple[tuple[Scale | None], int]:
+        attributes = await _attributes(reader, root, metadata)
+        channels = None
+        if has_nwb_conversion(attributes):
+            channels = await self._channel_factors(reader, root, metadata)
+        try:
+            return (array_scale(metadata.dtype, attributes, channels),), 1
+        except FormatError as error:
+            raise FormatError(f"{root or '/'}: {error}") from None
+
+    async def _channel_factors(
+        self, reader: ObjectReader, root: str, metadata: ZarrMetadata
+    ) -> Array | None:
+        path = _sibling_folder(root.rstrip("/").rpartition("/")[0], CHANNEL_CONVERSION)
+        try:
+            found = await self._metadata(reader, path)
+        except FormatError:
+            return None
+        if found.shape != metadata.shape[CHANNEL_AXIS:][:1]:
+            raise FormatError(
+                f"{path}: expected a number for each of the channels of {list(metadata.shape)}, "
+                f"found {list(found.shape)}"
+            )
+        field = _ZarrField(CHANNEL_CONVERSION, path, found, reader)
+        (values,) = await field.stored([(range(found.shape[0]),)])
+        return np.asarray(values, np.float64)
 
     async def array_of(self, reader: ObjectReader) -> tuple[str, ZarrMetadata] | None:
         located = await self._located(reader)
@@ -331,6 +425,38 @@ async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
     raise FormatError(f"{reader.entry.key}: no {' or '.join(METADATA_FILES)} at {root or '/'}")
 
 
+async def _attributes(
+    reader: ObjectReader, root: str, metadata: ZarrMetadata
+) -> dict[str, Any]:
+    found = metadata.attributes
+    if metadata.version == 2:
+        try:
+            found = await _json_object(await reader.find(f"{root}.zattrs"))
+        except ObjectMissingError:
+            found = {}
+    fill = metadata.fill[()] if metadata.says_fill else None
+    return zarr_attributes(found, metadata.dtype, metadata.version, fill)
+
+
+async def _json_object(found: ObjectReader) -> Any:
+    key = found.entry.key
+    if found.entry.size > MOST_METADATA_BYTES:
+        raise FormatError(f"{key}: metadata of {found.entry.size:,} bytes")
+    try:
+        return _loaded_json(await found.read())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{key}: expected JSON: {str(error)[:100]}") from None
+
+
+def _loaded_json(data: Buffer) -> Any:
+    """Return JSON, in which Zarr's own library writes NaN and Infinity."""
+    text = bytes(memoryview(data))
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
 def _possible_places(key: str) -> list[tuple[str, ChunkPlace]]:
     """Return the arrays that a key may be a chunk of, and its place there.
 
@@ -379,4 +505,4 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
         )
     beside = array_paths_option(options, "beside") or {}
     require_library("source.format: zarr", "numcodecs", "zarr")
-    return ZarrFormat(grid, beside)
+    return ZarrFormat(grid, beside, scale_option(options))

@@ -141,7 +141,8 @@ class SchemaProbe:
                 raise result
         probed = [result for result in found if isinstance(result, ProbedObject)]
         if probed:
-            return self._message(probed)
+            advice = await self._advice(object_format, probed[0].visit)
+            return {**self._message(probed), "advice": advice}
         reasons = zip(objects, found, strict=True)
         return {
             "type": "probed",
@@ -149,6 +150,12 @@ class SchemaProbe:
             "passed_over": sum(isinstance(why, PassedOverError) for why in found),
             "set_aside": set_aside,
         }
+
+    async def _advice(self, object_format: ObjectFormat, visit: PartVisit) -> str:
+        try:
+            return await object_format.advice(self._sources.reader(visit.entry, visit.partners))
+        except (StoreError, FormatError):  # the object was read: it can be drawn without advice
+            return ""
 
     async def _fails_alone(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
 FOLDER_CLASSES = "folder_classes"  # among the sizes of an identity
 CRASH = SamplerDeath(1).suspicion  # of one; as much as that of many a SIGKILL
 RETRY_SECONDS = 2.0  # after a store that did not answer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,8 @@ class SchemaSearch:
             search.first_error = search.first_error or message["errors"][0]
             self._give_up_early(listed=listed)
             return None
+        if advice := message.get("advice"):
+            _log.warning("%s", name_source(advice, self._search.source, len(self._searches)))
         self._search.answer = message
         answers = [search.answer for search in self._searches if search.answer is not None]
         return self._measured(answers, introduction) if self._is_over else None
