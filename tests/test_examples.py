@@ -77,6 +77,18 @@ def hdf5(folder: Path) -> str:
     return f"{folder}/*.h5"
 
 
+def netcdf(folder: Path) -> str:
+    h5py = pytest.importorskip("h5py")
+    folder.mkdir()
+    for i in range(2):
+        with h5py.File(folder / f"{i}.nc", "w") as file:
+            file["t2m"] = np.arange(72 * 6, dtype="<i2").reshape(72, 2, 3)
+            file["t2m"].attrs.update(
+                {"scale_factor": np.float32(0.5), "_FillValue": np.int16(-1)}
+            )
+    return f"{folder}/*.nc"
+
+
 def chunks(folder: Path) -> str:
     """Chunks of pickled points, whose target is the mean of their fingerprint."""
     lmdb = pytest.importorskip("lmdb")
@@ -696,6 +708,7 @@ CONFIGS = {
         ("source.labels.url=DATA/labels.csv",),
     ),
     "growing": Tried(series, {"x": ("float32", (4, 4096, 2))}),
+    "netcdf": Tried(netcdf, {"t2m": ("float32", (4, 24, 2, 3))}),
     "npy-pairs": Tried(
         chunk_pairs,
         {"x": ("float32", (4, 40)), "y": ("int64", (4,))},

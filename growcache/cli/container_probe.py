@@ -11,7 +11,12 @@ from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.cli.propose_options import SMALL_BYTES, Candidate, array_options, names_text
 from growcache.errors import FormatError
 from growcache.formats.base import ObjectReader, require_library
-from growcache.formats.hdf5_dataset import DatasetLayout, dataset_paths, describe_dataset
+from growcache.formats.hdf5_dataset import (
+    DatasetLayout,
+    dataset_advice,
+    dataset_paths,
+    describe_dataset,
+)
 from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.lmdb_tree import TreeReader
 from growcache.formats.npy import read_npy_header
@@ -19,6 +24,7 @@ from growcache.formats.parquet import FooterBytes, parquet_errors
 from growcache.formats.parquet_columns import check_column_type
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
+SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 
 T = TypeVar("T")
@@ -45,11 +51,16 @@ async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
 async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     require_library("source.format: hdf5", "h5py", "hdf5")
 
-    def describe(file: Any) -> tuple[list[DatasetLayout], list[str]]:
+    def describe(file: Any) -> tuple[list[DatasetLayout], list[str], list[str]]:
         layout = partial(describe_dataset, file, key=reader.entry.key)
-        return _split_readable(layout, dataset_paths(file))
+        readable, errors = _split_readable(layout, dataset_paths(file))
+        return (
+            readable,
+            errors,
+            [one.path for one in readable if dataset_advice(file, one.path)],
+        )
 
-    found, unreadable = await HDF5Files().get(reader.entry).call(reader, describe)
+    found, unreadable, scaled = await HDF5Files().get(reader.entry).call(reader, describe)
     dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
     shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
     listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
@@ -68,7 +79,12 @@ async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
         options, sentence = {"axis": 0}, "Each of its texts is a sample."
     together = [one.path for one in siblings if _goes_along(one, main, options)]
     together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
-    return [({"datasets": together, **options}, (listed, f"Of {main.path}: {sentence}"))]
+    proposed = {"datasets": together, **options}
+    findings = [listed, f"Of {main.path}: {sentence}"]
+    if meant := [path for path in together if path in scaled]:
+        proposed["scale"] = "cf"
+        findings.append(f"{names_text(meant)}: {SCALED}")
+    return [(proposed, findings)]
 
 
 def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS
+from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS, SCALED
 from growcache.cli.detect_format import (
     HEAD_BYTES,
     detect_format,
@@ -153,7 +153,8 @@ async def _propose_zarr(
     try:
         readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
         for reader in readers:
-            found = await open_zarr({"axis": 0}).array_of(reader)
+            opened = open_zarr({"axis": 0})
+            found = await opened.array_of(reader)
             if found is None:
                 continue
             root, array = found
@@ -166,6 +167,9 @@ async def _propose_zarr(
                 options, sentence = {"axis": 0}, "Each row is a sample."
             chunks_text = f"Chunks of {plural(rows, 'row')} of {array.dtype.name}{list(shape)}."
             findings = [chunks_text, sentence]
+            if await opened.advice(reader):
+                options["scale"] = "cf"
+                findings.append(f"Its {SCALED}")
             if others:
                 findings.append(
                     f"Let source.url match the chunks of one array, {root}**; the option beside adds "

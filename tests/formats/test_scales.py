@@ -37,7 +37,7 @@ CASES: list[tuple[str, dict[str, Any], str, float]] = [
     ("<f2", {"_FillValue": np.nan, "scale_factor": 2.0}, "f2", 14),
     ("|u1", {"_Unsigned": "false"}, "i1", 7),
     ("|i1", {"_Unsigned": b"true", "_FillValue": np.int8(7)}, "f4", np.nan),
-    ("<i2", {"conversion": 1e-6, "offset": 1.0, "unit": "volts"}, "f4", np.float32(1 + 7e-6)),
+    ("<i2", {"conversion": 1e-6, "offset": 1.0, "unit": "volts"}, "f4", 1 + 7e-6),
     ("<f8", {"conversion": 1e-6, "unit": "volts"}, "f8", 7 * 1e-6),
 ]
 

@@ -391,3 +391,21 @@ def test_whoever_holds_shards_is_named(tmp_path: Path) -> None:
         assert "2 snapshots are held, the oldest for " in allocator.awaited()
         first.close()
         second.close()
+
+
+def test_advice_about_a_source_is_given_once(
+    search: SchemaSearch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot = SamplerSlot(0)
+    search.probe([slot], listed=True)
+    message = {
+        "type": "probed",
+        "measure": {"stride_bytes": 8.0, "overhead_bytes": 0, "samples": 1},
+        "samples_per_object": 1.0,
+        "schema": [["x", "<f4", [2]]],
+        "sample_bytes": 8.0,
+        "advice": "x has scale_factor 2: set scale: cf in source.options",
+    }
+    found = search.answered(slot, message, READY, listed=True)
+    assert found is not None
+    assert [record.message for record in caplog.records] == [message["advice"]]
