@@ -226,7 +226,7 @@ async def _read_sample(
     object_format: ObjectFormat, reader: StoredObject
 ) -> tuple[int, list[Sample]]:
     """Return the number of samples in an object, and one of them; of a large whole object 1 and none."""
-    if not object_format.ranged:
+    if object_format.reads_whole(reader.entry):
         if reader.entry.size > MAX_READ_BYTES:
             return 1, []
         found, _ = await read_partly(object_format, reader, Visit(0, 1, 0, 0))

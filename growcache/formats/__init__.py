@@ -7,7 +7,7 @@ docs/formats.md describes the options.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
@@ -50,12 +50,40 @@ def open_format(
     if name not in FORMATS:
         raise ConfigError(f"source.format: unknown format {name!r}; {_hint(name)}")
     if name in COMPRESSIBLE:
-        from growcache.formats.compressed import compression_option
+        return _open_compressible(name, options, urls)
+    make = _maker(name)
+    return make(options, urls) if name == "audio" else make(options)
 
-        options = {**options, "compression": compression_option(options, urls)}
+
+def _maker(name: str) -> Callable[..., ObjectFormat]:
     module = import_module(f"growcache.formats.{FORMATS[name]}")
-    make = getattr(module, f"open_{name}")
-    return cast(ObjectFormat, make(options, urls) if name == "audio" else make(options))
+    return cast("Callable[..., ObjectFormat]", getattr(module, f"open_{name}"))
+
+
+def _open_compressible(
+    name: str, options: Mapping[str, Any], urls: Sequence[str]
+) -> ObjectFormat:
+    from growcache.formats.compressed import INFERRED, compression_option
+
+    make, compression = _maker(name), compression_option(options, urls)
+    if compression != INFERRED:
+        return make({**options, "compression": compression})
+    plain = make({**options, "compression": "none"})
+    whole = make({**options, "compression": INFERRED})
+    if not plain.ranged:
+        return whole
+    from growcache.formats.per_object import PerObjectFormat
+
+    return PerObjectFormat(plain, whole)
+
+
+def names_decide(source: SourceConfig) -> bool:
+    """Whether each object's name says if it is compressed, and so read whole."""
+    if source.format not in COMPRESSIBLE or source.fields or source.dataset is not None:
+        return False
+    from growcache.formats.compressed import INFERRED, compression_option
+
+    return compression_option(source.options, source.url) == INFERRED
 
 
 def _hint(name: str) -> str:

@@ -119,6 +119,10 @@ class ObjectFormat:
     # visit takes, also of the objects that are joined to it.
     says_ordinals: bool = False
 
+    def reads_whole(self, entry: Entry) -> bool:
+        """Whether an object is one part, whatever its size; its name alone decides."""
+        return not self.ranged
+
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object, by default of one sample."""
         return Measure(float(reader.entry.size), 0, 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from growcache.errors import ConfigError, FormatError, MissingLibraryError
-from growcache.formats.base import ObjectReader, choice_option, require_library
+from growcache.errors import FormatError, MissingLibraryError
+from growcache.formats.base import ObjectReader, choice_option, read_whole, require_library
 from growcache.formats.memory import correct_decoded, reserve_decoded
 from growcache.store.contract import Entry
 
@@ -17,38 +18,52 @@ if TYPE_CHECKING:
 
 
 CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
+INFERRED = "inferred"  # each object's, by its name and first bytes; no choice of users
 MOST_UNPACKED = 500_000_000  # bytes; they and their samples are in memory together
 MOST_COMPRESSION_RATIO = 1032  # gzip's best; an object that claims more is hostile
 _SMALL_BYTES = 1 << 20  # bytes that any object may unpack to
 _COPIES = 2  # of what is unpacked, while its pieces are put together
-_USUAL_RATIO = 4
+USUAL_RATIO = 4
 _ZSTD_HEAD = 18  # bytes, of a frame
 _SUFFIXES = {
     ".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zz": "zlib",
     ".zst": "zstd", ".zstd": "zstd", ".tzst": "zstd",
 }  # fmt: skip
 _MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+MAGIC_BYTES = 4
 _ZLIB_STEP = 1 << 14  # bytes, which become 16 MB at most
 _ZSTD_STEP = 512  # bytes, of which every four can become 128 kB at once
 _ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
 
 
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
+    """Return one compression of all objects, or `INFERRED` where their names may differ in it."""
+    if options.get("compression") == INFERRED:
+        return INFERRED
     chosen = choice_option(options, "compression", CHOICES, "auto")
     if chosen == "auto":
-        kinds = {_compression_by_name(url) or "none" for url in urls} or {"none"}
-        if len(kinds) > 1:
-            raise ConfigError(
-                f"source.options.compression: source.url names objects of {' and '.join(sorted(kinds))}"
-                "; which are read in different ways; make them two caches"
-            )
-        chosen = kinds.pop()
+        kinds = set(map(_compression_of_url, urls)) or {"none"}
+        chosen = kinds.pop() if len(kinds) == 1 else INFERRED
     if chosen == "zstd":
         _zstandard()
     return chosen
 
 
-def _compression_by_name(name: str) -> str | None:
+def _compression_of_url(url: str) -> str:
+    """Return what the end of a URL says of all names that match it.
+
+    >>> [_compression_of_url(f"s3://b/{glob}") for glob in ("*.jsonl", "*.jsonl.gz", "*", "*z")]
+    ['none', 'gzip', 'inferred', 'inferred']
+    """
+    if kind := compression_by_name(url):
+        return kind
+    is_glob = re.search(r"[*?\[]", url) and not re.match("https?:", url)
+    tail = re.split(r"[*?\]]", url)[-1].lower()
+    undecided = is_glob and any(ending.endswith(tail) for ending in _SUFFIXES)
+    return INFERRED if undecided else "none"
+
+
+def compression_by_name(name: str) -> str | None:
     return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
 
 
@@ -91,10 +106,16 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
 
 
 async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
-    if reader.entry.size > MOST_UNPACKED:
+    """Return an object's bytes, unpacked; those of an object that is not compressed as they are."""
+    named = kind != INFERRED or compression_by_name(reader.entry.key) is not None
+    if named and reader.entry.size > MOST_UNPACKED:
         packed = f"{reader.entry.size:,} compressed ones"
         raise _too_large_error(reader.entry, MOST_UNPACKED, packed)
-    data = await reader.read()
+    data = await (reader.read() if named else read_whole(reader))
+    if kind == INFERRED:
+        kind = _found_compression(reader.entry, bytes(memoryview(data)[:MAGIC_BYTES]))
+    if kind == "none":
+        return data
     most = _most_unpacked(memoryview(data))
     likely = min(most, likely_unpacked(data, kind))
     for expected in (likely, most):
@@ -104,6 +125,18 @@ async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
         if found is not None:
             return found
     raise _too_large_error(reader.entry, most)
+
+
+def _found_compression(entry: Entry, head: bytes) -> str:
+    """Return what an object is, by its first bytes: servers unpack some that are named `.gz`."""
+    kind = compression_of(head) or "none"
+    if kind == "none" and compression_by_name(entry.key) == "zlib":
+        kind = "zlib"
+    try:
+        _unpacker(kind if kind != "none" else "zlib")
+    except MissingLibraryError as error:
+        raise FormatError(f"{entry.key}: {error}") from None
+    return kind
 
 
 def likely_unpacked(data: Buffer, kind: str) -> int:
@@ -119,7 +152,7 @@ def likely_unpacked(data: Buffer, kind: str) -> int:
         said = int.from_bytes(view[-4:], "little")
     elif kind == "zstd":
         said = _zstd_content_size(bytes(view[:_ZSTD_HEAD]))
-    return max(said, _USUAL_RATIO * view.nbytes)
+    return max(said, USUAL_RATIO * view.nbytes)
 
 
 def _zstd_content_size(head: bytes) -> int:

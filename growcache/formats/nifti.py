@@ -18,7 +18,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.compressed import CHOICES, read_unpacked, refuse_compressed
+from growcache.formats.compressed import compression_option, read_unpacked, refuse_compressed
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
 from growcache.formats.memory import reserve_decoded
@@ -152,7 +152,7 @@ def open_nifti(options: Mapping[str, Any]) -> NiftiWindowsFormat | NiftiWholeFor
     refuse_unknown_options("nifti", options, _OPTIONS)
     require_library("source.format: nifti", "nibabel", "nifti")
     dtype = choice_option(options, "dtype", _DTYPES, "auto")
-    compression = choice_option(options, "compression", CHOICES, "none")
+    compression = compression_option(options, ())
     grid = grid_option(options)
     if grid is None or compression != "none":
         return NiftiWholeFormat(grid, dtype, compression)

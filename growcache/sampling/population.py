@@ -19,6 +19,7 @@ import numpy as np
 from growcache.cache.side_files import Edition
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
+from growcache.formats.compressed import USUAL_RATIO, compression_by_name
 from growcache.sampling.draws import EditionStrata, GroupDraw, Mask
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import GrowingArray, Objects, Subset
@@ -57,6 +58,7 @@ class Population:
         self._objects = objects
         self._sizing = sizing
         self._starts: Ints = np.zeros(1, np.int64)
+        self._compressed = GrowingArray(np.dtype(np.bool_))
         self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, where lanes matter
 
     def check_listing(self, edition: Edition) -> None:
@@ -148,7 +150,7 @@ class Population:
         """Return the number of objects of each source, and their samples, estimated."""
         objects = self._objects.among(listed)
         sources = self._objects.sources(0, objects)
-        samples = self._samples(self._objects.sizes(0, objects), sources)
+        samples = self._samples(self._objects.sizes(0, objects), sources, self._packed(objects))
         return list(zip(self._objects.counts(listed).tolist(), samples.tolist(), strict=True))
 
     def subsets(self) -> list[tuple[Subset, float]]:
@@ -163,12 +165,19 @@ class Population:
         objects = len(starts) - 1
         sources = self._objects.sources(0, objects)
         parts = np.bincount(sources, np.diff(starts), len(self._sizing.partitionings))
-        samples = self._samples(self._objects.sizes(0, objects), sources)
+        samples = self._samples(self._objects.sizes(0, objects), sources, self._packed(objects))
         found: Floats = np.divide(samples, parts, out=np.ones(len(parts)), where=parts > 0)
         # A source of nothing but empty objects must not be drawn from for ever.
         return np.maximum(found, LEAST_PER_VISIT)
 
-    def _samples(self, sizes: Ints, sources: Ints) -> Floats:
+    def _packed(self, objects: int) -> Mask:
+        self._extend(objects)
+        return self._compressed.values[:objects]
+
+    def _samples(self, sizes: Ints, sources: Ints, compressed: Mask | None = None) -> Floats:
+        """Estimate the samples of each source."""
+        if compressed is not None:
+            sizes = np.where(compressed, USUAL_RATIO * sizes, sizes)
         cuts = enumerate(self._sizing.partitionings)
         return np.array([cut.samples(sizes[sources == number]) for number, cut in cuts])
 
@@ -176,10 +185,23 @@ class Population:
         sizes = self._objects.sizes(start, stop)
         sources = self._objects.sources(start, stop)
         counts = np.zeros(len(sizes), np.int64)
+        compressed = self._compressed_among(start, stop, sources)
+        self._compressed.extend(compressed)
         for number, cut in enumerate(self._sizing.partitionings):
             mine = sources == number
-            counts[mine] = cut.parts(sizes[mine])
+            counts[mine] = cut.parts(sizes[mine], compressed[mine])
         return counts
+
+    def _compressed_among(self, start: int, stop: int, sources: Ints) -> Mask:
+        """Return which objects are compressed, of sources whose names decide that."""
+        found = np.zeros(stop - start, np.bool_)
+        decide = np.array([cut.names_decide for cut in self._sizing.partitionings])
+        if decide.any():
+            asked = decide[sources].tolist()
+            keys = zip(asked, self._objects.keys(start, stop), strict=True)
+            named = (one and compression_by_name(key) is not None for one, key in keys)
+            found = np.fromiter(named, np.bool_, stop - start)
+        return found
 
     def _extend(self, objects: int) -> None:
         known = len(self._starts) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean, median
@@ -22,6 +22,7 @@ from growcache.sampling.fill import GroupFiller
 from growcache.sampling.messages import Message, PartVisit, Permit, awaited_event, hole_reason
 from growcache.sampling.sources import Sources
 from growcache.schema import Sample, Schema, sample_bytes
+from growcache.store.contract import Entry
 from growcache.usercode import short_key
 
 PROBE_OBJECTS = 8  # looked at together
@@ -79,11 +80,13 @@ def _names_and_dtypes(schema: Schema) -> tuple[tuple[str, str, int], ...]:
     return tuple((field.name, field.dtype, len(field.shape)) for field in schema.fields)
 
 
-def probed_together(objects: Sequence[PartVisit], *, ranged: bool) -> Sequence[PartVisit]:
+def probed_together(
+    objects: Sequence[PartVisit], reads_whole: Callable[[Entry], bool]
+) -> Sequence[PartVisit]:
     """Return the first objects, at least one, that may be read together."""
     together, nbytes = 1, 0
     for one in objects[1:PROBE_OBJECTS]:
-        nbytes += 0 if ranged else one.entry.size
+        nbytes += one.entry.size if reads_whole(one.entry) else 0
         if nbytes > PROBE_BYTES:
             break
         together += 1
@@ -121,10 +124,9 @@ class SchemaProbe:
     async def probe(self, objects: Sequence[PartVisit]) -> Message:
         """Return the findings on the first of these objects, which are of one source, or their errors."""
         object_format, began, listed = self._format_of(objects[0]), time.monotonic(), objects
-        objects = probed_together(objects, ranged=object_format.ranged)
+        objects = probed_together(objects, object_format.reads_whole)
         wanted = -(-LOOKS // len(objects))
-        look = self._look_at_parts if object_format.ranged else self._look_at_whole
-        looks = [self._counted(look(one, wanted)) for one in objects]
+        looks = [self._counted(self._look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         if spent := next((one for one in found if isinstance(one, BudgetSpentError)), None):
             raise spent  # a schema of fewer objects would depend on the budget
@@ -200,6 +202,11 @@ class SchemaProbe:
             # One large sample among those that were looked at must not set the sizes for all.
             "sample_bytes": median(seen.nbytes for _, seen in fitting),
         }
+
+    async def _look(self, one: PartVisit, wanted: int) -> ProbedObject:
+        if self._format_of(one).reads_whole(one.entry):
+            return await self._look_at_whole(one, wanted)
+        return await self._look_at_parts(one, wanted)
 
     async def _look_at_parts(self, one: PartVisit, wanted: int) -> ProbedObject:
         object_format, reader = (

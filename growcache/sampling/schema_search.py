@@ -14,6 +14,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.side_files import Identity
 from growcache.config import Config
 from growcache.errors import ConfigError, FormatError, SamplingError
+from growcache.formats import names_decide
 from growcache.formats.base import Measure
 from growcache.sampling.classes import Classes
 from growcache.sampling.fingerprint import identify
@@ -236,8 +237,15 @@ class SchemaSearch:
         schema = self._covering([Schema.from_json(one["schema"]) for one in answers])
         schema = schema.with_classes(self._classes)
         measured = [
-            MeasuredSource(Measure(**one["measure"]), one["samples_per_object"], ranged)
-            for one, ranged in zip(answers, introduction["ranged"], strict=True)
+            MeasuredSource(
+                Measure(**one["measure"]),
+                one["samples_per_object"],
+                ranged,
+                ranged and names_decide(source),
+            )
+            for one, ranged, source in zip(
+                answers, introduction["ranged"], self._config.sources, strict=True
+            )
         ]
         weights = self._config.weights or (1.0,)
         values = float(np.average([one["sample_bytes"] for one in answers], weights=weights))

@@ -42,12 +42,18 @@ class Sizing:
     tops_up: bool = False
     # Of several sources; then stride_bytes, overhead_bytes and whole mean nothing.
     cuts: tuple[Partitioning, ...] = ()
+    names_decide: bool = False  # as of a `Partitioning`
 
     @property
     def partitionings(self) -> tuple[Partitioning, ...]:
         visit = self.samples_per_object
         one = Partitioning(
-            visit, self.stride_bytes, self.overhead_bytes, self.whole, samples_per_whole=visit
+            visit,
+            self.stride_bytes,
+            self.overhead_bytes,
+            self.whole,
+            samples_per_whole=visit,
+            names_decide=self.names_decide,
         )
         return self.cuts or (one,)
 
@@ -92,6 +98,7 @@ def _planned_groups(sizing: Sizing) -> int:
 
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +109,15 @@ class Partitioning:
     whole: bool
     ranged: bool = True  # whether its format reads parts of objects by byte range
     samples_per_whole: float = 1.0  # about; of an object that is one part
+    names_decide: bool = False  # whether an object is compressed, and so one part
 
-    def parts(self, sizes: Ints) -> Ints:
+    def parts(self, sizes: Ints, compressed: Mask | bool = False) -> Ints:
         """Return the parts of objects by their sizes in bytes, at least one each."""
         if self.whole:
             return np.ones(len(sizes), np.int64)
         samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
         parts: Ints = np.maximum(1, -(-samples // self.samples_per_object)).astype(np.int64)
-        return parts
+        return np.where(compressed, 1, parts)
 
     def samples(self, sizes: Ints) -> float:
         if self.whole:
@@ -137,6 +145,7 @@ class MeasuredSource:
     measure: Measure
     samples_per_object: float
     ranged: bool
+    names_decide: bool = False
 
 
 def objects_take_turns(sampling: SamplingConfig) -> bool:
@@ -171,6 +180,7 @@ def measure_sizing(
             samples_per_whole=sizing.samples_per_object
             if one.ranged
             else one.samples_per_object,
+            names_decide=one.names_decide,
         )
         for sizing, one in zip(ones, measured, strict=True)
     ]
@@ -216,6 +226,7 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
         max_parts=None if limit is None else -(-limit // visit),
         tops_up=limit is not None,
         doublings=_doublings(config, record_bytes, group),
+        names_decide=one.names_decide and config.weights is None,
     )
 
 
@@ -254,7 +265,8 @@ def group_limits(
     follow from the bound alone, however small the first samples were (protocol 10). An eighth
     of the bound is left for the listing.
     """
-    if not (schema.is_ragged or sizing.whole or any(cut.whole for cut in sizing.cuts)):
+    whole = any(cut.whole or cut.names_decide for cut in sizing.partitionings)
+    if not (schema.is_ragged or whole):
         return {}
     samples = max(sizing.shard_samples * sizing.group_shards, sizing.samples_per_object)
     overhead = sizing.group_shards * ROUNDING_BYTES + samples * SIDECAR_BYTES
@@ -323,6 +335,9 @@ def sizing_values(sizing: Sizing) -> dict[str, Any]:
     if not sizing.tops_up:
         del values["tops_up"]
     cuts = list(values.pop("cuts"))
+    for one in (values, *cuts):  # caches of before do not say it
+        if not one["names_decide"]:
+            del one["names_decide"]
     return values | ({"cuts": cuts} if cuts else {})
 
 

@@ -407,8 +407,3 @@ def test_some_lines_of_many_are_read_out_of_few_stretches() -> None:
     starts = [start for _, start, _ in found]
     assert starts == sorted(set(starts))
     assert starts != [start for _, start, _ in visited(object_format, held, take=50, round=1)]
-
-
-def test_objects_of_two_kinds_are_not_one_source() -> None:
-    with pytest.raises(ConfigError, match="objects of gzip and none"):
-        open_format("jsonl", {}, ["s3://b/*.jsonl", "s3://b/*.jsonl.gz"])

@@ -98,7 +98,7 @@ def test_the_names_of_objects_say_that_they_are_compressed() -> None:
     ((sample, *_),) = visited(open_format("nifti", {}, ["s3://b/*.nii.gz"]), Held(packed))
     assert sample["x"].shape == (12, 5)
     with pytest.raises(FormatError, match="set compression: gzip"):
-        visited(open_format("nifti", {}, ["s3://b/*"]), Held(packed))
+        visited(open_format("nifti", {}, ["s3://b/*.nii"]), Held(packed))
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_large_objects_are_not_all_fetched_to_look_at_them() -> None:
     def objects(size: int) -> list[PartVisit]:
         return [PartVisit(Entry(str(i), size, None, None)) for i in range(16)]
 
-    assert len(probed_together(objects(100), ranged=False)) == PROBE_OBJECTS
-    assert len(probed_together(objects(PROBE_BYTES // 2), ranged=False)) == 3
-    assert len(probed_together(objects(PROBE_BYTES + 1), ranged=False)) == 1
-    assert len(probed_together(objects(PROBE_BYTES + 1), ranged=True)) == PROBE_OBJECTS
+    assert len(probed_together(objects(100), lambda _: True)) == PROBE_OBJECTS
+    assert len(probed_together(objects(PROBE_BYTES // 2), lambda _: True)) == 3
+    assert len(probed_together(objects(PROBE_BYTES + 1), lambda _: True)) == 1
+    assert len(probed_together(objects(PROBE_BYTES + 1), lambda _: False)) == PROBE_OBJECTS
 
 
 def probed(
