@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from growcache.cli.humanize import in_bytes, in_count, plural
-from growcache.cli.propose_options import SMALL_BYTES, Candidate, array_options, names_text
+from growcache.cli.propose_hdf5 import (
+    ANNDATA,
+    MATLAB,
+    NETCDF,
+    NWB,
+    HDF5Contents,
+    hdf5_candidates,
+)
+from growcache.cli.propose_options import SMALL_BYTES, array_options, names_text
+from growcache.cli.propose_recordings import Candidate
 from growcache.errors import FormatError
 from growcache.formats.base import ObjectReader, require_library
 from growcache.formats.hdf5_dataset import (
@@ -23,8 +31,6 @@ from growcache.formats.npy import read_npy_header
 from growcache.formats.parquet import FooterBytes, parquet_errors
 from growcache.formats.parquet_columns import check_column_type
 
-MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
-SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 
 T = TypeVar("T")
@@ -33,58 +39,54 @@ R = TypeVar("R")
 
 async def probe_npy(reader: ObjectReader, many: bool) -> list[Candidate]:
     header = await read_npy_header(reader)
-    array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}."
+    array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}"
+    order = " in Fortran order" if header.fortran and len(header.shape) > 1 else ""
     options, sentence = array_options(header.shape, header.dtype.itemsize, many=many)
-    if options and header.fortran and len(header.shape) > 1:
-        options = {}
-        sentence = "Its rows are not contiguous (Fortran order): only whole arrays can be read."
-    return [(options, (array, sentence))]
+    return [(options, (f"{array}{order}.", sentence))]
 
 
 async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
+    whole: Candidate = ({}, ("All arrays of an archive are one sample.",))
     if many and reader.entry.size <= SMALL_BYTES:
-        return [({}, ())]
-    # Compressed arrays are read at once. Arrays of different lengths are together one sample.
-    return [({"axis": 0}, ()), ({"axis": 0, "read": "whole"}, ()), ({}, ())]
+        return [whole]
+    rows = "Row i of each array is a sample"
+    packed = f"{rows}; the arrays are compressed, so each archive is read whole."
+    # Arrays of different lengths are together one sample.
+    return [({"axis": 0}, (f"{rows}.",)), ({"axis": 0, "read": "whole"}, (packed,)), whole]
 
 
 async def probe_hdf5(reader: ObjectReader, many: bool) -> list[Candidate]:
     require_library("source.format: hdf5", "h5py", "hdf5")
+    key = reader.entry.key
+    found = await HDF5Files().get(reader.entry).call(reader, partial(_hdf5_contents, key=key))
+    return hdf5_candidates(found, many=many)
 
-    def describe(file: Any) -> tuple[list[DatasetLayout], list[str], list[str]]:
-        layout = partial(describe_dataset, file, key=reader.entry.key)
-        readable, errors = _split_readable(layout, dataset_paths(file))
-        return (
-            readable,
-            errors,
-            [one.path for one in readable if dataset_advice(file, one.path)],
-        )
 
-    found, unreadable, scaled = await HDF5Files().get(reader.entry).call(reader, describe)
-    dtypes = {one.path: "str" if one.string_storage else one.dtype.name for one in found}
-    shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in found]
-    listed = f"An HDF5 file with {plural(len(found), 'dataset')}: {names_text(shown)}."
-    listed += f" {plural(len(unreadable), 'other')}: {unreadable[0]}." if unreadable else ""
-    arrays = [one for one in found if one.shape]
-    numbers = [one for one in arrays if not one.string_storage] or arrays
-    if not numbers:
-        raise FormatError(f"{listed} None is an array")
-    main = max(numbers, key=lambda one: math.prod(one.shape) * one.dtype.itemsize)
-    folder = main.path.rpartition("/")[0]
-    siblings = [one for one in found if one.path.rpartition("/")[0] == folder]
-    # What has scalars next to it is one sample, as a rule: an image with its label.
-    many = many or not all(one.shape for one in siblings)
-    options, sentence = array_options(main.shape, main.dtype.itemsize, many=many)
-    if main.string_storage:
-        options, sentence = {"axis": 0}, "Each of its texts is a sample."
-    together = [one.path for one in siblings if _goes_along(one, main, options)]
-    together = together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
-    proposed = {"datasets": together, **options}
-    findings = [listed, f"Of {main.path}: {sentence}"]
-    if meant := [path for path in together if path in scaled]:
-        proposed["scale"] = "cf"
-        findings.append(f"{names_text(meant)}: {SCALED}")
-    return [(proposed, findings)]
+def _hdf5_contents(file: Any, *, key: str) -> HDF5Contents:
+    found, unreadable = _split_readable(
+        partial(describe_dataset, file, key=key), dataset_paths(file)
+    )
+    coordinates = {one.path for one in found if _text_attribute(file[one.path], "CLASS")}
+    scaled = {one.path for one in found if dataset_advice(file, one.path)}
+    flavour = _hdf5_flavour(file, found)
+    return HDF5Contents(found, unreadable, flavour, frozenset(coordinates), frozenset(scaled))
+
+
+def _hdf5_flavour(file: Any, found: Sequence[DatasetLayout]) -> str:
+    if "nwb_version" in file.attrs:
+        return NWB
+    if _text_attribute(file, "encoding-type") == "anndata":
+        return ANNDATA
+    if any("MATLAB_class" in file[one.path].attrs for one in found):
+        return MATLAB
+    is_netcdf = "_NCProperties" in file.attrs
+    is_netcdf = is_netcdf or any("DIMENSION_LIST" in file[one.path].attrs for one in found)
+    return NETCDF if is_netcdf else ""
+
+
+def _text_attribute(item: Any, name: str) -> str:
+    value = item.attrs.get(name, "")
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[str]]:
@@ -95,13 +97,6 @@ def _split_readable(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R]
         except FormatError as error:
             errors.append(str(error))
     return found, errors
-
-
-def _goes_along(one: DatasetLayout, main: DatasetLayout, options: dict[str, Any]) -> bool:
-    if not options:  # the object is one sample, of which arrays of text are no values
-        return not (one.string_storage and one.shape)
-    is_row_of_text = "window" not in options and len(one.shape) == 1
-    return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)
 
 
 async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:

@@ -18,7 +18,7 @@ HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 MAGIC = (
     (0, b"\x93NUMPY", "npy"),
-    (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
+    *((at, b"\x89HDF\r\n\x1a\n", "hdf5") for at in (0, 512, 1024, 2048)),  # v7.3 of MATLAB: 512
     (0, b"PAR1", "parquet"),
     (16, b"\xde\xc0\xef\xbe", "lmdb"),
     (344, b"n+1\0", "nifti"),
@@ -28,13 +28,16 @@ MAGIC = (
     (128, b"DICM", "dicom"),
     (8, b"WAVE", "audio"),
     (0, b"fLaC", "audio"),
+    (0, b"OggS", "audio"),
+    (0, b"ID3", "audio"),
     (0, b"\xffBIOSEMI", "edf"),
 )
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
     **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
     **dict.fromkeys((".jpg", ".jpeg", ".png"), "image"),
-    **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
+    **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".nwb", ".h5ad"), "hdf5"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
     ".tar": "tar",
 }
 # The dtype of files without a header.
@@ -60,9 +63,38 @@ def is_zarr(entries: Sequence[Entry]) -> bool:
     )
 
 
-def _kind_of(key: str, *, zarr: bool) -> str:
+def _kind_of(key: str) -> str:
     suffix = suffix_of(key)
-    return folder_of_chunk(key) if zarr else FORMATS_BY_SUFFIX.get(suffix, suffix)
+    return FORMATS_BY_SUFFIX.get(suffix, suffix)
+
+
+def chunk_kinds(entries: Sequence[Entry]) -> dict[str, str]:
+    """Return the path of its array for each chunk of a listing, by key; see `array_path`."""
+    keys = [entry.key for entry in entries]
+    roots = {_parent(key) for key in keys if key.endswith("/.zarray")}
+    folders = {key: _array_folder(key, roots) for key in keys}
+    return {key: array_path(folder) for key, folder in folders.items() if folder}
+
+
+def _parent(key: str) -> str:
+    return key[: key.rfind("/") + 1]
+
+
+def _array_folder(key: str, roots: set[str]) -> str:
+    """Return the folder of a chunk's array: the numbers of nested chunks may be folders of arrays, too."""
+    guess = folder_of_chunk(key)
+    parents = [f"{parent}/" for parent in PurePosixPath(key).parents] if guess and roots else []
+    return next((parent for parent in parents if parent in roots), guess)
+
+
+def array_path(folder: str) -> str:
+    """Return the path of a Zarr array in its store, as it is in every store of a source.
+
+    >>> array_path("data/a.zarr/eeg/x/"), array_path("data/x/"), array_path("a.zarr/")
+    ('eeg/x', 'x', '')
+    """
+    _, store, path = folder.rpartition(".zarr/")
+    return path.rstrip("/") if store else PurePosixPath(folder).name
 
 
 def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry], Counter[str]]:
@@ -72,15 +104,37 @@ def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry],
     describe others.
     """
     if zarr:
-        entries = [entry for entry in entries if folder_of_chunk(entry.key)]
-    shown = [entry for entry in entries if PurePosixPath(entry.key).name[:1] not in (".", "_")]
+        kind_by_key = chunk_kinds(entries)
+        entries = [entry for entry in entries if entry.key in kind_by_key]
+    else:
+        kind_by_key = {entry.key: _kind_of(entry.key) for entry in entries}
+    shown = [entry for entry in entries if not _is_hidden(PurePosixPath(entry.key).name)]
     kinds: dict[str, list[Entry]] = {}
     for entry in shown or entries:
-        kinds.setdefault(_kind_of(entry.key, zarr=zarr), []).append(entry)
+        kinds.setdefault(kind_by_key[entry.key], []).append(entry)
     group = max(kinds.values(), key=lambda group: sum(one.size for one in group), default=[])
     taken = {entry.key for entry in group}
     rest = [entry.key for entry in entries if entry.key not in taken]
-    return group, Counter(_kind_of(key, zarr=zarr) or PurePosixPath(key).name for key in rest)
+    own = kind_by_key[group[0].key] if group else ""
+    others = (
+        PurePosixPath(key).name if kind_by_key[key] == own else kind_by_key[key] for key in rest
+    )
+    return group, Counter(kind or "without an ending" for kind in others)
+
+
+def _is_hidden(name: str) -> bool:
+    return name[:1] in (".", "_") or name == "lock.mdb" or name.endswith("-lock")
+
+
+def folder_url(url: str) -> str:
+    """Return the URL of all objects below a folder; empty if the URL already means several.
+
+    >>> folder_url("s3://b/a.zarr"), folder_url("data/"), folder_url("stores/*.zarr"), folder_url("s3://b/**")
+    ('s3://b/a.zarr/**', 'data/**', 'stores/*.zarr/**', '')
+    """
+    name = url.rstrip("/").rpartition("/")[2]
+    is_glob = any(character in name for character in "*?[")
+    return "" if is_glob and not name.endswith(".zarr") else f"{url.rstrip('/')}/**"
 
 
 def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
@@ -88,12 +142,37 @@ def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
 
     >>> narrower_url(["s3://b/**"], [Entry("a/1.npy", 8, None, None)])
     's3://b/**/*.npy'
+    >>> narrower_url(["s3://b/**"], [Entry("a/data.mdb", 8, None, None)])
+    's3://b/**/data.mdb'
     """
     folder, _, pattern = urls[0].rpartition("/")
-    endings = {PurePosixPath(entry.key).suffix for entry in group}
-    if len(urls) > 1 or pattern not in ("*", "**") or len(endings) > 1 or "" in endings:
+    endings = {_ending(entry.key) for entry in group}
+    if len(urls) > 1 or pattern not in ("", "*", "**") or len(endings) > 1 or "" in endings:
         return ""
-    return f"{folder}/{'**/' if pattern == '**' else ''}*{endings.pop()}"
+    ending = endings.pop()
+    name = "data.mdb" if ending == ".mdb" else f"*{ending}"
+    return f"{folder}/{'' if pattern == '*' else '**/'}{name}"
+
+
+def _ending(key: str) -> str:
+    """Return the suffixes that say what an object is, as ``.nii.gz``."""
+    suffixes = PurePosixPath(key).suffixes
+    is_packed = unpacked_name(key) != key and len(suffixes) > 1
+    return "".join(suffixes[-2:] if is_packed else suffixes[-1:])
+
+
+def zarr_url(url: str, keys: Sequence[str], path: str) -> str:
+    """Return the URL of one array's chunks in all stores that a URL of several arrays matches; else empty.
+
+    >>> zarr_url("s3://b/a.zarr/**", ["a.zarr/x/c/0"], "x"), zarr_url("s3://b/**", ["n/a.zarr/x/0.0"], "x")
+    ('s3://b/a.zarr/x/**', 's3://b/**/x/**')
+    """
+    folder, _, pattern = url.rpartition("/")
+    if pattern not in ("", "**") or not path:
+        return ""
+    name = folder.rpartition("/")[2]
+    is_below = name.endswith(".zarr") or all(f"/{name}/{path}/" in f"/{key}" for key in keys)
+    return f"{folder}/{path}/**" if is_below else f"{folder}/**/{path}/**"
 
 
 def detect_format(key: str, head: bytes) -> tuple[str, str]:
@@ -103,13 +182,15 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
     (('npy', ''), ('', ''))
     """
     suffix = suffix_of(key)
-    if kind := compression_of(head):
+    if kind := compression_of(head) or ("zlib" if _starts_zlib(head) else None):
         start = unpacked_start(head, kind)
         if start:
             form, packed = detect_format(unpacked_name(key), start)
         else:  # blocks of zstd may be larger than the head
             form, packed = FORMATS_BY_SUFFIX.get(suffix, "") if kind == "zstd" else "", ""
-        return (form, kind) if form in COMPRESSIBLE and not packed else ("", "")
+        is_known = form in COMPRESSIBLE and not packed
+        if is_known or kind != "zlib":  # other bytes may begin as zlib's, too
+            return (form, kind) if is_known else ("", "")
     view = memoryview(head)
     found = (
         *((form, head[at:].startswith(magic)) for at, magic, form in MAGIC),
@@ -122,3 +203,7 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
         ("npz", head.startswith(b"PK\x03\x04") and suffix == ".npz"),
     )
     return next((form for form, is_it in found if is_it), ""), ""
+
+
+def _starts_zlib(head: bytes) -> bool:
+    return head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0

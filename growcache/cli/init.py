@@ -18,6 +18,7 @@ import yaml
 
 from growcache.cache.files import FILE_MODE
 from growcache.cli.humanize import as_size, in_bytes, in_count, plural
+from growcache.cli.other_kinds import READER
 from growcache.cli.source_probe import PROBE_SECONDS, ProbedSource, probe_source
 from growcache.cli.terminal import can_ask, fold_to_width, spinner
 from growcache.config import SourceConfig
@@ -46,6 +47,7 @@ class ConfigChoices:
     cache_path: str = "./cache"
     max_bytes: str = "10GB"
     findings: Sequence[str] = ()  # sentences about the objects
+    reader: str = ""  # source of a function that decodes them, to be saved by the user
     bound_reason: str = ""  # explains max_bytes
 
 
@@ -91,7 +93,7 @@ def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = No
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         file=file,
         url=_as_yaml(chosen.url),
-        findings=_as_comment(chosen.findings),
+        findings=_as_comment(chosen.findings) + _code_as_comment(chosen.reader),
         format=_as_yaml(chosen.format),
         options=_as_yaml(dict(chosen.options)),
         storage_options=_as_yaml(dict(chosen.storage_options)),
@@ -104,6 +106,11 @@ def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = No
 def _as_comment(sentences: Sequence[str]) -> str:
     texts = map(printable, sentences)  # keys of objects may hold line breaks
     return "".join(f"{line}\n" for text in texts for line in COMMENT.wrap(text))
+
+
+def _code_as_comment(code: str) -> str:
+    lines = [f"# {READER}.py", *code.splitlines()] if code else []
+    return "".join(f"  #   {line}".rstrip() + "\n" for line in lines)
 
 
 def _as_yaml(value: object) -> str:
@@ -265,6 +272,7 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
             format=found.format,
             options=found.options,
             findings=found.findings,
+            reader=found.reader,
         )
     if given.max_bytes:
         return replace(known, max_bytes=given.max_bytes)

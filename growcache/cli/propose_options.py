@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from growcache.cli.detect_format import DTYPES_BY_SUFFIX, suffix_of
+from growcache.cli.guess_dtype import RAW_SUFFIXES, guess_dtype
 from growcache.cli.humanize import in_bytes, in_count
+from growcache.cli.propose_recordings import (
+    Candidate,
+    audio_candidates,
+    edf_candidates,
+    nifti_candidates,
+)
+from growcache.formats.compressed import compression_by_name
 from growcache.formats.image import image_kind
 from growcache.store.contract import Entry
 
@@ -19,21 +27,49 @@ WINDOW_BYTES = 1 << 16
 MAX_IMAGE_CHANNELS = 4
 MIN_IMAGE_SIDE = 16
 MAX_NAMED = 8  # arrays, columns or databases
-# Options to try, the best first, for formats that need not be looked into.
-RECORD_OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "tar": [{}, {"decode": "none"}],
-    "tfrecord": [{}, {"decode": "none"}],
-    "jsonl": [{}, {"raw": True}],
-    "nifti": [{}],
-    "dicom": [{}],
-    "tiff": [{}, {"axis": 0}],
-    "edf": [{"window": 1000}],
-    "fits": [{}, {"table": 1}],
-    "audio": [{"window": 16000}, {"window": 16000, "read": "whole"}, {}],
+# An axis of time has so many values, this many times as many as the channels.
+MIN_TIMES, MIN_TIME_RATIO, MAX_CHANNELS = 10_000, 16, 512
+DTYPE_NAMES = {
+    "|u1": "unsigned bytes",
+    **{
+        f"{order}{kind}": f"{name}, {end}-endian"
+        for order, end in (("<", "little"), (">", "big"))
+        for kind, name in (
+            ("i2", "int16"),
+            ("i4", "int32"),
+            ("f4", "float32"),
+            ("f8", "float64"),
+        )
+    },
 }
-
-# Options of a format, and sentences about the objects.
-Candidate = tuple[dict[str, Any], Sequence[str]]
+RECORD_OPTIONS: dict[str, list[Candidate]] = {
+    "tar": [
+        ({}, ("Members of the same name up to the first dot are a sample.",)),
+        ({"decode": "none"}, ("Members stay bytes.",)),
+    ],
+    "tfrecord": [
+        ({}, ("Each record is a sample.",)),
+        ({"decode": "none"}, ("Each record is a sample, as bytes.",)),
+    ],
+    "jsonl": [
+        ({}, ("Each line is a sample.",)),
+        ({"raw": True}, ("Each line is a sample, as bytes.",)),
+    ],
+    "dicom": [
+        (
+            {},
+            ("The stored pixels are a sample; values: rescaled gives Hounsfield units in CT.",),
+        )
+    ],
+    "tiff": [
+        ({}, ("The whole image is one sample; window: [256, 256] cuts blocks.",)),
+        ({"axis": 0}, ("Each page is a sample.",)),
+    ],
+    "fits": [
+        ({}, ("The first image is one sample; window: [64, 64] cuts blocks.",)),
+        ({"table": 1}, ("Each row of the first table is a sample.",)),
+    ],
+}
 
 
 def candidates(
@@ -43,28 +79,66 @@ def candidates(
 
     ``folders`` are all that hold an image; empty if they are not known.
     """
-    options: dict[str, Any]
     if form == "image":
-        image = f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
-        options = {"label": "folder"}
-        label = "The label is its folder's name; list the names as classes for numbers."
-        if "/" not in entry.key or len(folders) == 1:
-            options, label = {"label": "none"}, "All are in one folder, so there is no label."
-        elif 1 < len(folders) <= MAX_CLASSES:
-            options = {"classes": sorted(folders)}
-            label = "The label is the number of its folder in classes."
-        return [(options, (image, label))]
+        return [_image_candidate(entry, head, folders)]
     if form == "raw":
-        dtype = DTYPES_BY_SUFFIX[suffix_of(entry.key)]
-        window = window_rows(int(dtype[-1]), entry.size // int(dtype[-1]))
-        values = f"A window has {window} values; shape says how many values one row has."
-        suffix = f"No header; {dtype} is what the name's ending says."
-        return [({"dtype": dtype, "window": window}, (suffix, values))]
-    packed = {"compression": compression} if compression else {}
-    findings = [f"Compressed by {compression}, so that each object is read whole."] * len(
-        packed
+        return [_raw_candidate(DTYPES_BY_SUFFIX[suffix_of(entry.key)], entry)]
+    found = _MEASURED[form](head) if form in _MEASURED else RECORD_OPTIONS.get(form, ())
+    is_named = compression_by_name(entry.key) == compression
+    packed = {"compression": compression} if compression and not is_named else {}
+    whole = (
+        [f"Compressed by {compression}, so each object is read whole."] if compression else []
     )
-    return [({**options, **packed}, findings) for options in RECORD_OPTIONS.get(form, ())]
+    return [({**options, **packed}, [*whole, *findings]) for options, findings in found]
+
+
+def _image_candidate(entry: Entry, head: bytes, folders: set[str]) -> Candidate:
+    image = (
+        f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
+    )
+    options: dict[str, Any] = {"label": "folder"}
+    label = "The label is its folder's name; classes: auto makes numbers of the names."
+    if "/" not in entry.key or len(folders) == 1:
+        options, label = {"label": "none"}, "All are in one folder, so there is no label."
+    elif 1 < len(folders) <= MAX_CLASSES:
+        options = {"classes": sorted(folders)}
+        label = "The label is the number of its folder in classes."
+    return options, (image, label)
+
+
+def _raw_candidate(dtype: str, entry: Entry) -> Candidate:
+    options, windows = raw_windows(dtype, entry.size)
+    return options, (f"No header; {dtype} is what the name's ending says.", windows)
+
+
+def raw_windows(dtype: str, nbytes: int, channels: int = 1) -> tuple[dict[str, Any], str]:
+    """Return options for rows without a header, and a sentence about them."""
+    row = int(dtype[-1]) * channels
+    window = window_rows(row, nbytes // row)
+    shape = {"shape": [channels]} if channels > 1 else {}
+    values = (
+        f"A window has {window} rows; shape: [64] says that a row has 64 values (channels)."
+    )
+    return {"dtype": dtype, **shape, "window": window}, values
+
+
+def guessed_raw(entry: Entry, head: bytes) -> Candidate | None:
+    """Return a candidate for an object of numbers whose name does not tell their dtype."""
+    if suffix_of(entry.key) not in RAW_SUFFIXES:
+        return None
+    dtype = guess_dtype(head)
+    if not dtype:
+        return None
+    options, windows = raw_windows(dtype, entry.size)
+    guess = f"A guess: the bytes look like {DTYPE_NAMES[dtype]}. No header is expected; offset skips one."
+    return options, (guess, windows)
+
+
+_MEASURED: dict[str, Callable[[bytes], list[Candidate]]] = {
+    "audio": audio_candidates,
+    "edf": edf_candidates,
+    "nifti": nifti_candidates,
+}
 
 
 def names_text(names: Sequence[str]) -> str:
@@ -72,27 +146,48 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def array_options(
-    shape: Sequence[int], item_bytes: int, *, many: bool, chunk_rows: int = 0
+    shape: Sequence[int], item_bytes: int, *, many: bool, chunks: Sequence[int] = ()
 ) -> tuple[dict[str, Any], str]:
     """Return the options that cut samples from an array, and a sentence about them.
 
-    A small array of ``many`` objects is one sample. Windows divide ``chunk_rows``, unless it is 0.
+    A small array of ``many`` objects is one sample. Windows divide ``chunks``, if there are any.
     """
     nbytes = math.prod(shape) * item_bytes
     is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
     is_image = len(shape) == 3 and sorted(shape)[1] >= MIN_IMAGE_SIDE
     is_image = is_image and min(shape[0], shape[-1]) <= MAX_IMAGE_CHANNELS
-    if not shape or shape[0] <= 1 or not nbytes or is_small or is_image:
+    if not shape or not nbytes or is_small or is_image:
         return {}, "The whole array is one sample."
-    row = nbytes // shape[0]
-    if row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
+    axis = long_axis(shape)
+    if shape[axis] <= 1:
+        return {}, "The whole array is one sample."
+    row = nbytes // shape[axis]
+    if not axis and row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
         each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
         return {"axis": 0}, f"{each}, read by range; leave axis out to take whole arrays."
-    rows = window_rows(row, shape[0])
-    if chunk_rows:
-        rows = max(n for n in range(1, min(rows, chunk_rows) + 1) if chunk_rows % n == 0)
-    each = f"Windows of {rows} rows along the first axis ({in_bytes(rows * row)} each)"
+    rows = window_rows(row, shape[axis])
+    if chunks:
+        chunk = min(chunks[axis], shape[axis])
+        rows = max(n for n in range(1, min(rows, chunk) + 1) if chunk % n == 0)
+    size = in_bytes(rows * row)
+    if axis:
+        along = f"Axis {axis} is much longer than the others, so it is taken for time"
+        each = f"windows of {rows} along it ({size} each)"
+        return {"axis": axis, "window": rows}, f"{along}: {each}, read by range."
+    each = f"Windows of {rows} rows along the first axis ({size} each)"
     return {"window": rows}, f"{each}, read by range; a smaller stride lets them overlap."
+
+
+def long_axis(shape: Sequence[int]) -> int:
+    """Return the axis that is much longer than all others, as time is; 0 where there is none.
+
+    >>> long_axis([64, 100_000]), long_axis([100_000, 64]), long_axis([60_000, 784]), long_axis([3, 4, 50_000])
+    (1, 0, 0, 2)
+    """
+    longest = max(range(len(shape)), key=lambda axis: shape[axis])
+    others = math.prod(shape) // max(1, shape[longest])
+    is_time = shape[longest] >= MIN_TIMES and others <= MAX_CHANNELS
+    return longest if is_time and shape[longest] >= MIN_TIME_RATIO * others else 0
 
 
 def window_rows(row_bytes: int, rows: int) -> int:

@@ -14,16 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS, SCALED
+from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS
 from growcache.cli.detect_format import (
     HEAD_BYTES,
+    chunk_kinds,
     detect_format,
+    folder_url,
     is_zarr,
     largest_group,
     narrower_url,
 )
 from growcache.cli.humanize import in_bytes, plural
-from growcache.cli.propose_options import array_options, candidates, names_text
+from growcache.cli.other_kinds import other_kind
+from growcache.cli.propose_options import candidates, guessed_raw
+from growcache.cli.zarr_probe import MAX_CHUNKS_READ, find_array, find_others, zarr_candidate
 from growcache.config import SourceConfig
 from growcache.errors import (
     FormatError,
@@ -37,7 +41,6 @@ from growcache.formats.base import (
     Visit,
     read_partly,
 )
-from growcache.formats.zarr import open_zarr
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
@@ -47,7 +50,6 @@ LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a p
 PROBE_SECONDS = 15.0
 MANY_OBJECTS = 16  # each of which can be a sample
 MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a candidate
-MAX_CHUNKS_READ = 8  # of a Zarr array
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
 
 
@@ -62,22 +64,39 @@ class ProbedSource:
     samples: int = 0  # estimated, of all objects; 0 before any was read
     sample_bytes: int = 0
     url: str = ""  # matches only the objects that were read; empty: the source's own
+    reader: str = ""  # source of a function that decodes an object, where no format does
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
-    def probe() -> ProbedSource:
-        store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
-        try:
-            return _probe_store(source, store)
-        finally:
-            asyncio.run(store.close())
-
     thread = DaemonThread("probe")
-    found = thread.submit(probe)
+    found = thread.submit(lambda: _probe_url_or_folder(source, seconds))
     thread.close(wait=False)
     if not found.wait(seconds):
         raise TransientStoreError(f"no answer within {seconds:g} s")
     return found.result()
+
+
+def _probe_url_or_folder(source: SourceConfig, seconds: float) -> ProbedSource:
+    below = folder_url(source.url[0]) if len(source.url) == 1 else ""
+    try:
+        return _probe_url(source, seconds)
+    except ObjectMissingError as error:
+        if not below:
+            raise
+        missing = error
+    try:
+        found = _probe_url(source.model_copy(update={"url": (below,)}), seconds)
+    except ObjectMissingError:
+        raise missing from None
+    return replace(found, url=found.url or below)
+
+
+def _probe_url(source: SourceConfig, seconds: float) -> ProbedSource:
+    store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
+    try:
+        return _probe_store(source, store)
+    finally:
+        asyncio.run(store.close())
 
 
 def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
@@ -90,7 +109,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     zarr = is_zarr(filled)
     group, others = largest_group(filled, zarr=zarr)
     if zarr:
-        return asyncio.run(_propose_zarr(listed, store, group, sorted(others)))
+        return asyncio.run(_propose_zarr(listed, store, group, filled))
     folders = {PurePosixPath(entry.key).parent.name for entry in group} if is_whole else set()
     probed = asyncio.run(_propose(listed, store, group, folders))
     if not others:
@@ -126,10 +145,13 @@ async def _propose(
     ]
     form, compression = Counter(kinds).most_common(1)[0][0]  # of equals that of the largest
     first = kinds.index((form, compression))
-    reason = f"It was not recognised; it starts with {heads[first][:8]!r}."
+    many = len(group) >= MANY_OBJECTS
+    if not form:
+        return await _propose_other(listed, readers, heads[first], readers[first], group)
+    reason = ""
     try:
         if probe := CONTENT_PROBES.get(form):
-            found = await probe(readers[first], len(group) >= MANY_OBJECTS)
+            found = await probe(readers[first], many)
         else:
             found = candidates(form, compression, readers[first].entry, heads[first], folders)
         for options, findings in found:
@@ -146,36 +168,48 @@ async def _propose(
     return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
+async def _propose_other(
+    listed: ProbedSource,
+    readers: Sequence[StoredObject],
+    head: bytes,
+    reader: StoredObject,
+    group: Sequence[Entry],
+) -> ProbedSource:
+    """Propose something for objects whose format was not recognised."""
+    entry = reader.entry
+    if other := other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS):
+        found = await _prove(
+            listed, other.format, dict(other.options), other.findings, readers, group
+        )
+        return replace(found, reader=other.reader)
+    if guess := guessed_raw(entry, head):
+        return await _prove(listed, "raw", *guess, readers, group)
+    reason = f"It was not recognised; it starts with {head[:8]!r}."
+    return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
+
+
 async def _propose_zarr(
-    listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], others: Sequence[str]
+    listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], entries: Sequence[Entry]
 ) -> ProbedSource:
     reason = "None is listed: let source.url match the chunks of an array."
+    url = store.source.url[0] if len(store.source.url) == 1 else ""
+    path_by_key = chunk_kinds(entries)
+    own = {path_by_key.get(entry.key) for entry in chunks}
+    firsts = {path_by_key.get(entry.key): entry for entry in reversed(entries)}
+    others = {
+        path: StoredObject(store, one)
+        for path, one in firsts.items()
+        if path and path not in own
+    }
     try:
         readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
-        for reader in readers:
-            opened = open_zarr({"axis": 0})
-            found = await opened.array_of(reader)
-            if found is None:
-                continue
-            root, array = found
-            shape, rows = array.shape, array.chunks[0]
-            within = min(rows, shape[0]) or 1
-            options, sentence = array_options(
-                shape, array.dtype.itemsize, many=False, chunk_rows=within
+        if array := await find_array(readers):
+            keys = [entry.key for entry in chunks]
+            (options, findings), narrower = zarr_candidate(
+                array, await find_others(others), url, keys
             )
-            if not options:
-                options, sentence = {"axis": 0}, "Each row is a sample."
-            chunks_text = f"Chunks of {plural(rows, 'row')} of {array.dtype.name}{list(shape)}."
-            findings = [chunks_text, sentence]
-            if await opened.advice(reader):
-                options["scale"] = "cf"
-                findings.append(f"Its {SCALED}")
-            if others:
-                findings.append(
-                    f"Let source.url match the chunks of one array, {root}**; the option beside adds "
-                    f"others of equal length. Chunks are listed of {names_text(others)}, too."
-                )
-            return await _prove(listed, "zarr", options, findings, readers, chunks)
+            proved = await _prove(listed, "zarr", options, findings, readers, chunks)
+            return replace(proved, url=narrower)
     except (FormatError, ObjectMissingError, MissingLibraryError) as error:
         reason = f"It cannot be read: {error}."
     return replace(
@@ -191,7 +225,7 @@ async def _prove(
     readers: Sequence[StoredObject],
     group: Sequence[Entry],
 ) -> ProbedSource:
-    opened = open_format(form, options)
+    opened = open_format(form, options, readers[0].source.url)
     counts: list[tuple[int, int]] = []  # samples and bytes of an object
     samples: list[Sample] = []
     error: FormatError | None = None

@@ -38,6 +38,11 @@ from tests.formats.test_tfrecord import example, file
         ((100_000, 2048), False, {"axis": 0}),
         ((10_000_000, 4), False, {"window": 4096}),
         ((10_000_000,), True, {"window": 16384}),
+        ((64, 100_000), False, {"axis": 1, "window": 256}),  # channels and time
+        ((64, 100_000), True, {"axis": 1, "window": 256}),
+        ((64, 4000), True, {}),
+        ((100, 4096), False, {"axis": 0}),  # embeddings
+        ((2, 3, 50_000), False, {"axis": 2, "window": 2048}),
     ],
 )
 def test_an_array_by_its_shape(
@@ -47,7 +52,7 @@ def test_an_array_by_its_shape(
 
 
 def test_windows_divide_chunks() -> None:
-    assert array_options((3000, 16), 4, many=False, chunk_rows=96)[0] == {"window": 96}
+    assert array_options((3000, 16), 4, many=False, chunks=[96, 16])[0] == {"window": 96}
 
 
 EXAMPLES = file([example({"x": [1.0, 2.0]})])
@@ -154,11 +159,11 @@ def test_an_array_alone_is_no_single_sample(tmp_path: Path) -> None:
     assert "x: float32[4096, 4]; about 4 samples each" in found.findings[-1]
 
 
-def test_columns_are_no_rows(tmp_path: Path) -> None:
+def test_columns_are_cut_by_range_too(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((100_000, 8), "f4", order="F"))
     found = probed(tmp_path / "a.npy")
-    assert found.options == {}
-    assert "Fortran" in found.findings[1]
+    assert found.options == {"window": 2048}
+    assert "Fortran" in found.findings[0]
 
 
 @pytest.mark.parametrize(

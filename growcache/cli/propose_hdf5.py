@@ -1,0 +1,134 @@
+"""Propose datasets and options for HDF5 files: plain ones, and those of MATLAB, NetCDF, NWB and AnnData."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from growcache.cli.humanize import plural
+from growcache.cli.propose_options import array_options, names_text
+from growcache.cli.propose_recordings import Candidate
+from growcache.errors import FormatError
+from growcache.formats.hdf5_dataset import DatasetLayout
+
+MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
+MATLAB, NETCDF, NWB, ANNDATA = "MATLAB v7.3", "NetCDF-4", "NWB", "AnnData"
+SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
+_NWB_TIMES = ("timestamps",)
+
+
+@dataclass(frozen=True, slots=True)
+class HDF5Contents:
+    datasets: Sequence[DatasetLayout]  # that can be read
+    unreadable: Sequence[str] = ()  # reasons
+    flavour: str = ""  # who wrote it; empty for plain files
+    coordinates: frozenset[str] = frozenset()  # datasets that are axes of others
+    scaled: frozenset[str] = frozenset()  # datasets whose attributes say what numbers mean
+
+
+def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
+    listed = _listed_text(found)
+    if found.flavour == ANNDATA:
+        return [_cells_candidate(found, listed)]
+    shown = [one for one in found.datasets if not one.path.startswith("#")]  # MATLAB's own
+    arrays = [one for one in shown if math.prod(one.shape) > 1] or [
+        one for one in shown if one.shape
+    ]
+    values = [one for one in arrays if one.path not in found.coordinates] or arrays
+    numbers = [one for one in values if not one.string_storage] or values
+    if not numbers:
+        raise FormatError(f"{listed} None is an array")
+    main = max(_preferred(numbers, found.flavour), key=_nbytes)
+    siblings = [one for one in shown if _folder(one.path) == _folder(main.path)]
+    # What has scalars next to it is one sample, as a rule: an image with its label.
+    has_scalars = not found.flavour and not all(one.shape for one in siblings)
+    options, sentence = array_options(main.shape, main.dtype.itemsize, many=many or has_scalars)
+    if main.string_storage:
+        options, sentence = {"axis": 0}, "Each of its texts is a sample."
+    datasets = _together(siblings, main, options, found)
+    sentences = [listed, f"Of {main.path}: {sentence}", *_flavour_sentences(found, main)]
+    taken = datasets.values() if isinstance(datasets, dict) else datasets
+    if meant := [path for path in taken if path in found.scaled]:
+        options = {**options, "scale": "cf"}
+        sentences.append(f"{names_text(meant)}: {SCALED}")
+    return [({"datasets": datasets, **options}, sentences)]
+
+
+def _cells_candidate(found: HDF5Contents, listed: str) -> Candidate:
+    by_path = {one.path: one for one in found.datasets}
+    if "X" not in by_path:
+        raise FormatError(
+            f"{listed} Its matrix is sparse; adata.X = adata.X.toarray() before write_h5ad makes rows of it"
+        )
+    rows = by_path["X"].shape[:1]
+    columns = [path for path in by_path if path.startswith("obs/") and path.endswith("/codes")]
+    codes = {path.split("/")[1]: path for path in columns if by_path[path].shape == rows}
+    datasets = {"x": "X", **dict(list(codes.items())[: MAX_DATASETS_TOGETHER - 1])}
+    sentences = [listed, f"Each row of X ({rows[0]} cells) is a sample."]
+    if codes:
+        names = names_text(list(codes))
+        sentences.append(f"Of {names} it has the codes; obs/NAME/categories holds their texts.")
+    return {"datasets": datasets, "axis": 0}, sentences
+
+
+def _preferred(arrays: Sequence[DatasetLayout], flavour: str) -> Sequence[DatasetLayout]:
+    """Return the arrays that hold what was measured."""
+    if flavour == NWB:
+        return [one for one in arrays if one.path.endswith("/data")] or arrays
+    return arrays
+
+
+def _together(
+    siblings: Sequence[DatasetLayout],
+    main: DatasetLayout,
+    options: Mapping[str, Any],
+    found: HDF5Contents,
+) -> list[str] | dict[str, str]:
+    if found.flavour == NWB:
+        name = _folder(main.path).rpartition("/")[2] or "x"
+        times = [one.path for one in siblings if one.path.endswith(_NWB_TIMES)]
+        return {name: main.path, **dict.fromkeys(("timestamps",) * len(times), *times)}
+    if options.get("axis"):  # others have no such axis, or mean another thing by it
+        return [main.path]
+    together = [one.path for one in siblings if _goes_along(one, main, options)]
+    return together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
+
+
+def _goes_along(one: DatasetLayout, main: DatasetLayout, options: Mapping[str, Any]) -> bool:
+    if not options:  # the object is one sample, of which arrays of text are no values
+        return not (one.string_storage and one.shape)
+    is_row_of_text = "window" not in options and len(one.shape) == 1
+    return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)
+
+
+def _flavour_sentences(found: HDF5Contents, main: DatasetLayout) -> list[str]:
+    if found.flavour == MATLAB and len(main.shape) > 1:
+        there, here = list(reversed(main.shape)), list(main.shape)
+        return [
+            f"MATLAB's axes are in reverse here: {main.path} is {there} in MATLAB, {here} here."
+        ]
+    return []
+
+
+def _listed_text(found: HDF5Contents) -> str:
+    dtypes = {
+        one.path: "str" if one.string_storage else one.dtype.name for one in found.datasets
+    }
+    largest = sorted(found.datasets, key=_nbytes, reverse=True)
+    shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in largest]
+    article = "A" if found.flavour in (MATLAB, NETCDF) else "An"
+    kind = f"{article} {found.flavour or 'HDF5'} file"
+    listed = f"{kind} with {plural(len(found.datasets), 'dataset')}: {names_text(shown)}."
+    if found.unreadable:
+        listed += f" {plural(len(found.unreadable), 'other')}: {found.unreadable[0]}."
+    return listed
+
+
+def _nbytes(one: DatasetLayout) -> int:
+    return math.prod(one.shape) * one.dtype.itemsize
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
