@@ -75,11 +75,11 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "EDF": ("edf", {"window": "2s"}, "", "Windows of 2 s of 4 signals at 250 Hz"),
     "BDF": ("edf", {"window": "2s"}, "", "Windows of 2 s of 4 signals at 250 Hz"),
     "NIfTI": ("nifti", {}, "", "The whole volume is one sample"),
-    "NIfTI, gzip": ("nifti", {"compression": "gzip"}, "", "The whole volume is one sample"),
+    "NIfTI, gzip": ("nifti", {}, "", "The whole volume is one sample"),
     "DICOM": ("dicom", {}, "", "The stored pixels are a sample"),
     "FITS": ("fits", {}, "", "The first image is one sample"),
     "WAV": ("audio", {"window": "1s", "rate": 16000}, "", "one second at 16000 Hz"),
-    "FLAC": ("audio", {"window": "1s", "rate": 16000, "read": "whole"}, "", "decoded at once"),
+    "FLAC": ("audio", {"window": "1s", "rate": 16000}, "", "one second at 16000 Hz"),
 }  # fmt: skip
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW), id=name) for name in EXPECTED
