@@ -137,6 +137,54 @@ def table_kind(url: str) -> str:
     return kind + packed
 
 
+MANIFEST_KINDS = ("csv", "tsv", "jsonl", "txt", "parquet")
+
+
+class ManifestConfig(_ConfigModel):
+    """A table of keys, with their sizes where it has them, that replaces a listing.
+
+    ``key``, ``size`` and ``etag`` name its columns where they have other names, and ``columns`` all
+    of them where the file has no line of names.
+    """
+
+    url: Annotated[str, Field(min_length=1)]
+    key: str | None = None
+    size: str | None = None
+    etag: str | None = None
+    columns: _Texts | None = None
+    url_encoded: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _url_alone(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _of_a_known_kind(cls, value: str) -> str:
+        manifest_kind(value)
+        return value
+
+
+def manifest_kind(url: str) -> str:
+    """Return a manifest's kind by the end of its name, with ``.gz`` if it is compressed, or raise ValueError.
+
+    >>> manifest_kind("keys.txt"), manifest_kind("s3://inv/2024-01-01T00-00Z/manifest.json")
+    ('txt', 'inventory')
+    """
+    name = re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
+    if name.rpartition("/")[2] == "manifest.json":
+        return "inventory"
+    packed = ".gz" if name.lower().endswith(".gz") else ""
+    kind = name.lower().removesuffix(".gz").rpartition(".")[2]
+    if kind not in MANIFEST_KINDS or (packed and kind == "parquet"):
+        raise ValueError(
+            f"expected a name that ends in .{', .'.join(MANIFEST_KINDS)}, or .gz behind one of the "
+            "first four, or manifest.json of an S3 Inventory"
+        )
+    return kind + packed
+
+
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
@@ -196,6 +244,7 @@ class SourceConfig(_ConfigModel):
     dataset: Annotated[str, Field(min_length=1)] | None = None
     names: _Texts | None = None
     fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
+    manifest: ManifestConfig | None = None
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
     purged: Annotated[str, Field(min_length=1)] | None = None
@@ -226,8 +275,10 @@ class SourceConfig(_ConfigModel):
         for name, value in own.items():
             if name in values and list(_one_or_many(values[name])) != list(_one_or_many(value)):
                 raise ValueError(f"name dataset or {name}, not both")
-        if values.get("fields") or values.get("purged"):
-            raise ValueError("fields and purged need objects of a store; leave them out")
+        if values.get("fields") or values.get("purged") or values.get("manifest"):
+            raise ValueError(
+                "fields, purged and manifest need objects of a store; leave them out"
+            )
         return {**values, **own}
 
     @model_validator(mode="after")

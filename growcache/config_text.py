@@ -28,6 +28,7 @@ from growcache.config import (
     Config,
     FieldConfig,
     LabelsConfig,
+    ManifestConfig,
     SamplingConfig,
     SplitConfig,
     StrataConfig,
@@ -93,6 +94,7 @@ MODELS_BY_PLACE: dict[tuple[int | str, ...], type[BaseModel]] = {
     ("sampling",): SamplingConfig,
     ("cache",): CacheConfig,
     ("source", "labels"): LabelsConfig,
+    ("source", "manifest"): ManifestConfig,
     ("source", "fields"): FieldConfig,
     ("sampling", "strata"): StrataConfig,
 }

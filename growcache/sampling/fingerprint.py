@@ -23,6 +23,7 @@ DRAW_VERSION = 3  # part of the fingerprint: raise it when any draw would change
 
 
 # The storage_options that choose the server; the others are credentials and client settings.
+_DATED_FOLDER = re.compile(r"/\d{4}-\d\d-\d\dT\d\d-\d\dZ?/")
 SERVER_OPTIONS = frozenset(
     {"endpoint_url", "endpoint", "base_url", "account_name", "host", "port", "client_kwargs"}
 )
@@ -120,6 +121,10 @@ def _source(source: SourceConfig) -> dict[str, Any]:
         parts["url"] = [url_without_secrets(url) for url in source.url]
     if source.names is not None:
         parts["names"] = list(source.names)
+    if source.manifest is not None:
+        # An inventory is in a new folder each day.
+        url = _DATED_FOLDER.sub("/*/", url_without_secrets(source.manifest.url))
+        parts["manifest"] = source.manifest.model_dump(exclude_defaults=True) | {"url": url}
     if source.labels is not None:
         url = url_without_secrets(source.labels.url)
         parts["labels"] = source.labels.model_dump(mode="json", exclude_none=True) | {

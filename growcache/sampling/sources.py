@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from growcache.config import SourceConfig
 from growcache.errors import GrowcacheError, TransientStoreError
@@ -21,6 +21,7 @@ from growcache.formats.base import ObjectFormat
 from growcache.formats.dataset import open_dataset
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
 from growcache.store.dataset import DatasetStore
+from growcache.store.manifest import ManifestListing
 from growcache.store.store import ReadMeter, RemoteStore, open_store
 from growcache.usercode import CodeDigest
 
@@ -187,10 +188,13 @@ def name_source(text: str, number: int, count: int) -> str:
 _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_fields)})\b)")
 
 
+ListedStore: TypeAlias = RemoteStore | DatasetStore | ManifestListing
+
+
 class SourceListings:
     """The listings of all sources in turn, so that each shows objects early."""
 
-    def __init__(self, stores: Sequence[RemoteStore | DatasetStore]) -> None:
+    def __init__(self, stores: Sequence[ListedStore]) -> None:
         self._stores = stores
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -226,16 +230,19 @@ def open_listings(
     """``lengths`` are those that samplers know of the Datasets, of each source."""
     known = iter(lengths)
 
-    def opened(source: SourceConfig) -> RemoteStore | DatasetStore:
+    def opened(source: SourceConfig) -> ListedStore:
         length = next(known, None)
         if length is not None:
             return DatasetStore(source, length)
-        return open_store(
+        store = open_store(
             source,
             timeout_seconds=timeout_seconds,
             on_retry=on_retry,
             without_credentials=True,
             retries_forever=retries_forever,
         )
+        if source.manifest is None:
+            return store
+        return ManifestListing(store, timeout_seconds, on_retry, retries_forever)
 
     return SourceListings(make_each(sources, opened))

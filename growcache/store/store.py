@@ -421,6 +421,28 @@ class RemoteStore:
                 error.exit_code = 2  # the URL itself is wrong, not one object of many
                 raise
 
+    @property
+    def locations(self) -> Sequence[Location]:
+        """What the URLs name, in their order."""
+        return self._locations
+
+    def heads(self, named: Sequence[Entry]) -> list[Entry | None]:
+        """Return objects as they are now, each None if there is no such object. Blocks."""
+
+        def head(one: Entry) -> Entry | None:
+            try:
+                backend = self._clients[one.store]
+                found = self._retries.run(lambda: _head_of_named_object(backend, one.key))
+            except (ObjectMissingError, UnsupportedKeyError):
+                return None
+            return replace(found, store=one.store)
+
+        if all(self._locations[one.store].scheme == "file" for one in named):
+            return list(map(head, named))  # which takes less time than a thread
+        return ConcurrentCalls(
+            [partial(head, one) for one in named], _CONCURRENT_HEADS
+        ).results()
+
     def _is_new(self, key: str, number: int) -> bool:
         """Whether no earlier URL lists the key; of several fields, the placeholders decide whose key it is."""
         if self.source.fields:
