@@ -11,7 +11,7 @@ from growcache.formats.compressed import compression_of, unpacked_name, unpacked
 from growcache.formats.image import image_kind
 from growcache.formats.tar_scan import is_header
 from growcache.formats.tfrecord_scan import record_length_at
-from growcache.formats.zarr import folder_of_chunk
+from growcache.formats.zarr_metadata import folder_of_chunk
 from growcache.store.contract import Entry
 
 HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 MOST_VISIT_BYTES = 1_000_000_000  # bytes; what a sampler may use for a group of shards
 MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
+MOST_UNWRITTEN_BYTES = 1 << 28  # of fill values, of a chunk that was never written
 _FREE_DECODED_BYTES = 1 << 25  # bytes of an object that stores next to nothing
 DEFLATE_RATIO = 1100  # the ratio of deflate is 1032 at most
 RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, where one value is repeated
@@ -179,6 +180,8 @@ def most_decoded_bytes(entry: Entry, ratio: int = DEFLATE_RATIO) -> int:
 
     A small object gets an allowance, because values never written take no room in an object.
     """
+    if entry.is_unwritten:
+        return MOST_UNWRITTEN_BYTES
     return min(MOST_VISIT_BYTES, _FREE_DECODED_BYTES + ratio * entry.size)
 
 

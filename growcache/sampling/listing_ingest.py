@@ -203,7 +203,9 @@ class ListingIngest:
                 break
             page = self.pages.popleft()
             if self.watched:
-                self.relisted += [entry for entry in page if entry.key in self.watched]
+                self.relisted += [
+                    one for one in page if one.key in self.watched and not one.is_unwritten
+                ]
             self._shown.update(
                 source_of_url(self._firsts, store) for store in {e.store for e in page}
             )

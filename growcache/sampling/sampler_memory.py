@@ -37,8 +37,9 @@ class YieldEstimate:
         self._found = 0
 
     def learn(self, stored: float, found: int) -> None:
-        self._stored += stored
-        self._found += found
+        if stored:  # what the store does not have says nothing of what it has
+            self._stored += stored
+            self._found += found
 
     def expected(self, stored: float) -> float:
         return stored * self._found / self._stored if self._stored else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from growcache.config import SourceConfig
 from growcache.errors import GrowcacheError, TransientStoreError
@@ -24,6 +24,9 @@ from growcache.store.dataset import DatasetStore
 from growcache.store.manifest import ManifestListing
 from growcache.store.store import ReadMeter, RemoteStore, open_store
 from growcache.usercode import CodeDigest
+
+if TYPE_CHECKING:
+    from growcache.sampling.zarr_listing import ZarrListing
 
 _Made = TypeVar("_Made")
 
@@ -188,7 +191,7 @@ def name_source(text: str, number: int, count: int) -> str:
 _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_fields)})\b)")
 
 
-ListedStore: TypeAlias = RemoteStore | DatasetStore | ManifestListing
+ListedStore: TypeAlias = "RemoteStore | DatasetStore | ManifestListing | ZarrListing"
 
 
 class SourceListings:
@@ -241,8 +244,17 @@ def open_listings(
             without_credentials=True,
             retries_forever=retries_forever,
         )
-        if source.manifest is None:
-            return store
-        return ManifestListing(store, timeout_seconds, on_retry, retries_forever)
+        if source.manifest is not None:
+            return ManifestListing(store, timeout_seconds, on_retry, retries_forever)
+        return _with_unwritten_chunks(store) if source.format == "zarr" else store
 
     return SourceListings(make_each(sources, opened))
+
+
+def _with_unwritten_chunks(store: RemoteStore) -> ListedStore:
+    """Return a listing that ends with them; imported here, because a sampler imports what it reads."""
+    from growcache.formats.zarr import open_zarr
+    from growcache.sampling.zarr_listing import ZarrListing
+
+    census = open_zarr(store.source.options).census()
+    return store if census is None else ZarrListing(store, census)

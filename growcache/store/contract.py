@@ -47,6 +47,15 @@ class Entry:
     mtime: float | None  # last modification, seconds since the epoch; None where unknown
     store: int = 0  # index into `SourceConfig.url`
 
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether the object is known by its name alone, because the store has none: a chunk of fill values."""
+        return not self.size and self.etag is None and self.mtime is None
+
+
+def unwritten_entry(key: str, store: int) -> Entry:
+    return Entry(key, 0, None, None, store)
+
 
 class Page(list[Entry]):
     """Some objects of a listing; ``last`` if nothing is known to follow."""

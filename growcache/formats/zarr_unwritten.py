@@ -1,0 +1,183 @@
+"""The chunks of Zarr arrays that were never written: a listing does not show them.
+
+Without them no window that starts in one would ever be drawn, and fill values would be rarer in
+a cache than in the array.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from growcache.errors import ConfigError, FormatError, StoreError, TransientStoreError
+from growcache.formats.base import ObjectReader
+from growcache.formats.chunks import ChunkPlace
+from growcache.formats.grids import ArrayGrid, AxisGrid
+from growcache.formats.zarr_metadata import ZarrMetadata, possible_places
+from growcache.store.contract import Entry, unwritten_entry
+
+MetadataOf: TypeAlias = Callable[[ObjectReader, str], Awaitable[ZarrMetadata]]
+ReaderOf: TypeAlias = Callable[[Entry], ObjectReader]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+MOST_OWNERS = 1 << 26  # chunks of an array in which windows start: a byte each, once
+MOST_UNWRITTEN = 1 << 20  # of them, never written, or
+UNWRITTEN_PER_WRITTEN = 16  # for each that was, if that is more
+MOST_CHUNK_NUMBER = (1 << 32) - 1
+_AT_ONCE = 1 << 20  # owning chunks that are looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class OwningChunks:
+    """The chunks along one axis in which a window may start.
+
+    >>> [OwningChunks.of(100, 10, AxisGrid(window=20, stride=40)).number(i) for i in range(3)]
+    [0, 4, 8]
+    """
+
+    count: int
+    chunk: int  # values of a chunk
+    step: int  # from the first start of one of them to that of the next
+
+    @classmethod
+    def of(cls, size: int, chunk: int, grid: AxisGrid | None) -> OwningChunks:
+        """The first chunk owns the windows along an axis that is not cut."""
+        if grid is None:
+            return cls(min(1, size), max(1, size), max(1, size))
+        step = chunk if grid.random_phase else max(chunk, grid.stride)
+        return cls(-(-grid.possible(size) // step), chunk, step)
+
+    def number(self, place: int) -> int:
+        return place * self.step // self.chunk
+
+    def places(self, numbers: Ints) -> Ints:
+        """Return the place of each chunk among the owning ones; -1 for none of them."""
+        within = np.where(numbers <= self.number(self.count - 1), numbers, 0)
+        places = -(-within * self.chunk // self.step)
+        is_owning = (places < self.count) & (places * self.step // self.chunk == numbers)
+        return np.where(is_owning, places, -1)
+
+
+@dataclass(slots=True)
+class _ListedArray:
+    root: str
+    shape: tuple[int, ...]
+    name: Callable[[Sequence[int]], str]
+    owners: tuple[OwningChunks, ...]  # along each axis
+    cut: tuple[int, ...]  # axes
+    store: int
+    # The numbers of the listed chunks along the axes that are cut, chunk after chunk.
+    listed: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(one.count for one in self.owners)
+
+    def add(self, place: ChunkPlace) -> None:
+        is_first = all(at in self.cut or not number for at, number in enumerate(place))
+        if is_first and max(place) <= MOST_CHUNK_NUMBER:
+            self.listed.extend(place[at] for at in self.cut)
+
+
+class ChunkCensus:
+    """Notes the listed chunks of a source, and names the others afterwards."""
+
+    def __init__(self, grid: ArrayGrid, metadata_of: MetadataOf) -> None:
+        self._grid = grid
+        self._metadata_of = metadata_of
+        # By their folder; None: no array.
+        self._arrays: dict[str, _ListedArray | None] = {}
+
+    async def note(self, page: Sequence[Entry], reader_of: ReaderOf) -> None:
+        """Note listed objects; the metadata of their arrays is fetched side by side."""
+        waiting = [(entry, possible_places(entry.key)) for entry in page]
+        while waiting:
+            unknown = {
+                places[0][0]: entry
+                for entry, places in waiting
+                if places and places[0][0] not in self._arrays
+            }
+            found = await asyncio.gather(
+                *(self._array(root, reader_of(entry)) for root, entry in unknown.items())
+            )
+            self._arrays.update(zip(unknown, found, strict=True))
+            waiting = [
+                (entry, places[1:])
+                for entry, places in waiting
+                if places and not self._is_noted(entry, *places[0])
+            ]
+
+    async def _array(self, root: str, reader: ObjectReader) -> _ListedArray | None:
+        try:
+            metadata = await self._metadata_of(reader, root)
+            axes = self._grid.axes_of(metadata.shape, root)
+        except TransientStoreError:
+            raise
+        except (FormatError, StoreError):  # whoever reads its chunks says so
+            return None
+        sizes = zip(metadata.shape, metadata.chunks, axes, strict=True)
+        owners = tuple(itertools.starmap(OwningChunks.of, sizes))
+        cut = tuple(at for at, grid in enumerate(axes) if grid is not None)
+        return _ListedArray(
+            root, metadata.shape, metadata.name, owners, cut, reader.entry.store
+        )
+
+    def _is_noted(self, entry: Entry, root: str, place: ChunkPlace) -> bool:
+        one = self._arrays[root]
+        if one is None or len(place) != len(one.shape):
+            return False
+        if root + one.name(place) != entry.key:
+            return False
+        one.add(place)
+        return True
+
+    def unwritten(self) -> Iterator[Entry]:
+        """Yield what is missing, array after array, each in C order."""
+        for one in self._arrays.values():
+            if one is not None:
+                yield from _unwritten_of(one)
+
+
+def _unwritten_of(one: _ListedArray) -> Iterator[Entry]:
+    total = math.prod(one.counts)
+    if total > MOST_OWNERS:
+        raise _too_many(one, total - len(one.listed))
+    is_missing = _missing(one, total)
+    missing = int(is_missing.sum())
+    if missing > max(MOST_UNWRITTEN, UNWRITTEN_PER_WRITTEN * (total - missing)):
+        raise _too_many(one, missing)
+    for first in range(0, total, _AT_ONCE):
+        for flat in np.flatnonzero(is_missing[first : first + _AT_ONCE]):
+            numbers = np.unravel_index(first + int(flat), one.counts)
+            owners = zip(one.owners, numbers, strict=True)
+            place = [owner.number(int(at)) for owner, at in owners]
+            yield unwritten_entry(one.root + one.name(place), one.store)
+
+
+def _missing(one: _ListedArray, total: int) -> npt.NDArray[np.bool_]:
+    """Return which owning chunks were not listed, in C order."""
+    is_missing = np.ones(total, np.bool_)
+    listed = np.frombuffer(one.listed, np.uint32).reshape(-1, len(one.cut)).astype(np.int64)
+    flat, is_owning = np.zeros(len(listed), np.int64), np.ones(len(listed), np.bool_)
+    for column, at in zip(listed.T, one.cut, strict=True):
+        places = one.owners[at].places(column)
+        is_owning &= places >= 0
+        flat = flat * one.owners[at].count + places
+    is_missing[flat[is_owning]] = False
+    return is_missing
+
+
+def _too_many(one: _ListedArray, count: int) -> ConfigError:
+    return ConfigError(
+        f"{one.root or '/'}: {count:,} chunks or more of the array {list(one.shape)} were "
+        "never written, which is too many to draw them; set unwritten: skip in source.options, "
+        "which leaves them out"
+    )

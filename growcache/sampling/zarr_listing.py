@@ -1,0 +1,51 @@
+"""The listing of a source of Zarr: what the store lists, and then the chunks that it does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from growcache.config import SourceConfig
+from growcache.formats.zarr_unwritten import ChunkCensus
+from growcache.store.contract import Entry, StoredObject, paginate
+from growcache.store.store import RemoteStore
+
+_log = logging.getLogger(__name__)
+
+
+class ZarrListing:
+    """Entries without a size come last, in an order that follows from the listing alone."""
+
+    def __init__(self, store: RemoteStore, census: ChunkCensus) -> None:
+        self._store = store
+        self._census = census
+
+    @property
+    def source(self) -> SourceConfig:
+        return self._store.source
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        self._store.set_options(options)
+
+    def pages(self) -> Iterator[list[Entry]]:
+        listed = unwritten = 0
+        with asyncio.Runner() as runner:
+            for page in self._store.pages():
+                yield page  # first: samplers can begin with it
+                listed += len(page)
+                runner.run(
+                    self._census.note(page, lambda entry: StoredObject(self._store, entry))
+                )
+        for page in paginate(filter(self._store.is_named_by_url, self._census.unwritten())):
+            unwritten += len(page)
+            if page:
+                yield page
+        if unwritten:
+            _log.warning(
+                "%d chunks were never written, %d objects are listed: they are drawn as fill "
+                "values (unwritten: skip in source.options leaves them out)",
+                unwritten,
+                listed,
+            )
