@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from growcache.errors import ConfigError, FormatError, StoreError, TransientStoreError
-from growcache.formats.base import ObjectReader
+from growcache.errors import FormatError, StoreError, TransientStoreError
+from growcache.formats.base import MOST_UNWRITTEN_BYTES, ObjectReader
 from growcache.formats.chunks import ChunkPlace
 from growcache.formats.grids import ArrayGrid, AxisGrid
 from growcache.formats.zarr_metadata import ZarrMetadata, possible_places
@@ -29,8 +29,8 @@ ReaderOf: TypeAlias = Callable[[Entry], ObjectReader]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 MOST_OWNERS = 1 << 26  # chunks of an array in which windows start: a byte each, once
-MOST_UNWRITTEN = 1 << 20  # of them, never written, or
-UNWRITTEN_PER_WRITTEN = 16  # for each that was, if that is more
+MOST_UNWRITTEN = 1 << 17  # chunks of a source, or
+UNWRITTEN_PER_WRITTEN = 16  # for each that was written, if that is more
 MOST_CHUNK_NUMBER = (1 << 32) - 1
 _AT_ONCE = 1 << 20  # owning chunks that are looked at together
 
@@ -74,6 +74,7 @@ class _ListedArray:
     owners: tuple[OwningChunks, ...]  # along each axis
     cut: tuple[int, ...]  # axes
     store: int
+    chunk_bytes: int
     # The numbers of the listed chunks along the axes that are cut, chunk after chunk.
     listed: array[int] = field(default_factory=lambda: array("I"))
 
@@ -95,6 +96,7 @@ class ChunkCensus:
         self._metadata_of = metadata_of
         # By their folder; None: no array.
         self._arrays: dict[str, _ListedArray | None] = {}
+        self.left_out: dict[str, int] = {}
 
     async def note(self, page: Sequence[Entry], reader_of: ReaderOf) -> None:
         """Note listed objects; the metadata of their arrays is fetched side by side."""
@@ -126,9 +128,9 @@ class ChunkCensus:
         sizes = zip(metadata.shape, metadata.chunks, axes, strict=True)
         owners = tuple(itertools.starmap(OwningChunks.of, sizes))
         cut = tuple(at for at, grid in enumerate(axes) if grid is not None)
-        return _ListedArray(
-            root, metadata.shape, metadata.name, owners, cut, reader.entry.store
-        )
+        nbytes = math.prod(metadata.chunks) * metadata.dtype.itemsize
+        store = reader.entry.store
+        return _ListedArray(root, metadata.shape, metadata.name, owners, cut, store, nbytes)
 
     def _is_noted(self, entry: Entry, root: str, place: ChunkPlace) -> bool:
         one = self._arrays[root]
@@ -140,21 +142,30 @@ class ChunkCensus:
         return True
 
     def unwritten(self) -> Iterator[Entry]:
-        """Yield what is missing, array after array, each in C order."""
-        for one in self._arrays.values():
-            if one is not None:
-                yield from _unwritten_of(one)
+        """Yield what is missing, array after array, each in C order.
+
+        A damaged array can claim any number of chunks, of any size, so there are limits. Arrays
+        beyond them are in `left_out` afterwards, with their number of chunks.
+        """
+        arrays = [one for one in self._arrays.values() if one is not None]
+        written = sum(len(one.listed) // len(one.cut) for one in arrays)
+        room = max(MOST_UNWRITTEN, UNWRITTEN_PER_WRITTEN * written)
+        for one in arrays:
+            total = math.prod(one.counts)
+            if total > MOST_OWNERS:
+                self.left_out[one.root] = total
+                continue
+            is_missing = _missing(one, total)
+            missing = int(is_missing.sum())
+            if missing > (room if one.chunk_bytes <= MOST_UNWRITTEN_BYTES else 0):
+                self.left_out[one.root] = missing
+                continue
+            room -= missing
+            yield from _entries(one, is_missing)
 
 
-def _unwritten_of(one: _ListedArray) -> Iterator[Entry]:
-    total = math.prod(one.counts)
-    if total > MOST_OWNERS:
-        raise _too_many(one, total - len(one.listed))
-    is_missing = _missing(one, total)
-    missing = int(is_missing.sum())
-    if missing > max(MOST_UNWRITTEN, UNWRITTEN_PER_WRITTEN * (total - missing)):
-        raise _too_many(one, missing)
-    for first in range(0, total, _AT_ONCE):
+def _entries(one: _ListedArray, is_missing: npt.NDArray[np.bool_]) -> Iterator[Entry]:
+    for first in range(0, len(is_missing), _AT_ONCE):
         for flat in np.flatnonzero(is_missing[first : first + _AT_ONCE]):
             numbers = np.unravel_index(first + int(flat), one.counts)
             owners = zip(one.owners, numbers, strict=True)
@@ -173,11 +184,3 @@ def _missing(one: _ListedArray, total: int) -> npt.NDArray[np.bool_]:
         flat = flat * one.owners[at].count + places
     is_missing[flat[is_owning]] = False
     return is_missing
-
-
-def _too_many(one: _ListedArray, count: int) -> ConfigError:
-    return ConfigError(
-        f"{one.root or '/'}: {count:,} chunks or more of the array {list(one.shape)} were "
-        "never written, which is too many to draw them; set unwritten: skip in source.options, "
-        "which leaves them out"
-    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from growcache.config import SourceConfig
 from growcache.formats.zarr_unwritten import ChunkCensus
 from growcache.store.contract import Entry, StoredObject, paginate
 from growcache.store.store import RemoteStore
+from growcache.usercode import short_key
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +44,21 @@ class ZarrListing:
             unwritten += len(page)
             if page:
                 yield page
+        self._report(unwritten, listed)
+
+    def _report(self, unwritten: int, listed: int) -> None:
         if unwritten:
             _log.warning(
                 "%d chunks were never written, %d objects are listed: they are drawn as fill "
                 "values (unwritten: skip in source.options leaves them out)",
                 unwritten,
                 listed,
+            )
+        for root, chunks in islice(self._census.left_out.items(), 1):
+            _log.warning(
+                "chunks that were never written are left out of %d arrays that claim too many, or "
+                "too large ones: %s has %d",
+                len(self._census.left_out),
+                short_key(root),
+                chunks,
             )

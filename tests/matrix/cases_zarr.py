@@ -35,7 +35,7 @@ def cut(place: Place, axis: int = 0) -> Values:
     import zarr
 
     folder = next(path for path in place.path.parents if path.suffix == ".zarr")
-    array = np.moveaxis(zarr.open_array(folder / "x", mode="r")[:], axis, 0)
+    array = np.moveaxis(np.asarray(zarr.open_array(folder / "x", mode="r")[:]), axis, 0)
     return {"x": np.moveaxis(array[place.start : place.stop], 0, axis)}
 
 
