@@ -13,7 +13,8 @@ from growcache.cli.propose_hdf5 import SCALED
 from growcache.cli.propose_options import array_options, names_text
 from growcache.cli.propose_recordings import Candidate
 from growcache.errors import FormatError, ObjectMissingError
-from growcache.formats.zarr import ZarrMetadata, open_zarr
+from growcache.formats.zarr import open_zarr
+from growcache.formats.zarr_metadata import ZarrMetadata
 from growcache.store.contract import StoredObject
 
 MAX_CHUNKS_READ = 8  # of an array
