@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from growcache.loading.snapshot import Snapshot
     from growcache.pickles import unpickle_arrays
     from growcache.replays import Replay, replay
-    from growcache.sampling.serve import serve
+    from growcache.sampling.serve import Service, serve, start
     from growcache.schema import Origin
 
 __version__ = "0.1.0"
@@ -29,10 +29,12 @@ __all__ = [
     "GrowcacheError",
     "Origin",
     "Replay",
+    "Service",
     "Snapshot",
     "load_config",
     "replay",
     "serve",
+    "start",
     "unpickle_arrays",
     "watch",
 ]
@@ -42,10 +44,12 @@ _HOMES = {
     "GrowcacheError": "growcache.errors",
     "Origin": "growcache.schema",
     "Replay": "growcache.replays",
+    "Service": "growcache.sampling.serve",
     "Snapshot": "growcache.loading.snapshot",
     "load_config": "growcache.config_text",
     "replay": "growcache.replays",
     "serve": "growcache.sampling.serve",
+    "start": "growcache.sampling.serve",
     "unpickle_arrays": "growcache.pickles",
     "watch": "growcache.cli.watch",
 }

@@ -45,7 +45,10 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-_Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+_Texts: TypeAlias = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_one_or_many, json_schema_input_type=str | tuple[str, ...]),
+]
 
 
 AUTO = "auto"  # of classes: all texts that there are, sorted
@@ -66,6 +69,8 @@ def _class_names(value: Any) -> Any:
 
 
 _ClassNames: TypeAlias = Literal["auto"] | tuple[str, ...]
+_GivenNames: TypeAlias = Literal["auto"] | tuple[str | int, ...]
+_GivenClasses: TypeAlias = _GivenNames | dict[str, _GivenNames]
 
 
 class LabelsConfig(_ConfigModel):
@@ -79,7 +84,8 @@ class LabelsConfig(_ConfigModel):
     columns: _Texts
     match: str = "exact"
     classes: Annotated[
-        _ClassNames | dict[str, _ClassNames] | None, BeforeValidator(_class_names)
+        _ClassNames | dict[str, _ClassNames] | None,
+        BeforeValidator(_class_names, json_schema_input_type=_GivenClasses | None),
     ] = None
 
     @model_validator(mode="after")
@@ -188,11 +194,19 @@ def manifest_kind(url: str) -> str:
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
+def _or_its_url(schema: dict[str, Any]) -> None:
+    whole = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [{"type": "string"}, whole]
+
+
 class FieldConfig(_ConfigModel):
     """One of several objects that make a sample together: its URL with placeholders, and its format.
 
     All else is as in the source.
     """
+
+    model_config = ConfigDict(json_schema_extra=_or_its_url)
 
     url: str
     format: str | None = None
@@ -233,12 +247,19 @@ def dataset_url(maker: str) -> str:
     return f"{DATASET_SCHEME}://{maker}"
 
 
+def _may_lack_url(schema: dict[str, Any]) -> None:
+    del schema["required"]
+    schema["anyOf"] = [{"required": [name]} for name in ("url", "fields", "dataset")]
+
+
 class SourceConfig(_ConfigModel):
     """The URLs of the objects, and their format.
 
     With ``fields``, ``url`` are the globs of all fields, in their order. With ``dataset``, which
     makes a Dataset, each index is an object, and ``format`` is the maker.
     """
+
+    model_config = ConfigDict(json_schema_extra=_may_lack_url)
 
     url: _Texts
     dataset: Annotated[str, Field(min_length=1)] | None = None
@@ -439,7 +460,11 @@ def _declared_schema(value: Any) -> Any:
 
 
 _SchemaSetting: TypeAlias = Annotated[
-    Literal["auto"] | DeclaredSchema, BeforeValidator(_declared_schema)
+    Literal["auto"] | DeclaredSchema,
+    BeforeValidator(
+        _declared_schema,
+        json_schema_input_type=Literal["auto"] | dict[str, str | tuple[str | int | None, ...]],
+    ),
 ]
 
 
@@ -501,7 +526,10 @@ class CacheConfig(_ConfigModel):
     max_reuse: PositiveInt | None = None
     on_max_reuse: Literal["warn", "wait"] = "warn"
     resume_seconds: Annotated[float, Field(ge=0)] = 600.0
-    min_free: Annotated[float | int, BeforeValidator(_parse_share_or_bytes)] = 0.01
+    min_free: Annotated[
+        float | int,
+        BeforeValidator(_parse_share_or_bytes, json_schema_input_type=float | int | str),
+    ] = 0.01
     allow_network_filesystem: bool = False
 
     @model_validator(mode="after")

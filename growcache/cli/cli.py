@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache init --yes --url 's3://b/*.jpg' --anon",
         "growcache init - --format raw",
     ),
+    "schema": ("growcache schema",),
     "run": (
         "growcache run growcache.yaml",
         "growcache run growcache.yaml --set cache.max_bytes=50GB --until-full",
@@ -235,6 +236,16 @@ def init(
 
     given = InitOptions(url, format_, cache, max_bytes, endpoint_url, anon, look, force)
     init_config(file, given, yes=yes)
+
+
+@app.command(epilog=examples_epilog("schema"))
+def schema() -> None:
+    """Print the JSON Schema of a config, with which editors complete and check it."""
+    import json
+
+    from growcache.cli.config_schema import config_schema
+
+    typer.echo(json.dumps(config_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command(epilog=examples_epilog("run"))

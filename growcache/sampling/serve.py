@@ -6,6 +6,7 @@ therefore ends it, and it has its own session.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -21,6 +22,7 @@ from growcache.cache import system
 from growcache.cache.files import CacheLayout
 from growcache.cache.locks import is_locked
 from growcache.cache.side_files import read_identity
+from growcache.cache.status import Status, read_status
 from growcache.config import Config
 from growcache.config_text import from_json_value, load_config, to_json_value
 from growcache.errors import (
@@ -62,9 +64,7 @@ def serve(source: _Source, *, replace: bool = False) -> Iterator[Config]:
         GrowcacheError: the service did not start.
     """
     config = load_config(source, environment=os.environ)
-    # A file is followed by its whole path, because the trainer may change its directory.
-    file = str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
-    with served(config, file=file, replace=replace):
+    with served(config, file=_path_of(source), replace=replace):
         yield config
 
 
@@ -80,16 +80,116 @@ def served(
     if _joins(config):
         yield
         return
-    setup = {"config": to_json_value(config.model_dump()), "file": file, "replace": replace}
-    process = _start(setup, variables or {})
-    system.service_started(config.cache.path)
-    relay = threading.Thread(target=_relay, args=(process, config.cache.path), daemon=True)
-    relay.start()
+    child = _ServiceChild(config, file=file, replace=replace, variables=variables)
     try:
         yield
     finally:
-        _end(process)
-        relay.join()  # the pipe is at its end now
+        child.stop()
+
+
+class Service:
+    """A sampling service that was started by `start`, or runs elsewhere on the same cache."""
+
+    def __init__(self, config: Config, child: _ServiceChild | None) -> None:
+        self.config = config
+        self._child = child  # None: the service is another program's
+
+    def status(self) -> Status:
+        """Return what ``growcache status`` shows: its fields are those of ``--json``."""
+        return read_status(self.config.cache.path)
+
+    def stop(self) -> None:
+        """Stop the service, if this process started it; the cache stays. Twice is harmless."""
+        _started.pop(self.config.cache.path.absolute(), None)
+        if self._child is not None:
+            self._child.stop()
+
+    @property
+    def running(self) -> bool:
+        if self._child is None:
+            return is_locked(CacheLayout(self.config.cache.path).supervisor_lock)
+        return self._child.running
+
+    def __repr__(self) -> str:
+        whose = "" if self._child is not None else " (of another program)"
+        state = "running" if self.running else "stopped"
+        return f"<growcache service of {self.config.cache.path}: {state}{whose}>"
+
+
+def start(source: _Source, *, replace: bool = False) -> Service:
+    """Start the service as a child of this process, which runs until `Service.stop` or the end of the process.
+
+    For notebooks, where no ``with`` block spans several cells; `serve` is for programs. A cell that is
+    run again gets the service that it started before. Where another program runs a service of the
+    same configuration on the cache, that one is joined, and `Service.stop` leaves it running.
+
+    Args:
+        source: a configuration, or where it is; see `growcache.load_config`.
+        replace: let new samples take the place of those of another configuration, as they come.
+
+    Returns:
+        The service, with ``status()``, ``stop()``, ``running`` and its checked ``config``.
+
+    Raises:
+        ConfigError: the configuration, or that of the running service, does not fit.
+        GrowcacheError: the service did not start.
+    """
+    config = load_config(source, environment=os.environ)
+    path = config.cache.path.absolute()
+    joins = _joins(config)
+    known = _started.get(path)
+    if known is not None and known.running:
+        return known
+    child = None
+    if not joins:
+        child = _ServiceChild(config, file=_path_of(source), replace=replace)
+    _started[path] = Service(config, child)
+    return _started[path]
+
+
+_started: dict[Path, Service] = {}
+
+
+@atexit.register
+def _stop_all() -> None:
+    for service in list(_started.values()):
+        service.stop()
+
+
+def _path_of(source: _Source) -> str | None:
+    """Return the whole path of a file, which is followed though the trainer may change its directory."""
+    return str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
+
+
+class _ServiceChild:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        file: str | None,
+        replace: bool,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        setup = {
+            "config": to_json_value(config.model_dump()),
+            "file": file,
+            "replace": replace,
+        }
+        self._process = _start(setup, variables or {})
+        self._pid = os.getpid()
+        path = config.cache.path
+        system.service_started(path)
+        self._relay = threading.Thread(target=_relay, args=(self._process, path), daemon=True)
+        self._relay.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._pid == os.getpid():  # not a fork of it
+            _end(self._process)
+            self._relay.join()  # the pipe is at its end now
 
 
 def _joins(config: Config) -> bool:

@@ -56,6 +56,34 @@ def test_a_running_service_is_joined_and_left_running(tmp_path: Path, url: str) 
         assert running.poll() is None
 
 
+def test_a_started_service_runs_until_it_is_stopped(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    started = growcache.start(config)
+    try:
+        wait_until(lambda: started.status().drawn == 60)
+        assert growcache.start(config) is started  # the cell was run again
+        assert started.running
+        pid = started.status().pid
+        assert pid is not None
+        with pytest.raises(FingerprintError, match=r"sampling\.seed"):
+            growcache.start(growcache.load_config(config, ["sampling.seed=5"]))
+    finally:
+        started.stop()
+    assert not alive(pid)
+    assert repr(started) == f"<growcache service of {tmp_path / 'cache'}: stopped>"
+    started.stop()
+
+
+def test_a_started_service_ends_with_its_program(tmp_path: Path, url: str) -> None:
+    config = write_config(tmp_path / "cache.yaml", url)
+    program = "import sys, growcache; print(growcache.start(sys.argv[1]).status().pid)"
+    command = [sys.executable, "-W", "error", "-c", program, str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert not alive(int(ended.stdout))
+    assert ended.stderr == ""
+    assert status(tmp_path / "cache").state == "stopped"
+
+
 def test_a_service_of_another_configuration_is_not_joined(tmp_path: Path, url: str) -> None:
     config = write_config(tmp_path / "cache.yaml", url)
     with service(config):
