@@ -143,6 +143,12 @@ def table_kind(url: str) -> str:
     return kind + packed
 
 
+def _or_its_url(schema: dict[str, Any]) -> None:
+    whole = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [{"type": "string"}, whole]
+
+
 MANIFEST_KINDS = ("csv", "tsv", "jsonl", "txt", "parquet")
 
 
@@ -152,6 +158,8 @@ class ManifestConfig(_ConfigModel):
     ``key``, ``size`` and ``etag`` name its columns where they have other names, and ``columns`` all
     of them where the file has no line of names.
     """
+
+    model_config = ConfigDict(json_schema_extra=_or_its_url)
 
     url: Annotated[str, Field(min_length=1)]
     key: str | None = None
@@ -192,12 +200,6 @@ def manifest_kind(url: str) -> str:
 
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-
-
-def _or_its_url(schema: dict[str, Any]) -> None:
-    whole = dict(schema)
-    schema.clear()
-    schema["anyOf"] = [{"type": "string"}, whole]
 
 
 class FieldConfig(_ConfigModel):
@@ -249,7 +251,9 @@ def dataset_url(maker: str) -> str:
 
 def _may_lack_url(schema: dict[str, Any]) -> None:
     del schema["required"]
-    schema["anyOf"] = [{"required": [name]} for name in ("url", "fields", "dataset")]
+    schema["anyOf"] = [
+        {"required": [name]} for name in ("url", "fields", "dataset", "manifest")
+    ]
 
 
 class SourceConfig(_ConfigModel):

@@ -39,6 +39,7 @@ def errors(schema: Any, values: Any) -> list[str]:
         yaml.safe_load(config_text()),
         {"source": {"fields": FIELDS}},
         {"source": {"dataset": "package.module:make"}},
+        {"source": {"url": "s3://b/**", "manifest": "keys.parquet"}},
         {"source": [{"url": "a/*", "weight": 2}, {"url": ["b/*", "c/*"]}]},
         {"source": {"url": "a"}, "cache": {"min_free": "1%", "max_bytes": "2TB"}},
         {"source": {"url": "a"}, "sampling": {"schema": {"x": ["float32", None, 64], "note": "str"}}},
