@@ -33,6 +33,8 @@ _DTYPE_NAMES = (
     "uint64", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 
+_SHOWN_CHARACTERS, _SHOWN_FIELDS = 400, 3  # of schemas that differ
+
 # What loaders add to a ragged field's name to name the arrays that say where values are.
 RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
 
@@ -197,8 +199,9 @@ class Schema:
         first = schemas[0]
         for other in schemas[1:]:
             if first._kinds() != other._kinds():
+                one, two = _differences(first, other)
                 raise FormatError(
-                    f"samples with {first} and with {other} cannot be in one cache: names, "
+                    f"samples with {one} and with {two} cannot be in one cache: names, "
                     "dtypes and numbers of dimensions must agree"
                 )
         return cls(
@@ -374,6 +377,24 @@ def _declared_field(name: object, declared: object) -> Field:
     if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
         raise FormatError(f"{name}: dimensions are integers, or null where samples differ")
     return Field(name, _stored_dtype(name, found), tuple(sizes))
+
+
+def _differences(first: Schema, other: Schema) -> tuple[str, str]:
+    """Return both, of many fields only the first of those that differ."""
+    if len(str(first)) + len(str(other)) <= _SHOWN_CHARACTERS:
+        return str(first), str(other)
+    theirs, mine = set(other._kinds()), set(first._kinds())
+    return _few_fields(first, theirs), _few_fields(other, mine)
+
+
+def _few_fields(schema: Schema, known: set[tuple[str, str, int]]) -> str:
+    own = [
+        field
+        for field in schema.fields
+        if (field.name, field.dtype, len(field.shape)) not in known
+    ]
+    more = f" and {len(own) - _SHOWN_FIELDS} more fields" if len(own) > _SHOWN_FIELDS else ""
+    return ", ".join(map(str, own[:_SHOWN_FIELDS])) + more if own else "no other field"
 
 
 def _covering_shape(shapes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:

@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError
+from growcache.errors import ConfigError, FormatError, GrowcacheError
 from growcache.schema import Origin, Sample
 
 _MAX_KEY_CHARACTERS = 80  # characters of an object's key in a reason; the hole has all of it
 _MAX_ERROR_CHARACTERS = 160  # of an exception's text
+_MAX_ADVICE_CHARACTERS = 500  # of one of growcache's own, which says what to do
 
 
 MOST_STUCK = 32  # calls; a sampler with more of them is better started anew
@@ -439,9 +440,10 @@ def _error_text(error: BaseException) -> str:
     # Of a syntax error these show the source; its text is enough, and names file and line.
     text = f"SyntaxError: {error}" if isinstance(error, SyntaxError) else "".join(lines)
     text = " ".join(text.split())
-    return (
-        text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 1] + "…"
+    most = (
+        _MAX_ADVICE_CHARACTERS if isinstance(error, GrowcacheError) else _MAX_ERROR_CHARACTERS
     )
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:

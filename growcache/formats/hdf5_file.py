@@ -20,6 +20,7 @@ from growcache.errors import FormatError, GrowcacheError
 from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
 from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.memory import LruCache
+from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ MOST_DOUBLINGS = 7  # doublings of what is fetched where one question leads to t
 MOST_ATTEMPTS = 100  # requests after another for one question
 MOST_READ_BYTES = 1 << 24  # bytes that the library may ask for at once
 MOST_METADATA_BYTES = 1 << 26  # bytes of metadata that are kept, of all files together
+_SIGNATURE = b"\x89HDF"
 MOST_OPEN_FILES = 64  # files; of others the metadata is still here
 
 
@@ -194,8 +196,10 @@ class HDF5File:
             if not self.image.missing:
                 self.close()
                 said = " ".join(str(error).split()) or type(error).__name__
+                head = self.image.read_kept(0, min(SIGNATURE_BYTES, self.image.size)) or b""
+                advice = "" if head.startswith(_SIGNATURE) else advice_on(head)
                 raise FormatError(
-                    f"{self.entry.key}: cannot be read as HDF5: {said[:200]}"
+                    f"{self.entry.key}: cannot be read as HDF5: {said[:200]}{advice}"
                 ) from error
         self.close()  # it may remember that a read failed
         return None, self.image.missing

@@ -22,6 +22,7 @@ from growcache.formats.base import (
 )
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat, native_order
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
+from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.schema import Sample
 from growcache.store.contract import Entry
 
@@ -45,6 +46,14 @@ _ITEM = re.compile(
 _SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is taken off before
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
+
+
+_PICKLED = (
+    "it has an array of Python objects (dtype object), which is a pickle, and unpickling runs the code "
+    "of whoever wrote it; save plain arrays instead, or leave it out of source.options.fields of an archive; or, if you trust whoever "
+    'can write these objects, set source.format: "package.module:function" to a function of yours, '
+    '`def read(object): yield {"x": ...}`, which calls numpy.load(object.open(), allow_pickle=True)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,10 @@ def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
 def npy_header_end(data: Buffer, entry: Entry) -> int:
     view = memoryview(data)
     if view.nbytes < 12 or view[:6] != _MAGIC or view[6] not in (1, 2, 3):
-        raise FormatError(f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}")
+        advice = advice_on(bytes(view[:SIGNATURE_BYTES]))
+        raise FormatError(
+            f"{entry.key}: expected an .npy file, found {bytes(view[:8])!r}{advice}"
+        )
     start = 10 if view[6] == 1 else 12
     length = int.from_bytes(view[8:start], "little")
     if length > _LONGEST_HEADER or start + length > entry.size:
@@ -164,6 +176,8 @@ def _dtype(descr: str) -> np.dtype[np.generic]:
         except TypeError:  # float128 on a machine without it
             pass
     shown = descr if descr.startswith("[") else name
+    if "O" in shown:
+        raise FormatError(_PICKLED)
     raise FormatError(f"expected an array of plain numbers, found dtype {shown[:80]}")
 
 

@@ -39,6 +39,7 @@ from growcache.formats.contiguous import (
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Samples, grid_option
 from growcache.formats.memory import reserve_decoded
 from growcache.formats.npy import array_layout, npy_header_end, parse_npy_header
+from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
@@ -95,10 +96,10 @@ _ZIP_ERRORS = (
 
 
 async def _no_archive_error(reader: ObjectReader, error: Exception) -> FormatError:
-    head = bytes(memoryview(await reader.read(0, 8)))
+    head = bytes(memoryview(await reader.read(0, SIGNATURE_BYTES)))
     return FormatError(
         f"{reader.entry.key}: expected an .npz archive, found something else, or one that is "
-        f"damaged or cut off ({error}); it starts with {head!r}"
+        f"damaged or cut off ({error}); it starts with {head[:8]!r}{advice_on(head)}"
     )
 
 

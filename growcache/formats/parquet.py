@@ -41,6 +41,11 @@ from growcache.schema import sample_bytes
 from growcache.store.contract import Entry
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+_ENCRYPTED = (
+    "it is encrypted, and growcache takes no keys of Parquet's own encryption; write the files without "
+    "it and let the store encrypt them, name columns that are not encrypted in source.options.columns, or set source.format: "
+    '"package.module:function" to a function of yours that gives pyarrow the keys'
+)
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # which hold the whole footer of most files
 _SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
 _BATCH_ROWS = 1 << 16  # rows decoded at once,
@@ -173,10 +178,7 @@ class FooterBytes:
         first = max(0, size - self._tail)
         tail = bytes(memoryview(await reader.read(first, size)))
         if tail[-4:] == _ENCRYPTED_MAGIC:
-            raise FormatError(
-                f"{key}: its footer is encrypted, and growcache has no keys of Parquet; write it "
-                "with a plaintext footer and without encryption, or give a function that decrypts"
-            )
+            raise FormatError(f"{key}: {_ENCRYPTED}")
         if size < 12 or tail[-4:] != _MAGIC:
             raise FormatError(f"{key}: expected a Parquet file, found {tail[-8:]!r} at its end")
         needed = int.from_bytes(tail[-8:-4], "little") + 8
@@ -266,6 +268,8 @@ def parquet_errors(entry: Entry) -> Iterator[None]:
         raise
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if "crypt" in said:
+            raise FormatError(f"{entry.key}: {_ENCRYPTED}") from error
         raise FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}") from error
 
 

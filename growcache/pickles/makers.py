@@ -126,7 +126,7 @@ def _refusal_message(module: str, name: str) -> str:
         advice = "store plain arrays instead, as by numpy.asarray"
     return (
         f"a pickle needs {shown}, and only arrays and Python's own containers are read from "
-        f"pickles, for anything else could run code; {advice}; or, if you trust whoever can "
+        f"pickles, because anything else could run code; {advice}; or, if you trust whoever can "
         "write these objects, call pickle.loads in a function of your own"
     )
 

@@ -196,7 +196,7 @@ def unpack(line: bytes) -> Message:
     return found
 
 
-MAX_REASON = 300  # characters; a hole's reason is kept in the index
+MAX_REASON = 600  # characters; a hole's reason is kept in the index
 
 
 def hole_reason(key: str, why: object) -> str:

@@ -29,6 +29,7 @@ PROBE_OBJECTS = 8  # looked at together
 LOOKS = 8  # at samples, of all of these objects together
 MOST_LOOKS = 256  # at samples of one object, where the user's code passes over the first ones
 PROBE_BYTES = 16_000_000  # of the objects looked at, after the first; a slow link shows them
+_TAR_KEY = "__key__"  # the field that samples of tar archives have
 AGREEING = 0.75  # of the samples make a schema; the others will be holes
 
 
@@ -70,10 +71,24 @@ def settled_schema(schemas: Sequence[Schema]) -> Schema:
     try:
         return Schema.covering(schemas)
     except FormatError as error:
-        raise FormatError(
-            f"{error}; make them alike in sampling.transform, or say what is meant in "
-            "sampling.schema"
-        ) from None
+        advice = _dotted_names_advice(schemas) or (
+            "make them alike in sampling.transform, or say what is meant in sampling.schema"
+        )
+        raise FormatError(f"{error}; {advice}") from None
+
+
+def _dotted_names_advice(schemas: Sequence[Schema]) -> str:
+    """Say what is wrong where WebDataset's members have dots in front of their extension."""
+    names = [set(schema.names) for schema in schemas if _TAR_KEY in schema.names]
+    differing = set[str]().union(*names) - set[str].intersection(*names) if names else set()
+    if not differing or not all("." in name for name in differing):
+        return ""
+    name = min(differing)
+    return (
+        f"WebDataset ends a sample's name at the first dot, so a member NAME.{name} is the field {name!r} "
+        f"of NAME, and not {name.rpartition('.')[2]!r} of NAME.{name.rpartition('.')[0]}: rename the members "
+        "without such dots"
+    )
 
 
 def _names_and_dtypes(schema: Schema) -> tuple[tuple[str, str, int], ...]:

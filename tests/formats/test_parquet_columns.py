@@ -181,7 +181,7 @@ def test_options_of_columns() -> None:
 
 def test_an_encrypted_file_says_so() -> None:
     data = held({"x": [1]}).data
-    with pytest.raises(FormatError, match=r"^k: its footer is encrypted, and growcache has no"):
+    with pytest.raises(FormatError, match=r"^k: it is encrypted, and growcache takes no keys"):
         visited(open_format("parquet", {}), Held(data[:-4] + b"PARE"))
 
 

@@ -185,7 +185,7 @@ def test_values_by_extension() -> None:
     ("ext", "content", "why"),
     [
         ("npy", b"what", "expected an .npy file"),
-        ("npy", npy(np.array([{}], object)), "plain numbers"),
+        ("npy", npy(np.array([{}], object)), "Python objects"),
         ("json", b"{", "expected JSON"),
         ("json", b"null", "null"),
         ("txt", b"\xff", "UTF-8"),

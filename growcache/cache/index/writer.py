@@ -28,7 +28,7 @@ from growcache.cache.sidecar import EMPTY, Sidecar
 from growcache.cache.space import Ballast, SpaceAccount
 from growcache.errors import CacheFullError
 
-KEPT_HOLES = 200
+KEPT_HOLES, MOST_REASON_CHARACTERS = 200, 600
 
 
 class IndexDatabase(IndexFile):
@@ -158,7 +158,7 @@ class IndexDatabase(IndexFile):
                 "shard": number,
                 "key": _valid_unicode(hole.key),
                 "part": hole.part,
-                "reason": _valid_unicode(hole.reason)[:200],
+                "reason": _valid_unicode(hole.reason)[:MOST_REASON_CHARACTERS],
             }
             for hole in sidecar.holes[-KEPT_HOLES:]
         )
