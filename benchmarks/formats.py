@@ -160,6 +160,7 @@ def figures_of(made: Made, latency: float, found: list[Round], first: int | None
         "ms": latency,
         "format": made.case.name,
         "MB": made.payload / 1e6,
+        "objects": made.objects,
         "rounds": len(found),
         "samples/s": speed,
         "MB/s": speed * made.case.sample_bytes / 1e6,
@@ -215,9 +216,14 @@ def main() -> None:
     arguments.add_argument(
         "--read", type=Path, nargs="+", help="measure nothing; read figures that --json wrote"
     )
+    arguments.add_argument(
+        "--part", default="", help="write between the markers of this part of the page"
+    )
     given = arguments.parse_args()
     if given.read:
-        write_page(given.page, [json.loads(file.read_text()) for file in given.read])
+        write_page(
+            given.page, [json.loads(file.read_text()) for file in given.read], given.part
+        )
         return
     rounds = given.rounds or (1 if given.quick else 3)
     rows: list[Figures] = []

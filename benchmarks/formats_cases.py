@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import formats_arrays as arrays
 from benchmarks import formats_records as records
 from benchmarks.formats_samples import CHANNELS, ROWS, Case
+from benchmarks.formats_science import science_cases
 from benchmarks.formats_small import small_cases
 
 ONE, SOME, MANY = 1024, 2048, 4096  # samples per object: 16, 32 and 64 MiB
@@ -89,6 +90,7 @@ CASES = {
             downloads=True,
             needs="lmdb",
         ),
+        *science_cases(),
         *small_cases(),
     )
 }

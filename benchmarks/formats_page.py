@@ -33,12 +33,13 @@ _STARTS = {
 }
 
 
-def write_page(page: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write the figures of several runs between the markers of a page."""
+def write_page(page: Path, documents: Sequence[Mapping[str, Any]], part: str = "") -> None:
+    """Write the figures of several runs between the markers of a page, or of a part of it."""
     before = page.read_text(encoding="utf-8")
-    head, _, rest = before.partition(BEGIN)
+    begin = BEGIN.replace("formats:", f"formats {part}:", 1) if part else BEGIN
+    head, _, rest = before.partition(begin)
     _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n{section(documents)}\n{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{begin}\n{section(documents)}\n{END}{tail}", encoding="utf-8")
 
 
 def section(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -63,11 +64,15 @@ def _about(documents: Sequence[Mapping[str, Any]], rows: Sequence[Figures]) -> s
         for about in (document["machine"] for document in documents)
     }
     sizes = [row["MB"] for row in rows]
+    counts = sorted({row.get("objects", 8) for row in rows})
+    load = max(document["machine"].get("load_before", 0) for document in documents)
+    loaded = f"; others worked on the machine (load {load:.0f})" if load > 2 else ""
     servers = {document["title"].split(" from ")[1].split(",")[0] for document in documents}
     return (
         f"Medians of {min(row['rounds'] for row in rows)} rounds, {' and '.join(sorted(machines))}, "
         f"the server ({' and '.join(sorted(servers))}) and what makes the latency included; "
-        f"{min(sizes):.0f} to {max(sizes):.0f} MB in 8 objects."
+        f"{min(sizes):.0f} to {max(sizes):.0f} MB in "
+        f"{' or '.join(map(str, counts))} objects{loaded}."
     )
 
 

@@ -24,7 +24,7 @@ from growcache.formats.base import (
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat
 from growcache.formats.durations import TimeGrid
 from growcache.formats.grids import ArrayGrid, grid_option
-from growcache.formats.memory import reserve_decoded
+from growcache.formats.memory import refuse_large_sample, reserve_decoded
 from growcache.formats.whole_arrays import WholeArrayFormat, refuse_large_array
 from growcache.schema import Array
 from growcache.store.contract import Entry
@@ -167,6 +167,8 @@ class AudioWholeFormat(WholeArrayFormat):
         nbytes, rate = await asyncio.to_thread(self._decoded_bytes, data, entry)
         refuse_rate(rate, self._rate, entry)
         refuse_large_array(nbytes, entry)
+        if self._grid is None:
+            refuse_large_sample(nbytes, entry.key)
         await reserve_decoded(nbytes)
         values = await asyncio.to_thread(self._decoded, data, entry)
         return ArrayLayout(0, values.shape, values.dtype), values

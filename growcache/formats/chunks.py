@@ -260,6 +260,7 @@ class CutFields:
             what = f"{entry.key}: {one.name}" if len(fields) > 1 else entry.key
             if max(one.shape, default=0) > MOST_ROWS:
                 raise FormatError(f"{what}: it claims an array of {list(one.shape)}")
+            refuse_large_chunk(one, entry)
             samples[one.name] = grid.on(one.shape, what, visit, entry.key)
         refuse_differing_sizes(samples, entry.key)
         return cls(fields, samples, entry)
@@ -348,6 +349,17 @@ def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) ->
         raise FormatError(
             f"{entry.key}: one visit may yield {most:,} bytes, found {nbytes:,}; set a "
             "smaller window, or a smaller sampling.samples_per_object"
+        )
+
+
+def refuse_large_chunk(array: FieldArray, entry: Entry) -> None:
+    """Refuse an array of which no visit could decode a chunk."""
+    grid = array.chunking
+    nbytes = math.prod(array.chunks) * grid.dtype.itemsize
+    if nbytes > (most := most_decoded_bytes(entry, grid.ratio)):
+        raise FormatError(
+            f"{entry.key}: one visit may decode {most:,} bytes, found chunks of {nbytes:,} in an "
+            f"object of {entry.size:,}"
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from growcache.errors import FormatError, MissingLibraryError
 from growcache.formats.base import ObjectReader, choice_option, read_whole, require_library
@@ -22,6 +22,8 @@ INFERRED = "inferred"  # each object's, by its name and first bytes; no choice o
 MOST_UNPACKED = 500_000_000  # bytes; they and their samples are in memory together
 MOST_COMPRESSION_RATIO = 1032  # gzip's best; an object that claims more is hostile
 _SMALL_BYTES = 1 << 20  # bytes that any object may unpack to
+_LIKELY_BYTES, _MOST_LIKELY_RATIO = 48_000_000, 100  # what records unpack to; more is a bomb
+_HEAD_BYTES = 1024
 _COPIES = 2  # of what is unpacked, while its pieces are put together
 USUAL_RATIO = 4
 _ZSTD_HEAD = 18  # bytes, of a frame
@@ -34,6 +36,14 @@ MAGIC_BYTES = 4
 _ZLIB_STEP = 1 << 14  # bytes, which become 16 MB at most
 _ZSTD_STEP = 512  # bytes, of which every four can become 128 kB at once
 _ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
+
+
+UnpackLimit: TypeAlias = Callable[[bytes, int], int]
+"""The bytes that an object may unpack to, by the first of them and how many packed ones were read."""
+
+
+def limit_of_records(_: bytes, packed: int) -> int:
+    return _LIKELY_BYTES + _MOST_LIKELY_RATIO * packed
 
 
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
@@ -105,7 +115,9 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
         )
 
 
-async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
+async def read_unpacked(
+    reader: ObjectReader, kind: str, limit: UnpackLimit = limit_of_records
+) -> Buffer:
     """Return an object's bytes, unpacked; those of an object that is not compressed as they are."""
     named = kind != INFERRED or compression_by_name(reader.entry.key) is not None
     if named and reader.entry.size > MOST_UNPACKED:
@@ -120,7 +132,7 @@ async def read_unpacked(reader: ObjectReader, kind: str) -> Buffer:
     likely = min(most, likely_unpacked(data, kind))
     for expected in (likely, most):
         await reserve_decoded(_COPIES * expected)
-        found = await asyncio.to_thread(unpack, data, kind, reader.entry, expected)
+        found = await asyncio.to_thread(unpack, data, kind, reader.entry, expected, limit)
         correct_decoded(len(found or b""), _COPIES * expected)
         if found is not None:
             return found
@@ -175,18 +187,26 @@ def _too_large_error(entry: Entry, most: int, found: str = "more") -> FormatErro
     )
 
 
-def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -> bytes | None:
+def unpack(
+    data: Buffer,
+    kind: str,
+    entry: Entry,
+    expected: int | None = None,
+    limit: UnpackLimit = limit_of_records,
+) -> bytes | None:
     """Return the unpacked bytes of all streams of an object; None if more than ``expected``."""
     view = memoryview(data)
     most = _most_unpacked(view)
     pieces: list[bytes] = []
-    found = 0
+    found, head = 0, b""
     try:
-        for piece in _unpack_steps(view, kind, entry):
+        for piece, packed in _unpack_steps(view, kind, entry):
             pieces.append(piece)
             found += len(piece)
-            if found > most:
-                raise _too_large_error(entry, most)
+            if len(head) < _HEAD_BYTES:
+                head = (head + piece[:_HEAD_BYTES])[:_HEAD_BYTES]
+            if found > (allowed := min(most, limit(head, packed))):
+                raise _too_large_error(entry, allowed)
             if expected is not None and found > expected:
                 return None
         return b"".join(pieces)
@@ -194,8 +214,11 @@ def unpack(data: Buffer, kind: str, entry: Entry, expected: int | None = None) -
         pieces.clear()  # an error refers to what is here for as long as it is passed on
 
 
-def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
-    """Steps are small, because a few bytes can become very many."""
+def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[tuple[bytes, int]]:
+    """Yield unpacked bytes, and how many packed ones were read.
+
+    Steps are small, because a few bytes can become very many.
+    """
     make, step, wrong = _unpacker(kind)
     stream, at = make(), 0
     while at < view.nbytes:
@@ -205,7 +228,7 @@ def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[bytes]:
             at, packed = at + padded, packed[padded:]
             stream = make() if packed else stream
         try:
-            yield stream.decompress(packed) if packed else b""
+            yield stream.decompress(packed) if packed else b"", at + len(packed)
         except wrong as error:
             raise _damaged_error(entry, kind, str(error)) from None
         at += len(packed) - len(stream.unused_data if packed else b"")

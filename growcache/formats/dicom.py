@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("attributes", "values", "force")
 _PHYSICAL_BYTES = 8  # of a value
+_DEFLATED = b"1.2.840.10008.1.2.1.99"  # of which pydicom inflates all there is, without a bound
 
 
 class DicomFormat(ObjectFormat):
@@ -42,6 +43,11 @@ class DicomFormat(ObjectFormat):
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
         data, entry = await read_whole(reader), reader.entry
+        if _DEFLATED in bytes(memoryview(data)):
+            raise FormatError(
+                f"{entry.key}: expected a DICOM image that is not deflated as a whole; write it with "
+                "another transfer syntax, as with dcmconv +te"
+            )
         dataset, nbytes = await asyncio.to_thread(self._parsed, data, entry)
         refuse_large_array(nbytes, entry)
         refuse_large_sample(nbytes, entry.key)

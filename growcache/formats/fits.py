@@ -22,6 +22,7 @@ from growcache.formats.base import (
 from growcache.formats.byte_ranges import read_ranges
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat, native_order
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, AxisGrid, grid_option
+from growcache.formats.memory import refuse_large_sample
 from growcache.formats.whole_arrays import WholeArrayFormat, refuse_large_array
 from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.store.contract import Entry
@@ -264,6 +265,7 @@ class FitsWholeFormat(WholeArrayFormat):
     async def load(self, reader: ObjectReader) -> tuple[ArrayLayout, Array]:
         layout = await image_layout(reader, self._hdu)
         refuse_large_array(layout.nbytes, reader.entry)
+        refuse_large_sample(layout.nbytes, reader.entry.key)
         ((data),) = await read_ranges(reader, [(layout.offset, layout.offset + layout.nbytes)])
         return layout, np.frombuffer(data, layout.dtype).reshape(layout.shape)
 

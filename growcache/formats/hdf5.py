@@ -53,7 +53,7 @@ from growcache.formats.hdf5_dataset import (
     read_strings,
 )
 from growcache.formats.hdf5_file import HDF5File, HDF5Files
-from growcache.formats.memory import LruCache
+from growcache.formats.memory import LruCache, refuse_large_sample
 from growcache.formats.scales import scale_option
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
@@ -243,7 +243,9 @@ class HDF5WholeFormat(ObjectFormat):
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         found = await self._datasets.get(reader)
-        refuse_large_visit(reader.entry, sum(one.nbytes for one in found))
+        nbytes = sum(one.nbytes for one in found)
+        refuse_large_visit(reader.entry, nbytes)
+        refuse_large_sample(nbytes, reader.entry.key)
         read = await asyncio.gather(
             *(one.boxes([tuple(map(range, one.shape))]) for one in found)
         )

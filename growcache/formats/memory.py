@@ -110,12 +110,12 @@ def correct_decoded(nbytes: int, before: int) -> None:
 
 
 def refuse_large_sample(nbytes: int, key: str) -> None:
-    """Refuse to decode a sample that no group of shards could hold."""
+    """Refuse to decode a sample that the cache could not hold."""
     one = _current_visit.get()
     if one is not None and one.largest is not None and nbytes > one.largest:
         raise FormatError(
             f"{key}: a sample of {nbytes:,} bytes, decoded, is larger than the {one.largest:,} "
-            "that a group of shards may take; keep it encoded, or make it smaller in "
+            "that a sample may have in this cache; keep it encoded, or make it smaller in "
             "sampling.transform"
         )
 

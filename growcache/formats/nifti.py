@@ -18,10 +18,15 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.compressed import compression_option, read_unpacked, refuse_compressed
+from growcache.formats.compressed import (
+    UnpackLimit,
+    compression_option,
+    read_unpacked,
+    refuse_compressed,
+)
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
-from growcache.formats.memory import reserve_decoded
+from growcache.formats.memory import refuse_large_sample, reserve_decoded
 from growcache.formats.whole_arrays import WholeArrayFormat, refuse_large_array
 from growcache.schema import DTYPE_KINDS, Array
 from growcache.store.contract import Entry
@@ -36,6 +41,7 @@ _LONGEST_HEADER = 540
 _KEPT_BYTES, _LAYOUT_BYTES = 1 << 22, 400  # of the layouts that are kept, and of one
 _MOST_VALUES = 1 << 58
 _SCALED_BYTES = 8  # of a value
+_TRAILING_BYTES = 1 << 20  # that may follow the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class NiftiWholeFormat(WholeArrayFormat):
         if self._compression == "none":
             data = await read_whole(reader)
         else:
-            data = await read_unpacked(reader, self._compression)
+            data = await read_unpacked(reader, self._compression, self._limit(reader.entry))
         size = memoryview(data).nbytes
         layout = parse_nifti_header(data, replace(reader.entry, size=size))
         values = math.prod(layout.shape)
@@ -138,6 +144,21 @@ class NiftiWholeFormat(WholeArrayFormat):
             await reserve_decoded(_SCALED_BYTES * values)
         stored = np.frombuffer(memoryview(data), layout.dtype, values, layout.offset)
         return layout, stored.reshape(layout.shape, order="F")
+
+    def _limit(self, entry: Entry) -> UnpackLimit:
+        """Return the size that the header promises, and some more."""
+        promised = 0
+
+        def limit(head: bytes, _: int) -> int:
+            nonlocal promised
+            if not promised and len(head) >= _LONGEST_HEADER:
+                layout = parse_nifti_header(head, replace(entry, size=_MOST_VALUES))
+                if self._grid is None:
+                    refuse_large_sample(layout.nbytes, entry.key)
+                promised = layout.offset + layout.nbytes + _TRAILING_BYTES
+            return promised or _LONGEST_HEADER
+
+        return limit
 
     def meant(self, values: Array, layout: ArrayLayout) -> Array:
         return _meant(values, layout, self._dtype)

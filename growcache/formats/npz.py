@@ -37,7 +37,7 @@ from growcache.formats.contiguous import (
     zip_fields,
 )
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Samples, grid_option
-from growcache.formats.memory import reserve_decoded
+from growcache.formats.memory import refuse_large_sample, reserve_decoded
 from growcache.formats.npy import array_layout, npy_header_end, parse_npy_header
 from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.schema import Array, Sample
@@ -150,6 +150,10 @@ def _chosen_members(
     return arrays if fields is None else {name: arrays[name] for name in fields}
 
 
+_HEAD_BYTES = 4096  # of a member, packed and unpacked
+_TRAILING_BYTES = 1 << 20  # that may follow an array
+
+
 def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
     if len(head) >= _LOCAL_HEADER.size:
         mark, *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(head)
@@ -164,6 +168,7 @@ def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
     first = member_data_start(bytes(data[: _LOCAL_HEADER.size]), member, key) - member.start
     found = data[first : first + member.packed]
     if member.method == zipfile.ZIP_DEFLATED:
+        _refuse_other_size(found, member, key)
         inflating = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             found = memoryview(inflating.decompress(found, member.size + 1))
@@ -179,10 +184,26 @@ def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
     return found
 
 
+def _refuse_other_size(packed: memoryview, member: ZipMember, key: str) -> None:
+    """Refuse a member that unpacks to far more than its array, before it does."""
+    try:
+        head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed[:_HEAD_BYTES], _HEAD_BYTES)
+        header = parse_npy_header(head, Entry(f"{key}: {member.name}", member.size, None, None))
+    except (zlib.error, FormatError):
+        return  # which unpacking it will say, or it has a long header
+    if header.data + header.nbytes + _TRAILING_BYTES < member.size:
+        raise FormatError(
+            f"{key}: member {member.name} has an array of {header.nbytes:,} bytes, and the zip "
+            f"directory says {member.size:,}"
+        )
+
+
 _WHOLE_BYTES = 1 << 16  # bytes; such an object is fetched whole rather than in several requests
 
 
-async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> dict[str, Array]:
+async def read_arrays(
+    reader: ObjectReader, fields: tuple[str, ...] | None, *, is_sample: bool = False
+) -> dict[str, Array]:
     entry = reader.entry
     if fields is None or entry.size <= _WHOLE_BYTES:
         whole = memoryview(await read_whole(reader)).cast("B")
@@ -194,6 +215,8 @@ async def read_arrays(reader: ObjectReader, fields: tuple[str, ...] | None) -> d
         ranges = [(m.start, m.stop) for m in members.values()]
         parts = await read_ranges(reader, ranges)
     _refuse_too_much(members, entry)
+    if is_sample:
+        refuse_large_sample(sum(member.size for member in members.values()), entry.key)
 
     def work() -> dict[str, Array]:
         pairs = zip(members.items(), parts, strict=True)
@@ -237,7 +260,7 @@ class NpzWholeFormat(ObjectFormat):
         self._fields = fields
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        arrays = await read_arrays(reader, self._fields)
+        arrays = await read_arrays(reader, self._fields, is_sample=True)
         return [(dict(arrays), 0, reader.entry.size)]
 
 

@@ -31,7 +31,7 @@ _BLOCK_BYTES = 1 << 14  # of directories; more where they follow one another
 _MOST_BLOCKS = 1 << 6  # in one request
 _MOST_READ_BYTES = 1 << 22  # of one value in a directory
 _MOST_READ_BYTES_OF_ALL = 1 << 25
-_MOST_READS = 1 << 17  # of directories and their values
+_MOST_READS = 100_000  # of directories and their values
 _MOST_REQUESTS = 1 << 12
 _MOST_PLANES = 1 << 18  # that OME-XML may claim
 # Their planes are not those of the directories, or in other files.

@@ -115,6 +115,18 @@ class EncodedShard:
         return bytes_to_reserve(self.sidecar)
 
 
+_WIDEST = 16  # bytes in which a value of one byte may be stored
+
+
+def _largest_sample(limits: GroupLimits | None, schema: Schema | None) -> int | None:
+    """Return the bytes beyond which a sample cannot be kept, so that it need not be decoded."""
+    if limits is not None:
+        return limits.largest
+    if schema is None or schema.is_ragged:
+        return None
+    return _WIDEST * schema.nbytes
+
+
 class GroupFiller:
     def __init__(
         self,
@@ -157,7 +169,7 @@ class GroupFiller:
         began = time.monotonic()
         started = asyncio.Event()  # all visits, or one has failed
         # A transform may make a sample smaller.
-        largest = None if limits is None or self._transform else limits.largest
+        largest = None if self._transform else _largest_sample(limits, schema)
 
         async def work() -> None:
             try:

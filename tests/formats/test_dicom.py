@@ -84,3 +84,12 @@ def test_what_is_not_there_or_cannot_be_true() -> None:
     wrong = data[:rows] + b"\xff\xff" + data[rows + 2 :]
     with pytest.raises(FormatError, match="that pydicom decodes, found ValueError"):
         visited(open_format("dicom", {}), Held(wrong))
+
+
+def test_a_deflated_object_is_not_inflated() -> None:
+    pydicom = pytest.importorskip("pydicom")
+    made = pydicom.dcmread(io.BytesIO(small()))
+    made.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    pydicom.dcmwrite(file := io.BytesIO(), made)
+    with pytest.raises(FormatError, match="expected a DICOM image that is not deflated"):
+        visited(open_format("dicom", {}), Held(file.getvalue()))

@@ -302,3 +302,12 @@ def test_headers_of_members_may_be_long() -> None:
     held = Held(zipped({"x.npy": long, "other.npy": big}))
     found = visited(open_format("npz", {"axis": 0, "fields": ["x"]}), held)
     np.testing.assert_array_equal([row[0]["x"] for row in found], array)
+
+
+def test_a_member_that_unpacks_to_far_more_than_its_array() -> None:
+    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy(np.arange(4)) + bytes(1 << 21))
+    with pytest.raises(
+        FormatError, match="has an array of 32 bytes, and the zip directory says"
+    ):
+        visited(open_format("npz", {}), Held(file.getvalue()))
