@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from growcache.cli.detect_format import DTYPES_BY_SUFFIX, suffix_of
@@ -107,19 +107,26 @@ def _image_candidate(entry: Entry, head: bytes, folders: set[str]) -> Candidate:
 
 
 def _raw_candidate(dtype: str, entry: Entry) -> Candidate:
-    options, windows = raw_windows(dtype, entry.size)
-    return options, (f"No header; {dtype} is what the name's ending says.", windows)
+    options = raw_options(dtype, entry.size)
+    named = f"No header; {dtype} is what the name's ending says."
+    return options, (named, _raw_sentence(options))
 
 
-def raw_windows(dtype: str, nbytes: int, channels: int = 1) -> tuple[dict[str, Any], str]:
-    """Return options for rows without a header, and a sentence about them."""
-    row = int(dtype[-1]) * channels
-    window = window_rows(row, nbytes // row)
+def raw_options(dtype: str, nbytes: int, channels: int = 1) -> dict[str, Any]:
+    """Return options for rows of numbers without a header.
+
+    >>> raw_options("<i2", 1 << 30, 64)
+    {'dtype': '<i2', 'shape': [64], 'window': 512}
+    """
+    digits = dtype.lstrip("<>|=")[1:]
+    row = (int(digits) if digits.isdigit() else 8) * max(1, channels)
     shape = {"shape": [channels]} if channels > 1 else {}
-    values = (
-        f"A window has {window} rows; shape: [64] says that a row has 64 values (channels)."
-    )
-    return {"dtype": dtype, **shape, "window": window}, values
+    return {"dtype": dtype, **shape, "window": window_rows(row, nbytes // row)}
+
+
+def _raw_sentence(options: Mapping[str, Any]) -> str:
+    rows = f"Windows of {options['window']} rows"
+    return f"{rows}; shape: [64] says that a row has 64 values, as channels."
 
 
 def guessed_raw(entry: Entry, head: bytes) -> Candidate | None:
@@ -129,9 +136,9 @@ def guessed_raw(entry: Entry, head: bytes) -> Candidate | None:
     dtype = guess_dtype(head)
     if not dtype:
         return None
-    options, windows = raw_windows(dtype, entry.size)
+    options = raw_options(dtype, entry.size)
     guess = f"A guess: the bytes look like {DTYPE_NAMES[dtype]}. No header is expected; offset skips one."
-    return options, (guess, windows)
+    return options, (guess, _raw_sentence(options))
 
 
 _MEASURED: dict[str, Callable[[bytes], list[Candidate]]] = {

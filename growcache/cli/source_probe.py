@@ -10,9 +10,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
 
 from growcache.cli.container_probe import CONTENT_PROBES, NAME_DATASETS
 from growcache.cli.detect_format import (
@@ -24,9 +23,11 @@ from growcache.cli.detect_format import (
     largest_group,
     narrower_url,
 )
-from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.other_kinds import other_kind
+from growcache.cli.propose_labels import propose_split
 from growcache.cli.propose_options import candidates, guessed_raw
+from growcache.cli.prove_candidate import ProbedSource, prove
+from growcache.cli.table_probe import find_labels
 from growcache.cli.zarr_probe import MAX_CHUNKS_READ, find_array, find_others, zarr_candidate
 from growcache.config import SourceConfig
 from growcache.errors import (
@@ -35,13 +36,6 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
-from growcache.formats import open_format
-from growcache.formats.base import (
-    ObjectFormat,
-    Visit,
-    read_partly,
-)
-from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
 from growcache.threads import DaemonThread
@@ -49,22 +43,8 @@ from growcache.threads import DaemonThread
 LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a part
 PROBE_SECONDS = 15.0
 MANY_OBJECTS = 16  # each of which can be a sample
-MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a candidate
+LABELS_SECONDS = 3.0  # to read tables next to the objects
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
-
-
-@dataclass(frozen=True, slots=True)
-class ProbedSource:
-    objects: int
-    nbytes: int
-    is_whole_listing: bool
-    format: str = "bytes"
-    options: dict[str, Any] = field(default_factory=dict)
-    findings: tuple[str, ...] = ()  # sentences
-    samples: int = 0  # estimated, of all objects; 0 before any was read
-    sample_bytes: int = 0
-    url: str = ""  # matches only the objects that were read; empty: the source's own
-    reader: str = ""  # source of a function that decodes an object, where no format does
 
 
 def probe_source(source: SourceConfig, seconds: float = PROBE_SECONDS) -> ProbedSource:
@@ -112,6 +92,11 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
         return asyncio.run(_propose_zarr(listed, store, group, filled))
     folders = {PurePosixPath(entry.key).parent.name for entry in group} if is_whole else set()
     probed = asyncio.run(_propose(listed, store, group, folders))
+    probed = replace(
+        probed,
+        labels=find_labels(source, filled, group, probed.fields, LABELS_SECONDS),
+        split=propose_split([entry.key for entry in group]),
+    )
     if not others:
         return probed
     url = narrower_url(source.url, group)
@@ -156,7 +141,7 @@ async def _propose(
             found = candidates(form, compression, readers[first].entry, heads[first], folders)
         for options, findings in found:
             try:
-                return await _prove(listed, form, options, findings, readers, group)
+                return await prove(listed, form, options, findings, readers, group)
             except FormatError as error:
                 reason = f"It cannot be read as {form}: {error}."
     except MissingLibraryError as error:
@@ -165,7 +150,7 @@ async def _propose(
         return replace(listed, format=form, findings=findings)
     except FormatError as error:
         reason = f"It cannot be read as {form}: {error}."
-    return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
+    return await prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
 async def _propose_other(
@@ -178,14 +163,14 @@ async def _propose_other(
     """Propose something for objects whose format was not recognised."""
     entry = reader.entry
     if other := other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS):
-        found = await _prove(
+        found = await prove(
             listed, other.format, dict(other.options), other.findings, readers, group
         )
         return replace(found, reader=other.reader)
     if guess := guessed_raw(entry, head):
-        return await _prove(listed, "raw", *guess, readers, group)
+        return await prove(listed, "raw", *guess, readers, group)
     reason = f"It was not recognised; it starts with {head[:8]!r}."
-    return await _prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
+    return await prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
 async def _propose_zarr(
@@ -208,81 +193,10 @@ async def _propose_zarr(
             (options, findings), narrower = zarr_candidate(
                 array, await find_others(others), url, keys
             )
-            proved = await _prove(listed, "zarr", options, findings, readers, chunks)
+            proved = await prove(listed, "zarr", options, findings, readers, chunks)
             return replace(proved, url=narrower)
     except (FormatError, ObjectMissingError, MissingLibraryError) as error:
         reason = f"It cannot be read: {error}."
     return replace(
         listed, format="zarr", options={"axis": 0}, findings=("Arrays of Zarr.", reason)
     )
-
-
-async def _prove(
-    listed: ProbedSource,
-    form: str,
-    options: dict[str, Any],
-    findings: Sequence[str],
-    readers: Sequence[StoredObject],
-    group: Sequence[Entry],
-) -> ProbedSource:
-    opened = open_format(form, options, readers[0].source.url)
-    counts: list[tuple[int, int]] = []  # samples and bytes of an object
-    samples: list[Sample] = []
-    error: FormatError | None = None
-    for reader in readers:
-        try:
-            count, found = await _read_sample(opened, reader)
-        except FormatError as unreadable:
-            error = unreadable
-            continue
-        counts.append((count, reader.entry.size))
-        samples += found
-    held = sum(count for count, _ in counts)
-    if not held:
-        raise error or FormatError(f"{readers[0].entry.key} yields no sample")
-    if len({count for count, _ in counts}) == 1:
-        share = len(group) / len(counts)
-    else:
-        share = sum(one.size for one in group) / sum(size for _, size in counts)
-    size = sum(map(sample_bytes, samples)) // max(1, len(samples))
-    failed = [f"One cannot be read so: {error}."] if error else []
-    return replace(
-        listed,
-        format=form,
-        options=options,
-        findings=(*findings, *failed, _reading_text(samples, len(counts), held, size)),
-        samples=round(held * share * len(counts) / len(readers)),
-        sample_bytes=size,
-    )
-
-
-async def _read_sample(
-    object_format: ObjectFormat, reader: StoredObject
-) -> tuple[int, list[Sample]]:
-    """Return the number of samples in an object, and one of them; of a large whole object 1 and none."""
-    if object_format.reads_whole(reader.entry):
-        if reader.entry.size > MAX_READ_BYTES:
-            return 1, []
-        found, _ = await read_partly(object_format, reader, Visit(0, 1, 0, 0))
-        return len(found), [one[0] for one in found[:1]]
-    measure = await object_format.measure(reader)
-    parts = max(1, measure.samples // max(1, measure.together))
-    for part in {0: 0, parts // 2: 0}:
-        found, _ = await read_partly(object_format, reader, Visit(part, parts, 0, 0))
-        if found:
-            break
-    return measure.samples, [one[0] for one in found[:1]]
-
-
-def _reading_text(samples: Sequence[Sample], objects: int, held: int, size: int) -> str:
-    read = plural(objects, "object")
-    if not samples:
-        return f"{read} are too large to be read whole now, so their samples are not counted."
-    try:
-        schema = str(Schema.covering([Schema.from_sample(sample) for sample in samples]))
-    except FormatError as error:
-        return (
-            f"Read {read}, whose samples differ: {error}; sampling.schema can make them alike."
-        )
-    each = plural(round(held / objects), "sample")
-    return f"Read {read}: {schema}; about {each} each, {in_bytes(size)} a sample."

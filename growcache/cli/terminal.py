@@ -96,3 +96,8 @@ def apply_no_color(arguments: list[str]) -> list[str]:
     os.environ["NO_COLOR"] = "1"
     os.environ.pop("FORCE_COLOR", None)
     return [argument for argument in arguments if argument != NO_COLOR]
+
+
+def print_to_stderr(text: str) -> None:
+    sys.stderr.write(fold_to_width(text, sys.stderr) + "\n")
+    sys.stderr.flush()

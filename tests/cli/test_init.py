@@ -14,17 +14,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from growcache.cli.cli import main
-from growcache.cli.init import (
-    EXAMPLE_URL,
-    ConfigChoices,
-    InitOptions,
-    apply_answer,
-    ask_for_choices,
-    config_text,
-    propose_choices,
-    write_config,
-)
-from growcache.cli.source_probe import ProbedSource, probe_source
+from growcache.cli.init_choices import EXAMPLE_URL, ConfigChoices, InitOptions, propose_choices
+from growcache.cli.init_questions import apply_answer, ask_for_choices
+from growcache.cli.init_text import config_text, write_config
+from growcache.cli.prove_candidate import ProbedSource
+from growcache.cli.source_probe import probe_source
 from growcache.config import CacheConfig, Config, SamplingConfig, SourceConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, ObjectMissingError, StoreError

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from growcache.cli.cli import main
 from growcache.cli.detect_format import HEAD_BYTES, detect_format
-from growcache.cli.init import propose_bound
+from growcache.cli.init_choices import propose_bound
 from growcache.cli.propose_options import array_options, candidates
-from growcache.cli.source_probe import ProbedSource, probe_source
+from growcache.cli.prove_candidate import ProbedSource
+from growcache.cli.source_probe import probe_source
 from growcache.config import SourceConfig
 from growcache.formats import FORMATS, open_format
 from growcache.store.contract import Entry

@@ -13,8 +13,10 @@ import pytest
 
 from growcache.cli.cli import main
 from growcache.cli.detect_format import detect_format
-from growcache.cli.init import InitOptions, ask_for_choices
-from growcache.cli.source_probe import ProbedSource, probe_source
+from growcache.cli.init_choices import InitOptions
+from growcache.cli.init_questions import ask_for_choices
+from growcache.cli.prove_candidate import ProbedSource
+from growcache.cli.source_probe import probe_source
 from growcache.config import SourceConfig
 from growcache.config_text import load_config
 from tests.formats.test_tar import archive

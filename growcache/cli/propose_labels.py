@@ -1,0 +1,159 @@
+"""Propose labels from a table that was found with the objects, and a split by subjects that keys name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from growcache.cli.humanize import plural
+from growcache.cli.propose_options import names_text
+
+MIN_MATCHED_SHARE = 0.5  # of the objects, to propose a table
+MAX_LABEL_COLUMNS = 8
+MAX_CLASSES = 1000
+MIN_GROUPS = 5  # fewer cannot be split
+FRACTIONS = {"train": 0.8, "val": 0.2}
+_MISSING = ("", "n/a", "na", "nan", "null", "none")
+_SUBJECT = re.compile(r"(?<![A-Za-z])sub-[0-9A-Za-z]+")
+_PERSON = re.compile(
+    r"(?<![A-Za-z])(?P<word>(?:patient|subject|participant|speaker|subj|pat)[-_]?)[0-9]+",
+    re.IGNORECASE,
+)
+
+Table = Mapping[str, Sequence[str]]  # cells by column
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedLabels:
+    """Settings of ``source.labels``, and the share of the objects that have a row."""
+
+    settings: Mapping[str, Any]
+    share: float
+
+    @property
+    def sentence(self) -> str:
+        columns = names_text(self.settings["columns"])
+        by = f"{self.settings['key']}, match: {self.settings.get('match', 'exact')}"
+        rows = (
+            "every object has" if self.share == 1 else f"{self.share:.0%} of the objects have"
+        )
+        return f"{self.settings['url']} may be a table of labels ({columns}): by {by}, {rows} a row there."
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedSplit:
+    settings: Mapping[str, Any]
+    groups: int
+
+    @property
+    def sentence(self) -> str:
+        groups = plural(self.groups, "group")
+        return f"Keys name {groups}, as subjects; none should be in training and in validation."
+
+    @property
+    def other(self) -> str:
+        return "This is the cache for training; a second config with use: val is the one for validation."
+
+
+def propose_labels(
+    url: str, table: Table, keys: Sequence[str], prefix: str = "", taken: Collection[str] = ()
+) -> ProposedLabels | None:
+    """Return the labels that a table holds for objects, if its rows are about them.
+
+    Columns do not become labels if samples have fields of their names, as ``taken``.
+
+    >>> table = {"file": ["a.npy", "b.npy"], "state": ["rest", "task"]}
+    >>> propose_labels("t.csv", table, ["data/a.npy", "data/b.npy"]).settings["match"]
+    'name'
+    """
+    best: tuple[float, str, str] = (0.0, "", "")
+    for match, names in _names_of_objects(keys, prefix):
+        for column, cells in table.items():
+            share = _share(names, cells)
+            if share > best[0]:
+                best = (share, column, match)
+    share, key, match = best
+    others = {name: cells for name, cells in table.items() if name not in (key, *taken)}
+    columns = _label_columns(others) if share >= MIN_MATCHED_SHARE else []
+    if not columns:
+        return None
+    matching = {} if match == "exact" else {"match": match}
+    texts = [name for name in columns if not all(map(_is_number, table[name]))]
+    classes = {"classes": "auto"} if texts else {}
+    settings = {"url": url, "key": key, "columns": columns, **matching, **classes}
+    return ProposedLabels(settings, share)
+
+
+def _share(names: Sequence[str], cells: Sequence[str]) -> float:
+    """Return the share of names that have a row; 0 if rows repeat a name."""
+    known = set(cells)
+    if len(known) < len(cells):
+        return 0
+    return sum(name in known for name in names) / max(1, len(names))
+
+
+def _names_of_objects(keys: Sequence[str], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each value of ``match`` what it looks up, the plainest first."""
+    yield "exact", list(keys)
+    yield "exact", [key.removeprefix(prefix) for key in keys]
+    names = [key.rpartition("/")[2] for key in keys]
+    yield "name", names
+    yield "stem", [name.rpartition(".")[0] or name for name in names]
+    if pattern := group_pattern(keys, "key"):
+        found = [re.search(pattern, key) for key in keys]
+        yield pattern, ["" if one is None else one["key"] for one in found]
+
+
+def _label_columns(table: Table) -> list[str]:
+    """Return the columns of which every row has a value, and few different ones or numbers."""
+    return [name for name, cells in table.items() if _is_label(cells)][:MAX_LABEL_COLUMNS]
+
+
+def _is_label(cells: Sequence[str]) -> bool:
+    if not cells or any(cell.strip().lower() in _MISSING for cell in cells):
+        return False
+    return all(map(_is_number, cells)) or len(set(cells)) <= min(
+        MAX_CLASSES, max(2, len(cells) // 2)
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def propose_split(keys: Sequence[str]) -> ProposedSplit | None:
+    """Return a split by subjects; None where keys name fewer than `MIN_GROUPS`.
+
+    >>> propose_split([f"ds/sub-{n:02d}/eeg.edf" for n in range(9)]).settings["group"]
+    '(?P<group>sub-[0-9A-Za-z]+)'
+    """
+    pattern = group_pattern(keys, "group")
+    if not pattern:
+        return None
+    found = [re.search(pattern, key) for key in keys]
+    groups = {one["group"] for one in found if one is not None}
+    if len(groups) < MIN_GROUPS:
+        return None
+    return ProposedSplit(
+        {"group": pattern, "fractions": dict(FRACTIONS), "use": "train"}, len(groups)
+    )
+
+
+def group_pattern(keys: Sequence[str], name: str) -> str:
+    """Return a regular expression for the subject that every key names; empty where one names none.
+
+    >>> group_pattern(["x/patient_7/a.npy", "x/patient_12/b.npy"], "group")
+    '(?P<group>patient_[0-9]+)'
+    """
+    if keys and all(map(_SUBJECT.search, keys)):
+        return f"(?P<{name}>sub-[0-9A-Za-z]+)"
+    words = {found["word"] if (found := _PERSON.search(key)) else "" for key in keys}
+    if len(words) != 1 or "" in words:
+        return ""
+    return f"(?P<{name}>{re.escape(words.pop())}[0-9]+)"

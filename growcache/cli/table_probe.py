@@ -1,0 +1,156 @@
+"""Find small tables next to the objects of a source, and read them, because they may hold labels."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from growcache.cli.propose_labels import ProposedLabels, Table, propose_labels
+from growcache.config import SourceConfig, table_kind
+from growcache.errors import GrowcacheError
+from growcache.store.contract import Entry
+from growcache.store.store import RemoteStore, open_store
+from growcache.store.urls import LOCAL_SCHEMES, SSH_SCHEMES, WEB_SCHEMES, Location, parse_url
+
+LISTING_SECONDS = 1.0
+MAX_TABLES = 6
+MAX_TABLE_BYTES = 1 << 24
+MAX_UNPACKED_BYTES = 1 << 26
+MAX_KEYS = 2000  # of objects that are looked up
+
+
+def find_labels(
+    source: SourceConfig,
+    entries: Sequence[Entry],
+    group: Sequence[Entry],
+    taken: Collection[str],
+    seconds: float,
+) -> ProposedLabels | None:
+    """Return the labels of the table that has a row for most of the objects.
+
+    ``entries`` are what was listed, ``group`` those of them that are samples, with fields ``taken``.
+    """
+    location = parse_url(source.url[0])
+    if len(source.url) > 1 or location.scheme in (*WEB_SCHEMES, *SSH_SCHEMES, "chain"):
+        return None
+    samples = {entry.key for entry in group}
+    keys = [entry.key for entry in group[:: -(-len(group) // MAX_KEYS)]]
+    near = source.model_copy(update={"url": tuple(_folders_near(location))})
+    store = open_store(near, concurrency=1, timeout_seconds=seconds)
+    try:
+        tables = {one.key: one for one in [*entries, *_list_briefly(store)] if _is_table(one)}
+        wanted = [one for key, one in tables.items() if key not in samples][:MAX_TABLES]
+        read = asyncio.run(_read_tables(store, wanted))
+    finally:
+        asyncio.run(store.close())
+    found = [
+        propose_labels(
+            _url_of(source.url[0], location, key), table, keys, location.prefix, taken
+        )
+        for key, table in read.items()
+    ]
+    return max(
+        (one for one in found if one is not None), key=lambda one: one.share, default=None
+    )
+
+
+def _folders_near(location: Location) -> Iterator[str]:
+    """Yield URLs of what is in the folder that holds all objects, and in the one above."""
+    root, prefix = location.root, location.prefix
+    yield f"{root}{prefix}*"
+    above, slash, _ = prefix.rstrip("/").rpartition("/")
+    if prefix and (above or location.bucket):
+        yield f"{root}{above}{slash}*"
+
+
+def _list_briefly(store: RemoteStore) -> Iterator[Entry]:
+    end = time.monotonic() + LISTING_SECONDS
+    try:
+        for page in store.pages():
+            yield from page
+            if time.monotonic() > end:
+                return
+    except GrowcacheError:  # a folder that may not be listed has no table
+        return
+
+
+def _is_table(entry: Entry) -> bool:
+    try:
+        table_kind(entry.key)
+    except ValueError:
+        return False
+    return 0 < entry.size <= MAX_TABLE_BYTES
+
+
+def _url_of(typed: str, location: Location, key: str) -> str:
+    if location.scheme in LOCAL_SCHEMES and "://" not in typed:
+        return key if Path(typed).is_absolute() else os.path.relpath(key)
+    return location.root + key
+
+
+async def _read_tables(store: RemoteStore, entries: Sequence[Entry]) -> dict[str, Table]:
+    """Return the cells of tables by key, those that can be read."""
+    found = {}
+    for entry in entries:
+        try:
+            data = bytes(memoryview(await store.read(entry)))
+            table = parse_cells(table_kind(entry.key), data)
+        except (GrowcacheError, ValueError, csv.Error, zlib.error):
+            continue
+        if table:
+            found[entry.key] = table
+    return found
+
+
+def parse_cells(kind: str, data: bytes) -> Table | None:
+    r"""Return the cells of a table as texts, by column; None where it has no rows or cannot be read.
+
+    >>> parse_cells("csv", b"name,age\na,3\nb,4\n")
+    {'name': ['a', 'b'], 'age': ['3', '4']}
+    """
+    if kind.endswith(".gz"):
+        data = zlib.decompressobj(31).decompress(data, MAX_UNPACKED_BYTES)
+    kind = kind.removesuffix(".gz")
+    if kind == "parquet":
+        return _parquet_cells(data)
+    text = data.decode("utf-8-sig")
+    if kind == "jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        names = list(rows[0]) if rows and all(isinstance(row, dict) for row in rows) else []
+        return {name: [_cell(row.get(name)) for row in rows] for name in names} or None
+    lines = list(csv.reader(io.StringIO(text), delimiter="\t" if kind == "tsv" else ","))
+    header, whole = lines[0] if lines else [], lines[1:]
+    whole = [row for row in whole if len(row) == len(header)]
+    return (
+        {name: [row[at] for row in whole] for at, name in enumerate(header)} if whole else None
+    )
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _parquet_cells(data: bytes) -> Table | None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return None
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        groups = range(file.metadata.num_row_groups)
+        nbytes = sum(file.metadata.row_group(n).total_byte_size for n in groups)
+        if nbytes > MAX_UNPACKED_BYTES or file.metadata.num_rows > MAX_UNPACKED_BYTES // 64:
+            return None
+        found = file.read().to_pydict()
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return {name: list(map(_cell, cells)) for name, cells in found.items()} or None
