@@ -39,25 +39,6 @@ def _reader(body: str) -> str:
     return dedent(body).strip() + "\n"
 
 
-MAT_READER = _reader("""
-    import io
-    import numpy
-    from scipy.io import loadmat
-
-    def read(data):
-        found = loadmat(io.BytesIO(data))
-        return {name: value for name, value in found.items()
-                if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"}
-""")
-NETCDF3_READER = _reader("""
-    import io
-    from scipy.io import netcdf_file
-
-    def read(data):
-        with netcdf_file(io.BytesIO(data), mmap=False) as file:
-            return {name: one[...].copy() for name, one in file.variables.items()
-                    if one[...].dtype.kind in "iuf"}
-""")
 CSV_READER = _reader("""
     import io
     import numpy
@@ -90,7 +71,7 @@ def other_kind(key: str, head: bytes, *, many: bool) -> OtherKind | None:
     """Return what to do about an object that no format reads; None if it is not known.
 
     >>> other_kind("a.nc", b"CDF" + bytes([1, 0, 0, 0]), many=False).findings[0]
-    'A NetCDF-3 file, which growcache does not read.'
+    'A NetCDF file of version 3: SciPy reads it whole, and all its variables are one sample.'
     """
     for is_it, describe in _KINDS:
         if is_it(key, head):
@@ -113,19 +94,21 @@ def is_text(head: bytes) -> bool:
     return True
 
 
-def _mat5(_: str, head: bytes, __: bool) -> OtherKind:
-    found = "A MATLAB file of version 5 (save without -v7.3), which growcache does not read by range."
-    better = "Saved by MATLAB with -v7.3 it is HDF5, of which windows are read by range."
-    return OtherKind((found, reader_advice("scipy.io"), better), reader=MAT_READER)
+def _mat5(_: str, __: bytes, ___: bool) -> OtherKind:
+    found = "A MATLAB file of version 5: scipy.io.loadmat reads it whole, and all its variables are one sample."
+    cut = "{variables: [eeg], axis: 1, window: 1000} cuts samples from one."
+    better = "Saved with -v7.3 it is HDF5, of which windows are read by range."
+    return OtherKind((found, cut, better), "growcache.readers:mat")
 
 
 def _netcdf3(_: str, __: bytes, ___: bool) -> OtherKind:
-    found = "A NetCDF-3 file, which growcache does not read."
+    found = "A NetCDF file of version 3: SciPy reads it whole, and all its variables are one sample."
+    cut = "{variables: [t2m], axis: 0} cuts samples from one; scale: true applies scale_factor."
     better = (
-        "nccopy -k nc4 IN.nc OUT.nc makes it NetCDF-4, of which windows are read by range "
+        "nccopy -k nc4 IN.nc OUT.nc makes it version 4, of which windows are read by range "
         "(format hdf5)."
     )
-    return OtherKind((found, better, reader_advice("scipy.io")), reader=NETCDF3_READER)
+    return OtherKind((found, cut, better), "growcache.readers:netcdf3")
 
 
 def _table(key: str, head: bytes, _: bool) -> OtherKind:
@@ -184,7 +167,11 @@ def _pickle(key: str, _: bytes, __: bool) -> OtherKind:
     found = "Python pickles: to read one runs the code that it names, so growcache reads none itself."
     better = "Arrays are best saved as .npy or .npz."
     is_torch = _suffix(key) in (".pt", ".pth")
-    advice = reader_advice("torch") if is_torch else "A function of yours (decode) may."
+    advice = (
+        reader_advice("torch")
+        if is_torch
+        else "A function of yours (decode) may, by growcache.unpickle_arrays."
+    )
     return OtherKind((found, better, advice), reader=TORCH_READER if is_torch else "")
 
 
@@ -201,7 +188,7 @@ _KINDS: tuple[
     tuple[Callable[[str, bytes], bool], Callable[[str, bytes, bool], OtherKind]], ...
 ] = (
     (lambda _, head: head.startswith(b"MATLAB 5.0 MAT-file"), _mat5),
-    (lambda _, head: head[:4] in (b"CDF\x01", b"CDF\x02", b"CDF\x05"), _netcdf3),
+    (lambda _, head: head[:4] in (b"CDF\x01", b"CDF\x02"), _netcdf3),
     (_is_pickle, _pickle),
     (_is_text_named(".csv", ".tsv"), _table),
     (lambda key, head: is_text(head) and bool(_JSON_LINE.match(head)), _json_lines),

@@ -36,6 +36,7 @@ from growcache.errors import (
     ObjectMissingError,
     TransientStoreError,
 )
+from growcache.formats.signatures import advice_on
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
 from growcache.threads import DaemonThread
@@ -163,13 +164,16 @@ async def _propose_other(
     """Propose something for objects whose format was not recognised."""
     entry = reader.entry
     if other := other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS):
-        found = await prove(
-            listed, other.format, dict(other.options), other.findings, readers, group
-        )
+        options = dict(other.options)
+        try:
+            found = await prove(listed, other.format, options, other.findings, readers, group)
+        except MissingLibraryError as error:
+            findings = (*other.findings, f"Not looked into: {error}.")
+            return replace(listed, format=other.format, options=options, findings=findings)
         return replace(found, reader=other.reader)
     if guess := guessed_raw(entry, head):
         return await prove(listed, "raw", *guess, readers, group)
-    reason = f"It was not recognised; it starts with {head[:8]!r}."
+    reason = f"It was not recognised; it starts with {head[:8]!r}{advice_on(head)}."
     return await prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 

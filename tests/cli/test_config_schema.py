@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from growcache.cli.cli import app
-from growcache.cli.init import config_text
+from growcache.cli.init_text import config_text
 from growcache.config import Config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -38,9 +38,9 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "hdf5", {"datasets": ["images", "labels"], "axis": 0}, "", "mean float32[16, 16]",
     ),
     "MATLAB v7.3": ("hdf5", {"datasets": ["eeg"], "window": 512}, "", "eeg is [16, 20000] in MATLAB"),
-    "MATLAB v5": ("bytes", {}, "", "scipy.io reads it"),
+    "MATLAB v5": ("growcache.readers:mat", {}, "", "scipy.io.loadmat reads it"),
     "NetCDF-4, packed": ("hdf5", {"datasets": ["t2m", "time"], "axis": 0, "scale": "cf"}, "", "NetCDF-4"),
-    "NetCDF-3": ("bytes", {}, "", "nccopy -k nc4"),
+    "NetCDF-3": ("growcache.readers:netcdf3", {}, "", "nccopy -k nc4"),
     "NWB": (
         "hdf5",
         {
@@ -116,20 +116,12 @@ def test_the_service_runs_what_was_written(name: str, tmp_path: Path) -> None:
         assert len(snapshot)
 
 
-READERS = {
-    "MATLAB v5": {"eeg": (16, 200), "fs": (1, 1)},
-    "NetCDF-3": {"t": (30,)},
-    "CSV: recordings": {"time": (100,), "x": (100,), "y": (100,)},
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
 def test_the_function_in_the_comments_is_ready(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
-    url = KINDS[name](tmp_path / "data")
+    url = KINDS["CSV: recordings"](tmp_path / "data")
     config = tmp_path / "growcache.yaml"
     words = ["init", str(config), "--yes", "--url", url, "--cache", str(tmp_path / "cache")]
     assert main(words) == 0
@@ -139,4 +131,5 @@ def test_the_function_in_the_comments_is_ready(
     decode = 'source.options={decode: "my_reader:read"}'
     assert main(["run", str(config), "--until-full", "--set", decode]) == 0
     with growcache.Snapshot.take(tmp_path / "cache") as snapshot:
-        assert {field: value.shape for field, value in snapshot[0].items()} == READERS[name]
+        shapes = {field: value.shape for field, value in snapshot[0].items()}
+    assert shapes == {"time": (100,), "x": (100,), "y": (100,)}
