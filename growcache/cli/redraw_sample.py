@@ -207,6 +207,8 @@ async def _draw_again(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
+    if transform is None:
+        sources.follow_fields(identity.schema.names)
     sidecar, origins = peeked.sidecar, peeked.sidecar.origins
     entry = origins.entry(peeked.i)
     round_ = origins.round[peeked.i] if origins.round else None

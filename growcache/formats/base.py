@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -127,6 +127,9 @@ class ObjectFormat:
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes of one object, by default of one sample."""
         return Measure(float(reader.entry.size), 0, 1)
+
+    def follow_fields(self, names: Collection[str]) -> None:
+        """Yield the fields of a cache that exists, where names or arrays are the format's choice."""
 
     async def advice(self, reader: ObjectReader) -> str:
         """Return a sentence if an object's values may not mean what the user takes them for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ from growcache.formats.scales import (
     scale_advice,
     scale_option,
 )
+from growcache.formats.zarr_group import GroupFields, Roots
 from growcache.formats.zarr_metadata import (
     ZarrMetadata,
     metadata_or_error,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     pass
 
 
-_OPTIONS = (*GRID_OPTIONS, "beside", "scale", "unwritten")
+_OPTIONS = (*GRID_OPTIONS, "datasets", "beside", "name", "scale", "unwritten")
 _KNOWN_ARRAYS = 4096  # arrays whose metadata is kept
 
 
@@ -122,13 +123,16 @@ class ZarrFormat(ObjectFormat):
     def __init__(
         self,
         grid: ArrayGrid,
-        beside: Mapping[str, str],
-        scale: str | None = None,
+        beside: Mapping[str, str] | None,
+        datasets: Mapping[str, str] | None,
+        name: str | None,
+        scale: str | None,
         *,
-        draws_unwritten: bool = True,
+        draws_unwritten: bool,
     ) -> None:
         self._grid = grid
         self._beside = beside
+        self._group = GroupFields(grid, datasets, name, self._metadata)
         self._scale = scale
         self._draws_unwritten = draws_unwritten
         self._known: SingleFlightCache[str, ZarrMetadata | FormatError] = SingleFlightCache(
@@ -140,11 +144,28 @@ class ZarrFormat(ObjectFormat):
 
     def census(self) -> ChunkCensus | None:
         """Return what finds the chunks that a listing cannot show."""
-        return ChunkCensus(self._grid, self._metadata) if self._draws_unwritten else None
+        return ChunkCensus(self._grid, self._owner) if self._draws_unwritten else None
+
+    def follow_fields(self, names: Collection[str]) -> None:
+        self._group.follow(names)
+
+    async def _owner(self, reader: ObjectReader, root: str) -> ZarrMetadata:
+        metadata = await self._metadata(reader, root)
+        if not await self._roots(reader, root, metadata):
+            raise FormatError(f"{root or '/'}: the chunks of another array own its samples")
+        return metadata
+
+    async def _roots(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
+        """Return the folders of the arrays that are fields, by name."""
+        if self._beside is None:
+            return await self._group.of(reader, root, metadata)
+        group = root.rstrip("/").rpartition("/")[0]
+        others = {name: _sibling_folder(group, path) for name, path in self._beside.items()}
+        return {await self._group.own_name(reader, root): root, **others}
 
     async def measure(self, reader: ObjectReader) -> Measure:
         located = await self._located(reader)
-        if located is None:
+        if located is None or not await self._roots(reader, *located[:2]):
             return Measure(max(1.0, float(reader.entry.size)), 0, 0)
         root, metadata, place = located
         samples = self._grid.on(metadata.shape, root)
@@ -157,17 +178,19 @@ class ZarrFormat(ObjectFormat):
         if located is None:
             return []
         root, metadata, place = located
+        roots = await self._roots(reader, root, metadata)
+        if not roots:
+            return []
         samples = self._grid.on(metadata.shape, root, visit, root)
         owned = _owned_samples(samples, metadata, place)
-        group, _, own = root.rstrip("/").rpartition("/")
-        fields = {own or "x": await self._field(own or "x", root, metadata, reader)}
-        cuts = {own or "x": owned}
-        for name, path in self._beside.items():
-            other = _sibling_folder(group, path)
-            found = await self._metadata(reader, other)
-            fields[name] = await self._field(name, other, found, reader)
-            cuts[name] = owned.of_array(self._grid.on(found.shape, other))
-        cut = CutFields(list(fields.values()), cuts, reader.entry, RUN_LENGTH_RATIO)
+        fields: list[_ZarrField] = []
+        cuts: dict[str, Samples] = {}
+        for name, folder in roots.items():
+            found = metadata if folder == root else await self._metadata(reader, folder)
+            fields.append(await self._field(name, folder, found, reader))
+            of_folder = self._grid.on(found.shape, folder)
+            cuts[name] = owned if folder == root else owned.of_array(of_folder)
+        cut = CutFields(fields, cuts, reader.entry, RUN_LENGTH_RATIO)
         refuse_differing_sizes(cuts, reader.entry.key)
         whole = range(len(owned))
         wanted = choose_ordinals(len(owned), visit, reader.entry.key, lambda _: whole)
@@ -177,11 +200,15 @@ class ZarrFormat(ObjectFormat):
         located = await self._located(reader)
         if self._scale is not None or located is None:
             return ""
-        root, metadata, _ = located
-        attributes = await read_attributes(reader, root, metadata)
-        if not metadata.fill:  # 0 is what Zarr writes where nobody chose a fill value
-            attributes.pop("_FillValue", None)
-        return scale_advice(f"array {root or '/'}", metadata.dtype, attributes)
+        for folder in (await self._roots(reader, *located[:2])).values():
+            metadata = await self._metadata(reader, folder)
+            attributes = await read_attributes(reader, folder, metadata)
+            if not metadata.fill:  # 0 is what Zarr writes where nobody chose a fill value
+                attributes.pop("_FillValue", None)
+            said = scale_advice(f"array {folder or '/'}", metadata.dtype, attributes)
+            if said:
+                return said
+        return ""
 
     async def _field(
         self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
@@ -283,7 +310,32 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
         raise ConfigError(
             "source.options: format zarr needs window, or axis: 0 for single rows"
         )
-    beside = array_paths_option(options, "beside") or {}
-    require_library("source.format: zarr", "numcodecs", "zarr")
+    beside = array_paths_option(options, "beside")
+    datasets = array_paths_option(options, "datasets")
+    name = _name_option(options, datasets)
+    if beside is not None and datasets is not None:
+        raise ConfigError(
+            "source.options.beside: datasets names all arrays, so leave out one of the two"
+        )
     unwritten = choice_option(options, "unwritten", ("fill", "skip"), "fill")
-    return ZarrFormat(grid, beside, scale_option(options), draws_unwritten=unwritten == "fill")
+    require_library("source.format: zarr", "numcodecs", "zarr")
+    return ZarrFormat(
+        grid,
+        beside,
+        datasets,
+        name,
+        scale_option(options),
+        draws_unwritten=unwritten == "fill",
+    )
+
+
+def _name_option(options: Mapping[str, Any], datasets: Mapping[str, str] | None) -> str | None:
+    name = options.get("name")
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name or datasets is not None:
+        raise ConfigError(
+            "source.options.name: expected the name of the field, and no datasets, which give "
+            f"names themselves; found {name!r}"
+        )
+    return name

@@ -47,12 +47,11 @@ class ZarrMetadata:
     attributes: Any  # of version 3; those of version 2 are an object of their own
 
 
-def parse_zarr_metadata(data: Buffer, file: str) -> ZarrMetadata:
+def zarr_metadata(found: Any, version: int) -> ZarrMetadata:
     try:
-        found = _loaded_json(data)
         if not isinstance(found, dict):
             raise FormatError("expected a JSON object")
-        return _version_3(found) if file == "zarr.json" else _version_2(found)
+        return _version_3(found) if version == 3 else _version_2(found)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise
@@ -187,10 +186,9 @@ async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
             found = await reader.find(root + file)
         except ObjectMissingError:
             continue
-        if found.entry.size > MOST_METADATA_BYTES:
-            raise FormatError(f"{root}{file}: metadata of {found.entry.size:,} bytes")
+        document = await read_json(found)
         try:
-            return parse_zarr_metadata(await found.read(), file)
+            return zarr_metadata(document, 3 if file == "zarr.json" else 2)
         except FormatError as error:
             raise FormatError(f"{root}{file}: {error}") from None
     raise FormatError(f"{reader.entry.key}: no {' or '.join(METADATA_FILES)} at {root or '/'}")
@@ -202,21 +200,21 @@ async def read_attributes(
     found = metadata.attributes
     if metadata.version == 2:
         try:
-            found = await _json_object(await reader.find(f"{root}.zattrs"))
+            found = await read_json(await reader.find(f"{root}.zattrs"))
         except ObjectMissingError:
             found = {}
     fill = metadata.fill[()] if metadata.says_fill else None
     return zarr_attributes(found, metadata.dtype, metadata.version, fill)
 
 
-async def _json_object(found: ObjectReader) -> Any:
+async def read_json(found: ObjectReader) -> Any:
     key = found.entry.key
     if found.entry.size > MOST_METADATA_BYTES:
         raise FormatError(f"{key}: metadata of {found.entry.size:,} bytes")
     try:
         return _loaded_json(await found.read())
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{key}: expected JSON: {str(error)[:100]}") from None
+        raise FormatError(f"{key}: is no metadata of an array: {str(error)[:100]}") from None
 
 
 def _loaded_json(data: Buffer) -> Any:

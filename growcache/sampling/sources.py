@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
@@ -70,6 +70,11 @@ class Sources:
         first = self._firsts[number]
         own = [replace(e, store=e.store - first) if first else e for e in (entry, *partners)]
         return StoredObject(self._opened[number].store, own[0], tuple(own[1:]))
+
+    def follow_fields(self, names: Collection[str]) -> None:
+        """Let formats yield the fields of a cache that exists."""
+        for one in self._opened:
+            one.format.follow_fields(names)
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Blocks. After a CredentialsError the next read tries again."""

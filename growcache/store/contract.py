@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -177,6 +177,9 @@ class Store(Protocol):
             StoreError: as `read` does.
         """
 
+    def is_named_by_url(self, entry: Entry) -> bool:
+        """Whether a listing would show an object of this key."""
+
     async def close(self) -> None:
         """Release connections and threads; the store cannot be used afterwards."""
 
@@ -227,6 +230,10 @@ class StoredObject:
     @property
     def source(self) -> SourceConfig:
         return self.store.source
+
+    def is_named_by_url(self, key: str) -> bool:
+        """Whether the URL that the object was listed by names another one, too."""
+        return self.store.is_named_by_url(replace(self.entry, key=key))
 
     async def find(self, key: str) -> StoredObject:
         return StoredObject(self.store, await self.store.find(key))

@@ -84,6 +84,9 @@ class DatasetStore:
     def given_up(self, entry: Entry, since: float = 0.0) -> bool:
         return self._given_up.get(entry.key, -1.0) >= since
 
+    def is_named_by_url(self, entry: Entry) -> bool:
+        return False
+
     async def close(self) -> None:
         """Do nothing: threads end with their process."""
 

@@ -246,7 +246,6 @@ class RemoteStore:
         return await self._head_with_retries(0, key)
 
     def is_named_by_url(self, entry: Entry) -> bool:
-        """Whether a listing would show an object of this key."""
         return self._locations[entry.store].matches(entry.key)
 
     def key_of_field(self, store: int, below: str) -> str:

@@ -222,7 +222,7 @@ def numbers_read(chunk: bytes, codec: dict[str, Any], size: int = 400) -> bytes:
     kept = metadata(shape=[1, size], chunks=[1, size], dtype="|u1", compressor=codec)
     held = Held(chunk, "k/0.0", {"k/.zarray": kept})
     ((sample, _, _),) = visited(open_format("zarr", {"axis": 0}), held)
-    return bytes(np.asarray(sample["k"]))
+    return bytes(np.asarray(sample["x"]))
 
 
 @pytest.mark.parametrize(("level", "size"), [(0, 64), (5, 2048)])

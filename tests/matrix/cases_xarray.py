@@ -98,6 +98,77 @@ def _zarr(version: int, holds: str, encoding: Mapping[str, Any], scale: str = "c
     )
 
 
+def write_group(folder: Path, version: int) -> None:
+    """All that xarray writes for a variable with coordinates, one of which is as long as another."""
+    import xarray as xr
+
+    values = np.arange(ROWS * ROWS * 3, dtype="f4").reshape(ROWS, ROWS, 3)
+    variables = {
+        "t2m": (("time", "lat", "lon"), values),
+        "cover": (("time", "lat", "lon"), values.astype("i2")),
+    }
+    axes = {"time": np.arange(ROWS), "lat": np.arange(float(ROWS)), "lon": np.arange(3.0)}
+    found = xr.Dataset(variables).assign_coords(axes).chunk(time=8)
+    found.to_zarr(folder / "a.zarr", zarr_format=version, consolidated=True)
+
+
+def group_window(place: Place) -> Values:
+    import xarray as xr
+
+    path = next(one for one in place.path.parents if one.suffix == ".zarr")
+    with xr.open_zarr(path, consolidated=False, mask_and_scale=False) as opened:
+        rows = slice(place.start, place.stop)
+        return {name: opened[name][rows].values for name in ("t2m", "cover", "time")}
+
+
+def _group(version: int) -> Case:
+    return Case(
+        f"xarray.to_zarr, version {version}",
+        "two variables and their coordinates",
+        "zarr",
+        partial(write_group, version=version),
+        group_window,
+        ROWS // 4,
+        {"window": 4, "scale": "none"},
+        url="a.zarr/**",
+        needs=("xarray", "zarr", "dask"),
+    )
+
+
+def write_ome(folder: Path, version: str) -> None:
+    from ome_zarr.format import format_from_version
+    from ome_zarr.writer import write_image
+
+    for name in ("a.zarr", "b.zarr"):
+        image = np.arange(2 * 64 * 64, dtype="u2").reshape(2, 64, 64)
+        write_image(image, str(folder / name), axes="cyx", fmt=format_from_version(version))
+
+
+def ome_block(place: Place) -> Values:
+    import zarr
+
+    path = next(one for one in place.path.parents if one.suffix == ".zarr")
+    image = np.asarray(zarr.open_array(path / "s0", mode="r")[:])
+    first = np.unravel_index(place.start, image.shape)
+    last = np.unravel_index(place.stop - 1, image.shape)
+    within = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
+    return {"s0": image[tuple(within)]}
+
+
+def _ome(version: str) -> Case:
+    return Case(
+        f"ome_zarr.writer.write_image, {version}",
+        "a multiscale image of two channels",
+        "zarr",
+        partial(write_ome, version=version),
+        ome_block,
+        8,
+        {"window": [None, 32, 32]},
+        url="*.zarr/s0/**",
+        needs=("ome_zarr", "zarr"),
+    )
+
+
 def write_nwb(folder: Path, *, channels: bool) -> None:
     import pynwb
     from pynwb.ecephys import ElectricalSeries
@@ -153,6 +224,10 @@ CASES = [
     ),
     _netcdf("netcdf4", "int16, as stored", ENCODINGS["int16, scale only"], "none"),
     _zarr(3, "int16, as stored", ENCODINGS["int16, scale only"], "none"),
+    _group(2),
+    _group(3),
+    _ome("0.4"),
+    _ome("0.5"),
     _nwb(channels=False),
     _nwb(channels=True),
 ]
