@@ -125,13 +125,25 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page", [pytest.param("epochs", marks=pytest.mark.slow), "not_offered"]
 )
 def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     pytest.importorskip("torch")
-    run_blocks(page, "-W", "error")
+    if page == "epochs":
+        pytest.importorskip("tensorboard")
+    run_blocks(page, "-W", "error", "-W", "ignore:distutils")
+    if page == "epochs":
+        assert scalars(home / "runs" / "first")["data/reuse"] == 2.0
+
+
+def scalars(folder: Path) -> dict[str, float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {name: found.Scalars(name)[-1].value for name in found.Tags()["scalars"]}
 
 
 @pytest.mark.slow

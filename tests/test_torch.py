@@ -136,6 +136,9 @@ def test_report_of_epochs(cache: Filled, loader: Any) -> None:
     assert (report.new_samples, report.reuse, report.uses_max) == (0, 2.0, 2.0)
     assert (report.coverage_samples, report.ess_samples, report.skipped) == (0.5, 20.0, 0)
     assert str(report).count("\n") == 0
+    metrics = growing.metrics(prefix="in/")
+    assert (metrics["in/samples"], metrics["in/coverage_samples"]) == (20.0, 0.5)
+    assert {type(value) for value in metrics.values()} == {float}
     assert "20 samples (0 new) of 20 cached, reuse 2.00, 50.0% seen" in str(report)
 
 

@@ -304,6 +304,16 @@ class Loader:
         """Counts of deliveries: the latest epoch, reuse, coverage, and the bottleneck."""
         return self._consumer.report
 
+    def metrics(self, prefix: str = "data/") -> dict[str, float]:
+        """Return the numbers of the report by name, for TensorBoard, W&B, MLflow and the like.
+
+        Nothing is logged: give them to the tracker with the metrics of a step of your own.
+
+        Args:
+            prefix: of each name; trackers group by what stands before the slash.
+        """
+        return self.report.metrics(prefix)
+
     def state_dict(self) -> dict[str, Any]:
         """Return this loader's position: after the batch that was delivered last.
 

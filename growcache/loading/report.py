@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -91,6 +91,19 @@ class Report:
     gather: str = "thread"
     generation: int = 0
     fingerprint: str | None = None
+
+    def metrics(self, prefix: str = "data/") -> dict[str, float]:
+        """Return all numbers that are known, by name after ``prefix``, for a tracker of experiments.
+
+        >>> Report(samples=64, reuse=1.5).metrics("")["reuse"]
+        1.5
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            prefix + name: float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
 
     def __str__(self) -> str:
         covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"

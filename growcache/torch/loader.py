@@ -270,6 +270,10 @@ class EpochDataLoader(DataLoader[Any]):
         """Counts of deliveries; see `EpochLoader.report`."""
         return self.loader.report
 
+    def metrics(self, prefix: str = "data/") -> dict[str, float]:
+        """Return the numbers of the report by name; see `EpochLoader.metrics`."""
+        return self.loader.metrics(prefix)
+
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands; see `EpochLoader.state_dict`."""
         return self.loader.state_dict()
