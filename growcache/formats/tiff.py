@@ -44,6 +44,7 @@ from growcache.formats.contiguous import (
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
 from growcache.formats.items import UserThreads
 from growcache.formats.memory import SingleFlightCache, refuse_large_sample
+from growcache.formats.tiff_codecs import refuse_large_jpeg
 from growcache.formats.tiff_pages import TiffLayout, TiffSegments, describe_tiff
 from growcache.schema import Array
 from growcache.store.contract import Entry
@@ -142,7 +143,9 @@ class _TiffField(FieldArray):
         try:
             if segments.decompress is not None:
                 stored = memoryview(segments.decompress(stored, self.chunking.chunk_bytes))
-            values, *_ = segments.decode(bytes(stored), number)
+            if segments.is_jpeg:
+                refuse_large_jpeg(stored, math.prod(segments.shape[:3]))
+            values, *_ = segments.decode(bytes(stored), number, jpegtables=segments.tables)
             assert values is not None
             if values.shape != segments.shape:
                 short, values = values, np.zeros(segments.shape, values.dtype)

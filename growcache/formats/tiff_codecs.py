@@ -11,11 +11,28 @@ from typing import TypeAlias
 from growcache.errors import FormatError
 
 Decompress: TypeAlias = Callable[[memoryview, int], bytes]
+JPEG = (7,)  # of which tifffile decodes the pixels, too
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _LARGEST_DICTIONARY = 1 << 27  # that lzma may take
 
 
+def refuse_large_jpeg(data: memoryview, most: int) -> None:
+    """Refuse an image of more pixels, before they are decoded."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker in _JPEG_FRAMES:
+            height = int.from_bytes(data[at + 5 : at + 7], "big")
+            width = int.from_bytes(data[at + 7 : at + 9], "big")
+            if 0 < height * width <= most:
+                return
+            raise FormatError(f"a JPEG of {height} by {width} pixels, where {most:,} belong")
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    raise FormatError("a JPEG without a size")
+
+
 def decompressor(code: int, key: str) -> Decompress | None:
-    """Return the function for a compression, None for none."""
+    """Return the function for a compression, None where tifffile needs none."""
     if code == 1:
         return None
     if code in _DECOMPRESSORS:
@@ -24,14 +41,14 @@ def decompressor(code: int, key: str) -> Decompress | None:
     if name is None:
         raise FormatError(
             f"{key}: its pixels have compression {code} ({_OTHERS.get(code, 'unknown')}), which is "
-            "not read; deflate, LZMA and PackBits are, with imagecodecs also LZW and zstd"
+            "not read; deflate, LZMA and PackBits are, with imagecodecs also LZW, zstd and JPEG"
         )
     if find_spec("imagecodecs") is None:
         raise FormatError(
             f"{key}: its pixels have compression {code} ({name}), which needs imagecodecs; "
             "pip install imagecodecs"
         )
-    return _library_decompressor(name)
+    return None if code in JPEG else _library_decompressor(name)
 
 
 def _inflate(data: memoryview, most: int) -> bytes:
@@ -72,9 +89,8 @@ _DECOMPRESSORS: dict[int, Decompress] = {
     32773: _packbits,
     34925: _lzma,
 }
-_BY_IMAGECODECS = {5: "LZW", 34926: "zstd", 50000: "zstd"}
+_BY_IMAGECODECS = {5: "LZW", 7: "JPEG", 34926: "zstd", 50000: "zstd"}
 _OTHERS = {
-    2: "CCITT", 3: "CCITT", 4: "CCITT", 6: "JPEG of old", 7: "JPEG", 33003: "JPEG 2000",
-    33005: "JPEG 2000", 34712: "JPEG 2000", 34887: "LERC", 34892: "JPEG", 50001: "WebP",
-    50002: "JPEG XL",
+    2: "CCITT", 3: "CCITT", 4: "CCITT", 6: "JPEG of old", 33003: "JPEG 2000", 33005: "JPEG 2000",
+    34712: "JPEG 2000", 34887: "LERC", 34892: "lossy DNG", 50001: "WebP", 50002: "JPEG XL",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
 from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.chunks import MOST_ROWS
 from growcache.formats.items import UserCall
-from growcache.formats.tiff_codecs import Decompress, decompressor
+from growcache.formats.tiff_codecs import JPEG, Decompress, decompressor
 from growcache.schema import DTYPE_KINDS, Array
 from growcache.store.contract import Entry
 
@@ -141,6 +141,8 @@ class TiffSegments:
     fill: Array  # of those that were never written
     decompress: Decompress | None
     decode: PageDecoder
+    is_jpeg: bool = False
+    tables: bytes | None = None  # of JPEG
 
 
 def describe_tiff(
@@ -254,12 +256,30 @@ def _segmented_layout(
     if keyframe.is_tiled:
         stored = (keyframe.tiledepth, keyframe.tilelength, keyframe.tilewidth, samples)
     decompress = decompressor(int(keyframe.compression), entry.key)
-    # Pixels are decompressed here, because the decoders of tifffile have no bound.
-    keyframe.compression = 1
+    is_jpeg = keyframe.compression in JPEG
+    if not is_jpeg:  # others are decompressed here, because tifffile's decoders have no bound
+        keyframe.compression = 1
     fill = np.asarray(keyframe.nodata).astype(dtype)
     chunks = (1,) * page_axes + chunks
-    segments = TiffSegments(chunks, stored, sizes, fill, decompress, keyframe.decode)
+    segments = TiffSegments(
+        chunks,
+        stored,
+        sizes,
+        fill,
+        decompress,
+        keyframe.decode,
+        is_jpeg,
+        _tables(series, entry),
+    )
     return TiffLayout(shape, dtype, page_axes, offsets, segments)
+
+
+def _tables(series: Any, entry: Entry) -> bytes | None:
+    """Return the tables that the JPEGs of all pages share."""
+    found = {one.jpegtables for one in series if one is not None}
+    if len(found) > 1:
+        raise FormatError(f"{entry.key}: the JPEGs of its pages have tables of their own")
+    return next(iter(found), None)
 
 
 def _checked_dtype(keyframe: Any, entry: Entry) -> np.dtype[Any]:

@@ -131,6 +131,50 @@ def test_arrays_are_what_tifffile_reads(name: str) -> None:
     compare(data, {"page": 0}, {"key": 0})
 
 
+PIXELS = np.repeat(np.repeat(RGB[:10, :13], 4, axis=0), 4, axis=1)[:40, :50]
+WITH_IMAGECODECS: dict[str, Callable[[], bytes]] = {
+    "LZW": lambda: written(numbers(40, 50), compression="lzw", predictor=True, tile=(16, 16)),
+    "LZW of libtiff": lambda: by_pillow(RGB, "tiff_lzw"),
+    "zstd": lambda: written(numbers(40, 50), compression="zstd", rowsperstrip=16),
+    "floating-point predictor": lambda: written(
+        numbers(40, 50, dtype="f4"), predictor=3, **PACKED
+    ),
+    "12 bits": lambda: written(
+        numbers(40, 50) % 4096, bitspersample=12, photometric="minisblack"
+    ),
+    "JPEG": lambda: written(PIXELS, compression="jpeg", tile=(32, 32), photometric="ycbcr"),
+    "JPEG of a stack": lambda: written(
+        np.stack([PIXELS] * 3), compression="jpeg", rowsperstrip=16, photometric="rgb"
+    ),
+    "JPEG of libtiff": lambda: by_pillow(PIXELS, "jpeg"),
+}
+
+
+@pytest.mark.slow  # imagecodecs is installed for slow tests only
+@pytest.mark.parametrize("name", WITH_IMAGECODECS)
+def test_compressions_of_imagecodecs(name: str) -> None:
+    pytest.importorskip("imagecodecs")
+    compare(WITH_IMAGECODECS[name](), {}, {"series": 0})
+
+
+@pytest.mark.slow
+def test_a_jpeg_that_is_larger_than_its_tile() -> None:
+    pytest.importorskip("imagecodecs")
+    data = bytearray(WITH_IMAGECODECS["JPEG"]())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(
+        FormatError, match="a JPEG of 65535 by 65535 pixels, where 1,024 belong"
+    ):
+        visited(open_format("tiff", {}), Held(bytes(data)))
+
+
+def test_what_imagecodecs_is_needed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growcache.formats.tiff_codecs.find_spec", lambda name: None)
+    with pytest.raises(FormatError, match=r"compression 5 \(LZW\), which needs imagecodecs"):
+        visited(open_format("tiff", {}), Held(by_pillow(RGB, "tiff_lzw")))
+
+
 @pytest.mark.parametrize("name", LEVELS)
 def test_levels_are_what_tifffile_reads(name: str) -> None:
     made, options = LEVELS[name]

@@ -66,7 +66,8 @@ def _tiff(
         read_tiff, chosen=chosen, axis=options.get("axis"), window=options.get("window")
     )
     options = {name: list(v) if isinstance(v, tuple) else v for name, v in options.items()}
-    needs = ("tifffile", "PIL") if writer == "Pillow" else ("tifffile",)
+    modules = {"Pillow": ("tifffile", "PIL"), "imagecodecs": ("tifffile", "imagecodecs")}
+    needs = modules.get(writer, ("tifffile",))
     return Case(writer, holds, "tiff", write, read, samples, options, needs=needs)
 
 
@@ -96,5 +97,10 @@ CASES = [
     _tiff("pages", _image((5, 20, 30), "u2", metadata=None), 2, page=3),
     _tiff("deflate of libtiff", partial(write_by_pillow, compression="tiff_adobe_deflate"), 60, "Pillow",
           axis=0),
+    _tiff("tiles by LZW", _image((48, 64), "u2", tile=(16, 16), compression="lzw"), 24,
+          "imagecodecs", window=(16, 16)),
+    _tiff("tiles by JPEG",
+          _image((48, 64, 3), "u1", tile=(16, 16), compression="jpeg", photometric="ycbcr"), 6,
+          "imagecodecs", window=(16, 64, 3)),
     _tiff("PackBits of libtiff", partial(write_by_pillow, compression="packbits"), 2, "Pillow"),
 ]  # fmt: skip
