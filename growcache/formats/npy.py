@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,24 @@ from growcache.formats.base import (
     Measure,
     ObjectFormat,
     ObjectReader,
+    SamplesWithOrigins,
     Visit,
+    choice_option,
+    names_option,
     read_whole,
     refuse_unknown_options,
 )
 from growcache.formats.contiguous import ArrayLayout, ContiguousFormat, native_order
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
+from growcache.formats.npy_dtypes import (
+    MINIFLOATS,
+    fields_of,
+    has_meaning,
+    parse_descr,
+    widened,
+)
 from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
-from growcache.schema import Sample
+from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
 if TYPE_CHECKING:
@@ -36,8 +47,6 @@ _LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
 _MOST_EMPTY_ROWS = 1 << 16  # they take no byte of the object, but memory of its reader
 _LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
 _KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
-# Plain numbers only, checked before NumPy sees the text: it would build records of any size.
-_NUMBER = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f(2|4|8|16)|c(8|16|32))")
 _NAMES = {"descr", "fortran_order", "shape"}
 _ITEM = re.compile(
     r"""\s*(?P<quote>['"])(?P<name>descr|fortran_order|shape)(?P=quote)\s*:\s*"""
@@ -46,14 +55,6 @@ _ITEM = re.compile(
 _SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is taken off before
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
-
-
-_PICKLED = (
-    "it has an array of Python objects (dtype object), which is a pickle, and unpickling runs the code "
-    "of whoever wrote it; save plain arrays instead, or leave it out of source.options.fields of an archive; or, if you trust whoever "
-    'can write these objects, set source.format: "package.module:function" to a function of yours, '
-    '`def read(object): yield {"x": ...}`, which calls numpy.load(object.open(), allow_pickle=True)'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,44 +69,94 @@ class NpyHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class ValueOptions:
+    dtype: str | None = None  # of `MINIFLOATS`, where NumPy wrote void
+    fields: tuple[str, ...] | None = None  # those of records; None: all
+
+    def changes(self, dtype: np.dtype[Any]) -> bool:
+        return self.dtype is not None or has_meaning(dtype)
+
+    def sample_of(self, values: Array) -> Sample:
+        if self.dtype is not None:
+            return {"x": widened(values, self.dtype)}
+        if values.dtype.names is None or self.fields is None:
+            return fields_of("x", values)
+        return fields_of("x", _chosen_fields(values, self.fields))
+
+
+def _chosen_fields(values: Array, fields: tuple[str, ...]) -> Array:
+    names = values.dtype.names or ()
+    for name in fields:
+        if name not in names:
+            raise FormatError(f"expected a field {name!r:.40}, found {', '.join(names)[:160]}")
+    return values[list(fields)]
+
+
 class NpyWholeFormat(ObjectFormat):
+    def __init__(self, meaning: ValueOptions) -> None:
+        self._meaning = meaning
+
     async def measure(self, reader: ObjectReader) -> Measure:
-        header = await read_npy_header(reader)
+        header = await read_npy_header(reader, dtype=self._meaning.dtype)
         return Measure(float(header.nbytes), reader.entry.size - header.nbytes, 1)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         data = await read_whole(reader)
-        header = parse_npy_header(data, reader.entry)
+        header = parse_npy_header(data, reader.entry, self._meaning.dtype)
         shape = header.shape
         flat = np.frombuffer(memoryview(data), header.dtype, math.prod(shape), header.data)
         values = native_order(flat.reshape(shape, order="F" if header.fortran else "C"))
-        return [({"x": values}, 0, shape[0] if shape else reader.entry.size)]
+        with named_errors(reader.entry.key):
+            sample = self._meaning.sample_of(values)
+        return [(sample, 0, shape[0] if shape else reader.entry.size)]
 
 
 class NpyWindowsFormat(ContiguousFormat):
-    def __init__(self, grid: ArrayGrid) -> None:
+    def __init__(self, grid: ArrayGrid, meaning: ValueOptions) -> None:
         super().__init__(grid, _KNOWN_BYTES)
+        self._meaning = meaning
         self._probe = _PROBE
 
     async def look_up(self, reader: ObjectReader) -> tuple[dict[str, ArrayLayout], int]:
-        header = await read_npy_header(reader, self._probe)
+        header = await read_npy_header(reader, self._probe, self._meaning.dtype)
         self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
         return {"x": array_layout(header, reader.entry)}, _KNOWN
 
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        found = await super().read(reader, visit)
+        if not found or not self._meaning.changes(found[0][0]["x"].dtype):
+            return found
+        with named_errors(reader.entry.key):
+            return [
+                (self._meaning.sample_of(one["x"]), start, stop) for one, start, stop in found
+            ]
 
-async def read_npy_header(reader: ObjectReader, probe: int = _PROBE) -> NpyHeader:
+
+@contextmanager
+def named_errors(key: str) -> Iterator[None]:
+    """Name the object in errors about its values."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{key}: {error}") from None
+
+
+async def read_npy_header(
+    reader: ObjectReader, probe: int = _PROBE, dtype: str | None = None
+) -> NpyHeader:
     head = await reader.read(0, probe)
     if (end := npy_header_end(head, reader.entry)) > memoryview(head).nbytes:
         head = await reader.read(0, end)
-    return parse_npy_header(head, reader.entry)
+    return parse_npy_header(head, reader.entry, dtype)
 
 
-def parse_npy_header(data: Buffer, entry: Entry) -> NpyHeader:
+def parse_npy_header(data: Buffer, entry: Entry, dtype: str | None = None) -> NpyHeader:
     """Nothing is executed or unpickled."""
     view = memoryview(data)
     end = npy_header_end(view, entry)
     try:
-        header = _parse_dict(bytes(view[:end]))
+        header = _parse_dict(bytes(view[:end]), dtype)
     except FormatError as error:
         raise FormatError(f"{entry.key}: {error}") from None
     needed = end + header.nbytes
@@ -134,10 +185,10 @@ def npy_header_end(data: Buffer, entry: Entry) -> int:
 
 
 @functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
-def _parse_dict(head: bytes) -> NpyHeader:
+def _parse_dict(head: bytes, dtype: str | None) -> NpyHeader:
     start = 10 if head[6] == 1 else 12
     fields = _header_items(head[start:], "utf-8" if head[6] == 3 else "latin-1")
-    header = NpyHeader(len(head), _dtype(fields["descr"]), *_shape(fields))
+    header = NpyHeader(len(head), parse_descr(fields["descr"], dtype), *_shape(fields))
     if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
         raise FormatError(f"its header claims an array of {list(header.shape)}")
     return header
@@ -168,19 +219,6 @@ def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
     return found if at == end and set(found) == _NAMES else None
 
 
-def _dtype(descr: str) -> np.dtype[np.generic]:
-    name = descr[1:-1]
-    if not descr.startswith("[") and _NUMBER.fullmatch(name):
-        try:
-            return np.dtype(name)
-        except TypeError:  # float128 on a machine without it
-            pass
-    shown = descr if descr.startswith("[") else name
-    if "O" in shown:
-        raise FormatError(_PICKLED)
-    raise FormatError(f"expected an array of plain numbers, found dtype {shown[:80]}")
-
-
 def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
     inside = fields["shape"][1:-1].strip().removesuffix(",")
     sizes = [size.strip().removesuffix("L") for size in inside.split(",")] if inside else []
@@ -201,6 +239,10 @@ def array_layout(header: NpyHeader, entry: Entry) -> ArrayLayout:
 
 
 def open_npy(options: Mapping[str, Any]) -> NpyWholeFormat | NpyWindowsFormat:
-    refuse_unknown_options("npy", options, GRID_OPTIONS)
+    refuse_unknown_options("npy", options, (*GRID_OPTIONS, "dtype", "fields"))
     grid = grid_option(options)
-    return NpyWholeFormat() if grid is None else NpyWindowsFormat(grid)
+    dtype = options.get("dtype")
+    if dtype is not None:
+        dtype = choice_option(options, "dtype", MINIFLOATS, "")
+    meaning = ValueOptions(dtype, names_option("fields", options.get("fields")))
+    return NpyWholeFormat(meaning) if grid is None else NpyWindowsFormat(grid, meaning)

@@ -20,6 +20,7 @@ from growcache.formats.base import (
     Measure,
     ObjectFormat,
     ObjectReader,
+    SamplesWithOrigins,
     Visit,
     choice_option,
     names_option,
@@ -38,7 +39,13 @@ from growcache.formats.contiguous import (
 )
 from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Samples, grid_option
 from growcache.formats.memory import refuse_large_sample, reserve_decoded
-from growcache.formats.npy import array_layout, npy_header_end, parse_npy_header
+from growcache.formats.npy import (
+    array_layout,
+    named_errors,
+    npy_header_end,
+    parse_npy_header,
+)
+from growcache.formats.npy_dtypes import fields_of, has_meaning
 from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
@@ -255,13 +262,28 @@ _KEPT_BYTES = 1 << 25  # bytes of what is kept of objects
 _KEPT_MEMBER_BYTES = 500  # bytes that a member takes of these
 
 
+def meant_arrays(found: SamplesWithOrigins, key: str) -> SamplesWithOrigins:
+    """Return samples with a field for each of a record, as ``array.name``, and times as integers."""
+    if not found or not any(has_meaning(values.dtype) for values in found[0][0].values()):
+        return found
+    with named_errors(key):
+        return [(_meant_sample(sample), start, stop) for sample, start, stop in found]
+
+
+def _meant_sample(sample: Sample) -> Sample:
+    meant: Sample = {}
+    for name, values in sample.items():
+        meant |= fields_of(name, values, f"{name}.")
+    return meant
+
+
 class NpzWholeFormat(ObjectFormat):
     def __init__(self, fields: tuple[str, ...] | None) -> None:
         self._fields = fields
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         arrays = await read_arrays(reader, self._fields, is_sample=True)
-        return [(dict(arrays), 0, reader.entry.size)]
+        return meant_arrays([(dict(arrays), 0, reader.entry.size)], reader.entry.key)
 
 
 class NpzWholeWindowsFormat(ObjectFormat):
@@ -284,9 +306,8 @@ class NpzWholeWindowsFormat(ObjectFormat):
             name: ArrayLayout(0, array.shape, array.dtype) for name, array in arrays.items()
         }
         wanted = wanted_ordinals(layouts, each, visit, key)
-        return zip_fields(
-            {name: cut_samples(array, each[name], wanted) for name, array in arrays.items()}
-        )
+        found = {name: cut_samples(array, each[name], wanted) for name, array in arrays.items()}
+        return meant_arrays(zip_fields(found), key)
 
     def _samples(
         self, arrays: Mapping[str, Array], key: str, visit: Visit | None = None
@@ -303,6 +324,9 @@ class NpzWindowsFormat(ContiguousFormat):
     def __init__(self, fields: tuple[str, ...] | None, grid: ArrayGrid) -> None:
         super().__init__(grid, _KEPT_BYTES)
         self._fields = fields
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
+        return meant_arrays(await super().read(reader, visit), reader.entry.key)
 
     async def look_up(self, reader: ObjectReader) -> tuple[dict[str, ArrayLayout], int]:
         members = await read_members(reader, self._fields)

@@ -28,6 +28,7 @@ from growcache.formats.image import decode_image, require_pillow
 from growcache.formats.items import ItemsFormat, decode_option, items_of_part
 from growcache.formats.json_values import parse_json, value_of_json
 from growcache.formats.npy import parse_npy_header
+from growcache.formats.npy_dtypes import fields_of
 from growcache.formats.tar_scan import (
     READ_WHOLE_BYTES,
     SampleOffsets,
@@ -57,11 +58,15 @@ def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Val
         raise FormatError(f"{ext}: {error}") from None
 
 
-def _npy_value(data: bytes, entry: Entry) -> Array:
+def _npy_value(data: bytes, entry: Entry) -> Value:
     header = parse_npy_header(data, replace(entry, key="it", size=len(data)))
+    if header.dtype.names is not None:
+        raise FormatError("expected an array of numbers, found records or text")
     count = math.prod(header.shape)
     flat = np.frombuffer(data, header.dtype, count, header.data)
-    return native_order(flat.reshape(header.shape, order="F" if header.fortran else "C"))
+    array = native_order(flat.reshape(header.shape, order="F" if header.fortran else "C"))
+    value: Value = fields_of("it", array)["it"]
+    return value
 
 
 def _json_value(data: bytes, _: Entry) -> Value:
