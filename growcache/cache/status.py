@@ -284,6 +284,9 @@ class Status:
     subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, once listed
     sources: list[SourceStatus] = field(default_factory=list)  # of several, once listed
     unmatched: int = 0  # objects without labels or partners (source.on_missing)
+    left_out: dict[str, int] = field(
+        default_factory=dict
+    )  # by the listing: `.DS_Store`, empty …
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)
     jobs: list[JobStatus] = field(default_factory=list)
@@ -296,6 +299,18 @@ class Status:
     def from_json(cls, data: builtins.bytes) -> Status:
         """Return what `to_json` wrote, without fields of another version. ValueError: it is damaged."""
         return _status_from_json(orjson.loads(data))
+
+
+def left_out_text(counts: Mapping[str, int]) -> str:
+    """Return counts in words.
+
+    >>> left_out_text({"empty": 1, ".DS_Store": 2})
+    '3 (.DS_Store 2, empty 1)'
+    """
+    rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
+    return (
+        f"{sum(counts.values()):,} ({', '.join(f'{name} {count:,}' for name, count in rows)})"
+    )
 
 
 _NESTED: dict[str, type] = {
@@ -332,6 +347,10 @@ def _checked_value(kind: str, value: Any) -> Any:
         if type(value) is not list:
             raise ValueError(f"expected a {kind}")
         return [_checked_value(kind[5:-1], item) for item in value]
+    if kind == "dict[str, int]":
+        if type(value) is not dict or any(type(count) is not int for count in value.values()):
+            raise ValueError(f"expected a {kind}")
+        return value
     known = [_TYPES[name] for name in kind.split(" | ") if name in _TYPES]
     if known and type(value) not in itertools.chain.from_iterable(known):
         raise ValueError(f"expected {kind}, found {type(value).__name__}")

@@ -38,6 +38,7 @@ from growcache.errors import (
 )
 from growcache.formats.signatures import advice_on
 from growcache.store.contract import Entry, StoredObject
+from growcache.store.left_out import UNKNOWN_FORMAT
 from growcache.store.store import RemoteStore, open_store
 from growcache.threads import DaemonThread
 
@@ -73,7 +74,8 @@ def _probe_url_or_folder(source: SourceConfig, seconds: float) -> ProbedSource:
 
 
 def _probe_url(source: SourceConfig, seconds: float) -> ProbedSource:
-    store = open_store(source, concurrency=1, timeout_seconds=seconds / 3)
+    looked_at = source.model_copy(update={"format": UNKNOWN_FORMAT})
+    store = open_store(looked_at, concurrency=1, timeout_seconds=seconds / 3)
     try:
         return _probe_store(source, store)
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Self, TextIO
 
-from growcache.cache.status import Status
+from growcache.cache.status import Status, left_out_text
 from growcache.cli.humanize import in_bytes, in_count, in_percent, in_time, plural
 from growcache.cli.terminal import (
     fold_to_width,
@@ -130,6 +130,8 @@ def coverage_text(status: Status) -> tuple[str, float | None]:
     objects = plural(next((one.objects for one in status.subsets if one.used), found), "object")
     if status.unmatched:
         objects += f", {status.unmatched:,} unmatched ones left out"
+    if status.left_out:
+        objects += f" (left out: {left_out_text(status.left_out)})"
     if status.endless:
         return "unknown: your function draws, from as many samples as it likes", None
     if not status.listing_complete:

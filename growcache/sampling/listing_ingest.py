@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from growcache.cache.cache import Cache
+from growcache.cache.status import left_out_text
 from growcache.config import Config
 from growcache.errors import (
     ConfigError,
@@ -35,6 +37,8 @@ from growcache.sampling.space_allocator import SpaceAllocator
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 
+_log = logging.getLogger(__name__)
+
 PAGES_AHEAD = 4  # that wait for the loop, because a listing must not fill the memory
 
 OnPage = Callable[[list[Entry]], None]
@@ -52,6 +56,10 @@ class ListingThread:
         self._slots = threading.Semaphore(PAGES_AHEAD)
         self._stopped = False
         threading.Thread(target=self._run, name="listing", daemon=True).start()
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return self._source.left_out
 
     def more(self) -> None:
         self._slots.release()
@@ -141,6 +149,8 @@ class ListingIngest:
         self.listed = False
         self.watched: frozenset[str] = frozenset()
         self.relisted: list[Entry] = []
+        # What the listing of this run left out, by name; None until it is complete.
+        self.left_out: Mapping[str, int] | None = None
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
         """A user's format needs ``introduction``: it says whether there is anything to list."""
@@ -217,7 +227,11 @@ class ListingIngest:
             self._cache.space.listing_ahead = self._reserved_for_listing(allocator)
         if not self._over or self.pages or self.listed:
             return
+        if self._listing is not None:
+            self.left_out = self._listing.left_out
         self._refuse_empty()
+        if self.left_out:
+            _log.warning("left out of the listing: %s", left_out_text(self.left_out))
         self._catalog.flush()
         self._catalog.complete = True
         self._cache.space.listing_ahead = 0
@@ -227,9 +241,10 @@ class ListingIngest:
         for number, source in enumerate(self._config.sources):
             if number not in self._shown:
                 urls = ", ".join(source.url)
+                words = left_out_text(self.left_out) if self.left_out else ""
                 said = (
                     f"the listing is empty: no object matches {urls}; check bucket, prefix and "
-                    "glob in source.url"
+                    f"glob in source.url{f'. Left out: {words}' if words else ''}"
                 )
                 raise ConfigError(name_source(said, number, len(self._config.sources)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -208,6 +209,12 @@ class SourceListings:
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         for store, storage in zip(self._stores, options, strict=True):
             store.set_options(storage)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The files that no one meant, which the listings left out so far, by name."""
+        counts = (one.left_out for one in self._stores if not isinstance(one, DatasetStore))
+        return sum(counts, Counter())
 
     def pages(self) -> Iterator[list[Entry]]:
         if len(self._stores) == 1:

@@ -6,7 +6,9 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from growcache.cache.cache import Cache
@@ -21,10 +23,11 @@ from growcache.cache.status import (
     WorkerStatus,
     delivered_fields,
     foreign_statuses,
+    read_status,
     service_lease_statuses,
 )
 from growcache.config import Config
-from growcache.errors import StoreRefusedError
+from growcache.errors import GrowcacheError, StoreRefusedError
 from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.messages import Message, awaited_event
@@ -83,6 +86,13 @@ def cache_fields(cache: Cache) -> dict[str, Any]:
     }
 
 
+def _left_out_before(root: Path) -> dict[str, int]:
+    try:
+        return read_status(root).left_out
+    except (GrowcacheError, OSError, ValueError):
+        return {}
+
+
 class StatusBuilder:
     """Counts what no other component counts, and puts the status together."""
 
@@ -107,6 +117,8 @@ class StatusBuilder:
         self._objects = objects
         self._began = time.monotonic()
         self._process = process_fields(config.cache.path)
+        # A run that needs no listing shows what the last one left out.
+        self._left_out_before = _left_out_before(config.cache.path)
         self._samples = Rate()
         self._bytes = Rate()
         self._measured = -1
@@ -179,6 +191,7 @@ class StatusBuilder:
         stopped: bool,
         disk_full: bool,
         restart_for: list[str],
+        left_out: Mapping[str, int] | None,
     ) -> Status:
         cache, totals = self._cache, self._cache.totals()
         fields = self._process | cache_fields(cache)
@@ -227,6 +240,7 @@ class StatusBuilder:
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
             unmatched=self._objects.unmatched,
+            left_out=self._left_out_before if left_out is None else dict(left_out),
             set_aside=dispatcher.makeups.status if dispatcher else SetAsideStatus(),
             restart_for=restart_for,
         )

@@ -672,4 +672,5 @@ class Supervisor:
             stopped=stopped,
             disk_full=self._disk_full,
             restart_for=self._reload.restart_for if self._reload else [],
+            left_out=self._listing.left_out,
         )

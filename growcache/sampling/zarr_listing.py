@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -27,6 +28,10 @@ class ZarrListing:
     @property
     def source(self) -> SourceConfig:
         return self._store.source
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self._store.left_out
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         self._store.set_options(options)

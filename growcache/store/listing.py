@@ -285,6 +285,7 @@ class UrlListing:
     location: Location
     backend: Backend
     is_new: Callable[[str, int], bool]
+    kept: Callable[[list[Entry]], list[Entry]] = lambda found: found
     seeker: MatchSeeker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -310,6 +311,7 @@ class UrlListing:
             for entry in page
             if self.location.matches(entry.key) and self.is_new(entry.key, self.number)
         ]
+        found = self.kept(found)
         return [replace(entry, store=self.number) for entry in found] if self.number else found
 
 

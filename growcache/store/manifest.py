@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -70,7 +71,7 @@ class ManifestListing:
             while named := list(islice(rows, PAGE_ENTRIES)):
                 first = first or named[0].name
                 count += len(named)
-                found = [entry for row in named for entry in self._entries(row)]
+                found = [entry for row in named for entry in self._meant(row)]
                 if page := storable_entries(self._sized(found)):
                     some = True
                     yield page
@@ -121,6 +122,18 @@ class ManifestListing:
         if len(listed) != 1:
             raise ConfigError(f"expected one file at {redact(url)}, found {len(listed)}")
         return store, listed[0]
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self._store.left_out
+
+    def _meant(self, row: ManifestRow) -> Iterator[Entry]:
+        """Yield the objects of a row; of an inventory, without files that no one meant."""
+        for entry in self._entries(row):
+            if not row.of_bucket:
+                yield entry
+            elif not entry.key.endswith("/"):
+                yield from self._store.kept(entry.store, [entry])
 
     def _entries(self, row: ManifestRow) -> Iterator[Entry]:
         """Yield the objects that a row means: of several fields any, else one at most."""

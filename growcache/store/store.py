@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from growcache.errors import (
 )
 from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page, storable_entries
 from growcache.store.hedging import Hedging
+from growcache.store.left_out import LeftOutName, left_out_by
 from growcache.store.listing import (
     MOST_RANGES,
     ListingRounds,
@@ -97,6 +99,8 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refused_turn = asyncio.Lock()
         self._probes: dict[int, StoreProbe] = {}
+        self._left_out_by: dict[int, LeftOutName] = {}
+        self.left_out: Counter[str] = Counter()  # of the listing, by name
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
         if stop is None or stop > entry.size:
@@ -354,7 +358,7 @@ class RemoteStore:
         for client in self._clients:
             self._retries.run(client.connected)
         sections = [
-            UrlListing(number, location, backend, self._is_new)
+            UrlListing(number, location, backend, self._is_new, partial(self.kept, number))
             for number, (location, backend) in enumerate(
                 zip(self._locations, self._clients, strict=True)
             )
@@ -392,6 +396,7 @@ class RemoteStore:
                     "page: it showed %a after a greater name",
                     short_key(str(error)),
                 )
+                self.left_out.clear()
             else:
                 return
         yield from self._in_order([section.pages(self._retries) for section in sections])
@@ -423,6 +428,21 @@ class RemoteStore:
             except ObjectMissingError as error:
                 error.exit_code = 2  # the URL itself is wrong, not one object of many
                 raise
+
+    def kept(self, number: int, found: list[Entry]) -> list[Entry]:
+        """Return the matches of a URL without files that no one meant, which are counted."""
+        if self.source.fields or self._locations[number].is_key:
+            return found
+        if (name_of := self._left_out_by.get(number)) is None:
+            name_of = left_out_by(self._locations[number], self.source.format)
+            self._left_out_by[number] = name_of
+        kept = []
+        for entry in found:
+            if (name := name_of(entry.key, entry.size)) is None:
+                kept.append(entry)
+            else:
+                self.left_out[name] += 1
+        return kept
 
     @property
     def locations(self) -> Sequence[Location]:

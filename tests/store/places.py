@@ -37,7 +37,12 @@ class Place:
     def open(self, *patterns: str, **settings: Any) -> RemoteStore:
         urls = [self.base + pattern for pattern in patterns]
         source = SourceConfig.model_validate(
-            {"url": urls, "storage_options": self.options, "client": self.client}
+            {
+                "url": urls,
+                "format": settings.pop("format", "npy"),
+                "storage_options": self.options,
+                "client": self.client,
+            }
         )
         return open_store(
             source, timeout_seconds=settings.pop("timeout_seconds", 3), **settings
