@@ -115,11 +115,11 @@ def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry],
     group = max(kinds.values(), key=lambda group: sum(one.size for one in group), default=[])
     taken = {entry.key for entry in group}
     rest = [entry.key for entry in entries if entry.key not in taken]
-    own = kind_by_key[group[0].key] if group else ""
-    others = (
-        PurePosixPath(key).name if kind_by_key[key] == own else kind_by_key[key] for key in rest
-    )
-    return group, Counter(kind or "without an ending" for kind in others)
+    own = ("", kind_by_key[group[0].key] if group else "")
+    others = [
+        PurePosixPath(key).name if kind_by_key[key] in own else kind_by_key[key] for key in rest
+    ]
+    return group, Counter(others)
 
 
 def _is_hidden(name: str) -> bool:

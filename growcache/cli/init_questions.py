@@ -51,7 +51,7 @@ def _ask_for_source(
     while True:
         if given.url is None:
             print_to_stderr(
-                "Where are the objects? s3://, gs://, az://, https://, a path …, with globs."
+                "Where are the objects? A folder, a file or a glob: s3://, gs://, az://, https://, a path."
             )
             given = replace(given, url=prompt("URL", default=EXAMPLE_URL))
         if given.url == EXAMPLE_URL or not given.probe:
@@ -109,7 +109,11 @@ def _ask_for_format(
             print_to_stderr(str(error))
     same = form == proposed.format and options == proposed.options
     rate = proposed.rate if same else ""  # of the samples that were proposed
-    return replace(proposed, format=form, options=options, rate=rate)
+    findings = proposed.findings
+    if not same and findings:
+        was = f"{proposed.format} with {as_yaml(dict(proposed.options))}"
+        findings = [f"Set at the terminal. What was proposed, {was}:", *findings]
+    return replace(proposed, format=form, options=options, rate=rate, findings=findings)
 
 
 def _ask_for_usual_options(

@@ -14,6 +14,7 @@ from growcache.errors import FormatError
 from growcache.formats.hdf5_dataset import DatasetLayout
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
+MAX_DATASETS_SHOWN = 4  # the largest
 MATLAB, NETCDF, NWB, ANNDATA = "MATLAB v7.3", "NetCDF-4", "NWB", "AnnData"
 SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
 _NWB_TIMES = ("timestamps",)
@@ -120,9 +121,11 @@ def _listed_text(found: HDF5Contents) -> str:
     shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in largest]
     article = "A" if found.flavour in (MATLAB, NETCDF) else "An"
     kind = f"{article} {found.flavour or 'HDF5'} file"
-    listed = f"{kind} with {plural(len(found.datasets), 'dataset')}: {names_text(shown)}."
+    shown = [*shown[:MAX_DATASETS_SHOWN], *["…"] * (len(shown) > MAX_DATASETS_SHOWN)]
+    listed = f"{kind} with {plural(len(found.datasets), 'dataset')}: {', '.join(shown)}."
     if found.unreadable:
-        listed += f" {plural(len(found.unreadable), 'other')}: {found.unreadable[0]}."
+        reason = found.unreadable[0].partition("; ")[0].partition(": ")[2]
+        listed += f" {plural(len(found.unreadable), 'other')}: {reason}."
     return listed
 
 

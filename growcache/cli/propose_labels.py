@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from growcache.cli.humanize import plural
+from growcache.cli.humanize import in_count
 from growcache.cli.propose_options import names_text
 
 MIN_MATCHED_SHARE = 0.5  # of the objects, to propose a table
@@ -35,11 +35,11 @@ class ProposedLabels:
     @property
     def sentence(self) -> str:
         columns = names_text(self.settings["columns"])
-        by = f"{self.settings['key']}, match: {self.settings.get('match', 'exact')}"
         rows = (
             "every object has" if self.share == 1 else f"{self.share:.0%} of the objects have"
         )
-        return f"{self.settings['url']} may be a table of labels ({columns}): by {by}, {rows} a row there."
+        found = f"{rows} a row in {self.settings['url']}"
+        return f"By its column {self.settings['key']}, {found}, with {columns}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,10 @@ class ProposedSplit:
 
     @property
     def sentence(self) -> str:
-        groups = plural(self.groups, "group")
-        return f"Keys name {groups}, as subjects; none should be in training and in validation."
+        return (
+            f"Keys name {in_count(self.groups)} subjects, none of which should be in training and in "
+            "validation."
+        )
 
     @property
     def other(self) -> str:

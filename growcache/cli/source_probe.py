@@ -104,8 +104,8 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
         return probed
     url = narrower_url(source.url, group)
     shown = ", ".join(f"{count} {kind}" for kind, count in others.most_common(4))
-    advice = "so it was narrowed" if url else "so let it match objects of one kind"
-    matched = f"source.url matches others as well ({shown}), {advice}."
+    advice = f"so it became {url}" if url else "so let it match objects of one kind"
+    matched = f"source.url matched others as well ({shown}), {advice}."
     return replace(probed, url=url, findings=(matched, *probed.findings))
 
 

@@ -29,9 +29,17 @@ def fold_to_width(text: str, stream: IO[str]) -> str:
         width = 0
     if not width:
         return text
-    return "\n".join(
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
+    return "\n".join(_folded(line, width) for line in text.splitlines())
+
+
+def _folded(line: str, width: int) -> str:
+    indent = 2 * (len(line) - len(line.lstrip(" ")))
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -69,7 +69,7 @@ def zarr_candidate(
     beside = _beside(metadata, path, others) if along_rows else []
     shown = names_text([f"{name} {_described(one.metadata)}" for name, one in others.items()])
     advice = (
-        "source.url was narrowed to the largest"
+        "source.url became that of the largest"
         if narrower
         else f"let source.url match the chunks of one, as {main.folder}**"
     )

@@ -74,7 +74,7 @@ def test_a_part_of_the_objects_may_have_rows() -> None:
     table = {"id": SUBJECTS[:4], "age": ["1", "2", "3", "4"]}
     found = propose_labels("t.csv", table, KEYS)
     assert found is not None
-    assert "67% of the objects have a row" in found.sentence
+    assert "67% of the objects have a row in t.csv" in found.sentence
     assert "classes" not in found.settings
 
 
@@ -131,14 +131,13 @@ def test_a_table_is_looked_for_where_the_objects_are_and_above(recordings: Path)
     assert found.split is not None
 
 
-def test_a_table_in_a_bucket(bucket: Bucket) -> None:
+def test_a_folder_of_a_bucket_and_a_table_above_it(bucket: Bucket) -> None:
     for name in ("dog", "cat"):
         bucket.put(f"pets/{name}.png", b"\x89PNG\r\n\x1a\n" + bytes(64))
     bucket.put("labels.csv", b"file,kind\ndog.png,1\ncat.png,2\n")
-    source = SourceConfig(
-        url=(bucket.url("pets/*.png"),), storage_options=bucket.storage_options
-    )
+    source = SourceConfig(url=(bucket.url("pets"),), storage_options=bucket.storage_options)
     found = probe_source(source)
+    assert found.url == bucket.url("pets/**")
     assert found.labels is not None
     assert found.labels.settings["url"] == bucket.url("labels.csv")
     assert found.timing is not None
@@ -177,8 +176,8 @@ def test_labels_and_a_split_are_asked_for(
     assert chosen.labels is not None
     assert chosen.split is not None
     said = " ".join(capsys.readouterr().err.split())
-    assert "Keys name 6 groups, as subjects" in said
-    assert "every object has a row there" in said
+    assert "Keys name 6 subjects" in said
+    assert "every object has a row in" in said
     declined = ask_for_choices(options, answers(take="no"))
     assert (declined.labels, declined.split) == (None, None)
 
@@ -189,3 +188,4 @@ def test_dtype_channels_and_window_are_asked_for(tmp_path: Path) -> None:
     chosen = ask_for_choices(InitOptions(url=f"{tmp_path}/*.dat"), asked)
     assert chosen.options == {"dtype": ">i2", "shape": [8], "window": 500}
     assert chosen.rate == ""  # that of other samples
+    assert "What was proposed, raw with" in chosen.findings[0]

@@ -146,7 +146,7 @@ def test_other_files_do_not_decide_and_the_url_passes_them_over(tmp_path: Path) 
     found = probed(f"{folder}/**")
     assert (found.format, found.options) == ("npy", {"axis": 0})
     assert found.url == f"{folder}/**/*.npy"
-    assert "matches others as well" in found.findings[0]
+    assert "matched others as well" in found.findings[0]
     config, cache = tmp_path / "c.yaml", tmp_path / "cache"
     words = ["init", str(config), "--yes", "--url", f"{folder}/**", "--cache", str(cache)]
     assert main(words) == 0
