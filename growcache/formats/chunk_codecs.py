@@ -18,7 +18,7 @@ from growcache.schema import Array
 
 ChunkDecoder: TypeAlias = Callable[[memoryview], Array]
 _NEVER_WRITTEN = (1 << 64) - 1  # of a chunk that was never written
-_MOST_GROWTH = 4096  # bytes by which compression may make a chunk longer
+MOST_GROWTH = 4096  # bytes by which compression may make a chunk longer
 _KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are read"
 
 
@@ -214,15 +214,16 @@ def shuffle_step(size: int) -> Step:
     return Step(undo)
 
 
-ZLIB = Step(_inflate, _MOST_GROWTH)
-BLOSC = Step(_blosc, _MOST_GROWTH)
-ZSTD = Step(_zstd, _MOST_GROWTH)
+ZLIB = Step(_inflate, MOST_GROWTH)
+BLOSC = Step(_blosc, MOST_GROWTH)
+ZSTD = Step(_zstd, MOST_GROWTH)
+LZ4 = Step(_lz4, MOST_GROWTH)
 FLETCHER32 = Step(_check_fletcher32, 4)
 _STEPS = {
     "blosc": BLOSC,
     "crc32c": Step(_check_crc32c, 4),
     "gzip": ZLIB,
-    "lz4": Step(_lz4, _MOST_GROWTH),
+    "lz4": LZ4,
     "zlib": ZLIB,
     "zstd": ZSTD,
 }

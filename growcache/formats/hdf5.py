@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from growcache.errors import FormatError
 from growcache.formats.base import (
@@ -21,145 +18,36 @@ from growcache.formats.base import (
     refuse_unknown_options,
     require_library,
 )
-from growcache.formats.byte_ranges import read_ranges
 from growcache.formats.chunks import (
-    ArrayOrStrings,
-    ChunkGrid,
-    ChunkPlace,
     CutFields,
-    FieldArray,
     array_paths_option,
-    flat_fields,
     measure_fields,
     refuse_large_visit,
 )
-from growcache.formats.contiguous import (
-    ArrayLayout,
-    native_order,
-    picked,
-    read_boxes,
-    samples_together,
-)
-from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, grid_option
 from growcache.formats.hdf5_dataset import (
-    ChunkLocation,
     DatasetLayout,
     check_filters,
     dataset_advice,
-    decode_chunk,
     describe_dataset,
-    locate_chunks,
     names_at_root,
-    read_strings,
 )
-from growcache.formats.hdf5_file import HDF5File, HDF5Files
+from growcache.formats.hdf5_field import DatasetField, whole_fields
+from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.memory import LruCache, refuse_large_sample
 from growcache.formats.scales import scale_option
-from growcache.schema import Array, Sample
+from growcache.schema import Sample
 from growcache.store.contract import Entry
 
 _OPTIONS = ("datasets", "scale", *GRID_OPTIONS)
 _KNOWN_LAYOUTS = 4096  # objects; some kB each
-_STRING_BYTES = 64  # that one is taken to have, before it is read
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-
-class _DatasetField(FieldArray):
-    def __init__(
-        self, name: str, layout: DatasetLayout, reader: ObjectReader, file: HDF5File
-    ) -> None:
-        shape = layout.shape or (1,)
-        super().__init__(
-            name,
-            ChunkGrid(shape, layout.chunks or shape, layout.dtype, layout.fill),
-            layout.scale,
-        )
-        if layout.string_storage:
-            self.nbytes = math.prod(shape) * _STRING_BYTES
-        if not layout.chunks:
-            self.chunks = (1,) * len(shape)
-        self.layout = layout
-        self._reader = reader
-        self._file = file
-
-    async def stored(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
-        if self.layout.inline_values is not None:
-            flat = np.frombuffer(self.layout.inline_values, self.layout.dtype)
-            values = flat.reshape(self.shape)
-            found = [picked(values, box) for box in boxes]
-        elif self.layout.chunks is not None:
-            found = await self._of_chunks(boxes)
-        else:
-            found = await self._contiguous(boxes)
-        if self.layout.string_storage is None:
-            return [_normal_bools(values) for values in found]
-        reader = self._file.reader(self._reader)
-        return [await read_strings(reader, self.layout, values) for values in found]
-
-    def samples_together(self, samples: Samples) -> int:
-        if self.layout.chunks:
-            return super().samples_together(samples)
-        return samples_together(ArrayLayout(0, self.shape, self.layout.dtype), samples)
-
-    async def _contiguous(self, boxes: Sequence[Box]) -> list[Array]:
-        offset, dtype = self.layout.offset, self.layout.dtype
-        if offset is None:
-            return [np.full(tuple(map(len, box)), self.layout.fill, dtype) for box in boxes]
-        stored = ArrayLayout(offset, self.shape, dtype)
-        if offset + stored.nbytes > self._reader.entry.size:
-            raise self._damaged("it promises more than the object has")
-        return await read_boxes(self._file.reader(self._reader), stored, boxes)
-
-    async def _of_chunks(self, boxes: Sequence[Box]) -> list[Array]:
-        places = self.chunking.places(boxes, self._reader.entry)
-        written = await self._located(places) if self.layout.has_chunks else []
-        self._check(at for _, at in written)
-        ranges = [(at, at + size) for _, (at, size, _) in written]
-        data = await read_ranges(self._file.reader(self._reader), ranges)
-
-        def assemble() -> list[Array]:
-            decoded: dict[ChunkPlace, Array | None] = dict.fromkeys(places)
-            for (place, (_, _, mask)), stored in zip(written, data, strict=True):
-                decoded[place] = self._decoded(stored, mask)
-            return [self.chunking.assembled(box, decoded) for box in boxes]
-
-        return await self.chunking.decoding(boxes, len(written), assemble)
-
-    async def _located(
-        self, places: Sequence[ChunkPlace]
-    ) -> list[tuple[ChunkPlace, ChunkLocation]]:
-        firsts = [
-            tuple(at * n for at, n in zip(place, self.chunking.chunks, strict=True))
-            for place in places
-        ]
-        look = functools.partial(
-            locate_chunks, image=self._file.image, path=self.layout.path, places=firsts
-        )
-        found = await self._file.call(self._reader, look)
-        return [(p, at) for p, at in zip(places, found, strict=True) if at is not None]
-
-    def _check(self, locations: Any) -> None:
-        total = 0
-        for at, size, _ in locations:
-            total += size
-            if at + size > self._reader.entry.size:
-                raise self._damaged("a chunk ends beyond the object")
-        refuse_large_visit(self._reader.entry, total)
-
-    def _decoded(self, stored: memoryview, mask: int) -> Array:
-        try:
-            return decode_chunk(stored, mask, self.layout, self.chunking)
-        except FormatError as error:
-            raise self._damaged(str(error)) from error
-
-    def _damaged(self, why: str) -> FormatError:
-        return FormatError(f"{self._reader.entry.key}: dataset {self.layout.path}: {why}")
 
 
 Layouts: TypeAlias = Mapping[str, DatasetLayout]
 
 
-class _DatasetFields:
+class _FieldsOfFiles:
     """The datasets of each file: those that are named, or those at its root that ``belong``."""
 
     def __init__(
@@ -175,14 +63,14 @@ class _DatasetFields:
         self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout], ...]]
         self._known = LruCache(_KNOWN_LAYOUTS)
 
-    async def get(self, reader: ObjectReader) -> list[_DatasetField]:
+    async def get(self, reader: ObjectReader) -> list[DatasetField]:
         entry = reader.entry
         file = self._files.get(entry)
         found = self._known.get(entry)
         if found is None:
             found = await file.call(reader, lambda opened: self._described(opened, entry))
             self._known.put(entry, found, 1)
-        return [_DatasetField(name, layout, reader, file) for name, layout in found]
+        return [DatasetField(name, layout, reader, file) for name, layout in found]
 
     async def advice(self, reader: ObjectReader) -> str:
         """Return a sentence where values mean something, and the configuration says nothing."""
@@ -232,7 +120,7 @@ class _DatasetFields:
 
 class HDF5WholeFormat(ObjectFormat):
     def __init__(self, named: Mapping[str, str] | None, scale: str | None = None) -> None:
-        self._datasets = _DatasetFields(named, lambda found: (), scale)
+        self._datasets = _FieldsOfFiles(named, lambda found: (), scale)
 
     async def advice(self, reader: ObjectReader) -> str:
         return await self._datasets.advice(reader)
@@ -251,7 +139,7 @@ class HDF5WholeFormat(ObjectFormat):
         )
         sample: Sample = {}
         for one, (values,) in zip(found, read, strict=True):
-            sample |= _whole_fields(one, values, reader.entry.key)
+            sample |= whole_fields(one, values, reader.entry.key)
         longest = max((one.shape[0] for one in found if one.layout.shape), default=0)
         return [(sample, 0, longest or max(1, reader.entry.size))]
 
@@ -262,7 +150,7 @@ class HDF5WindowsFormat(ObjectFormat):
     def __init__(
         self, named: Mapping[str, str] | None, grid: ArrayGrid, scale: str | None = None
     ) -> None:
-        self._datasets = _DatasetFields(named, self._of_one_length, scale)
+        self._datasets = _FieldsOfFiles(named, self._of_one_length, scale)
         self._grid = grid
 
     async def advice(self, reader: ObjectReader) -> str:
@@ -313,25 +201,6 @@ class HDF5WindowsFormat(ObjectFormat):
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
                 "only; use axis: 0"
             )
-
-
-def _normal_bools(values: Array) -> Array:
-    """Return bools as 0 and 1, whatever bytes the file has."""
-    return values.view(np.uint8) != 0 if values.dtype == np.bool_ else values
-
-
-def _whole_fields(one: _DatasetField, values: ArrayOrStrings, key: str) -> Sample:
-    if isinstance(values, list):
-        if one.layout.shape:
-            raise FormatError(
-                f"{key}: dataset {one.layout.path} is an array of strings, which is no value of "
-                "a sample; use axis: 0"
-            )
-        return {one.name: values[0]}
-    fields = flat_fields(one.name, values)
-    if one.layout.shape:
-        return dict(fields)
-    return {name: native_order(np.asarray(inner)[0]) for name, inner in fields}
 
 
 def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5WindowsFormat:

@@ -30,6 +30,7 @@ from growcache.formats.chunk_codecs import (
 )
 from growcache.formats.chunks import ChunkGrid, is_numeric
 from growcache.formats.hdf5_file import MetadataImage, without_garbage_collection
+from growcache.formats.hdf5_filters import BZIP2, HDF5_LZ4, bitshuffle_step
 from growcache.formats.scales import (
     CHANNEL_AXIS,
     CHANNEL_CONVERSION,
@@ -361,12 +362,17 @@ HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
 """What stands for a string of any length."""
 
 
-SHUFFLE, SCALE_OFFSET = 2, 6
-_STEPS = {1: ZLIB, 3: FLETCHER32, 32001: BLOSC, 32015: ZSTD}
+SHUFFLE, SCALE_OFFSET, BITSHUFFLE = 2, 6, 32008
+_STEPS = {1: ZLIB, 3: FLETCHER32, 307: BZIP2, 32001: BLOSC, 32004: HDF5_LZ4, 32015: ZSTD}
 LIBRARY_FILTERS = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
-_PLUGINS_READ = {32001: "blosc", 32015: "zstd"}  # by growcache; the library would load a plugin
+# Read by growcache; the library would load a plugin.
+_PLUGINS_READ = {
+    307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd"
+}  # fmt: skip
+# Not read: numcodecs has none of them.
 PLUGIN_FILTERS = {
-    307: "bzip2", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32026: "blosc2"
+    32013: "zfp", 32014: "fpzip", 32017: "sz", 32018: "fci-decomp", 32019: "jpeg", 32022: "granular bitround",
+    32023: "bitround", 32024: "sz3", 32026: "blosc2", 32028: "sperr",
 }  # fmt: skip
 
 _FILE_NUMBERS = itertools.count()  # of files in memory
@@ -381,11 +387,12 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
                 f"{key}: dataset {layout.path} combines filter {code} ({_PLUGINS_READ[code]}) with "
                 "one that only the HDF5 library reads; write it again with one of the two"
             )
-        if code not in (SHUFFLE, *_STEPS, *LIBRARY_FILTERS):
+        if code not in (SHUFFLE, BITSHUFFLE, *_STEPS, *LIBRARY_FILTERS):
             name = PLUGIN_FILTERS.get(code, "unknown")
             raise FormatError(
                 f"{key}: dataset {layout.path} uses filter {code} ({name}), which is not read; "
-                "gzip, lzf, blosc, zstd, shuffle, fletcher32, scale-offset, n-bit and szip are"
+                "write it again with gzip, zstd, lz4, blosc or bitshuffle (h5repack -f GZIP=4 OLD "
+                "NEW, where the plugin is installed), or read it by a function of your own"
             )
         if code == SCALE_OFFSET and layout.lacks_fill:
             raise FormatError(
@@ -414,6 +421,8 @@ def decode_chunk(
 
 
 def _step(code: int, values: tuple[int, ...]) -> Step:
+    if code == BITSHUFFLE:
+        return bitshuffle_step(values)
     return shuffle_step(values[0] if values else 1) if code == SHUFFLE else _STEPS[code]
 
 
