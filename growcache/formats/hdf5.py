@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from growcache.errors import FormatError
+from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     Measure,
     ObjectFormat,
     ObjectReader,
     SamplesWithOrigins,
     Visit,
+    choice_option,
     refuse_unknown_options,
     require_library,
 )
@@ -34,12 +35,13 @@ from growcache.formats.hdf5_dataset import (
 )
 from growcache.formats.hdf5_field import DatasetField, whole_fields
 from growcache.formats.hdf5_file import HDF5Files
+from growcache.formats.hdf5_groups import HDF5GroupsFormat, group_option
 from growcache.formats.memory import LruCache, refuse_large_sample
 from growcache.formats.scales import scale_option
 from growcache.schema import Sample
 from growcache.store.contract import Entry
 
-_OPTIONS = ("datasets", "scale", *GRID_OPTIONS)
+_OPTIONS = ("datasets", "group", "scale", "text", *GRID_OPTIONS)
 _KNOWN_LAYOUTS = 4096  # objects; some kB each
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -148,10 +150,15 @@ class HDF5WindowsFormat(ObjectFormat):
     ranged = header_first = says_ordinals = True
 
     def __init__(
-        self, named: Mapping[str, str] | None, grid: ArrayGrid, scale: str | None = None
+        self,
+        named: Mapping[str, str] | None,
+        grid: ArrayGrid,
+        scale: str | None = None,
+        text: str | None = None,
     ) -> None:
         self._datasets = _FieldsOfFiles(named, self._of_one_length, scale)
         self._grid = grid
+        self._text = text
 
     async def advice(self, reader: ObjectReader) -> str:
         return await self._datasets.advice(reader)
@@ -176,7 +183,7 @@ class HDF5WindowsFormat(ObjectFormat):
         """Return the datasets that are as long as the largest along the axes that are cut."""
         sizes = {}
         for name, layout in found.items():
-            if layout.shape and not self._are_lists_of_strings(layout):
+            if layout.shape and not self._is_dropped(layout):
                 with suppress(FormatError):  # it has not as many axes
                     sizes[name] = self._grid.on(layout.shape, name).cut_sizes
         largest = max(
@@ -185,6 +192,11 @@ class HDF5WindowsFormat(ObjectFormat):
             default="",
         )
         return [name for name, size in sizes.items() if size == sizes[largest]]
+
+    def _is_dropped(self, layout: DatasetLayout) -> bool:
+        if self._text == "drop":
+            return layout.string_storage is not None
+        return self._text is None and self._are_lists_of_strings(layout)
 
     def _are_lists_of_strings(self, layout: DatasetLayout) -> bool:
         (_, first), *others = self._grid.cuts
@@ -199,16 +211,32 @@ class HDF5WindowsFormat(ObjectFormat):
         if self._are_lists_of_strings(layout):
             raise FormatError(
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
-                "only; use axis: 0"
+                "only; use axis: 0, or leave them out with text: drop"
             )
 
 
-def open_hdf5(options: Mapping[str, Any]) -> HDF5WholeFormat | HDF5WindowsFormat:
+def open_hdf5(
+    options: Mapping[str, Any],
+) -> HDF5WholeFormat | HDF5WindowsFormat | HDF5GroupsFormat:
     refuse_unknown_options("hdf5", options, _OPTIONS)
     named = array_paths_option(options, "datasets")
     grid, scale = grid_option(options), scale_option(options)
+    parent, text = group_option(options), _text_option(options)
     require_library("source.format: hdf5", "h5py", "hdf5")
     require_library("source.format: hdf5", "numcodecs", "hdf5")
+    if parent is not None:
+        if grid is not None:
+            raise ConfigError(
+                "source.options.group: each group is a sample as a whole, so leave out axis and "
+                "window"
+            )
+        return HDF5GroupsFormat(parent, named, scale, text)
     if grid is None:
         return HDF5WholeFormat(named, scale)
-    return HDF5WindowsFormat(named, grid, scale)
+    return HDF5WindowsFormat(named, grid, scale, text)
+
+
+def _text_option(options: Mapping[str, Any]) -> str | None:
+    if options.get("text") is None:
+        return None
+    return choice_option(options, "text", ("keep", "drop"), "keep")

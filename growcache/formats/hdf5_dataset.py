@@ -86,6 +86,9 @@ MOST_LINKS = 64  # from the root to a dataset, soft ones included
 MOST_SHOWN_NAMES = 8  # datasets that an error names
 MOST_SEARCHED_NAMES = 1000  # names in a file that are visited to list its datasets
 MOST_SHOWN_CHARACTERS = 40
+MOST_GROUPS = 1 << 20  # that are samples of a file
+MOST_FIELDS = 256  # datasets of such a group
+_BARE_DIMENSION = b"This is a netCDF dimension but not a netCDF variable"
 
 Filter = tuple[int, int, tuple[int, ...]]
 """Number, flags, and values."""
@@ -122,8 +125,53 @@ def names_at_root(file: Any, key: str) -> list[str]:
         for name in file
         if isinstance(file.get(name, getlink=True), h5py.HardLink)
         # To ask for its class would go through all of the index of its chunks.
-        and isinstance(h5py.h5o.open(file.id, name.encode()), h5py.h5d.DatasetID)
+        and _is_variable(h5py.h5o.open(file.id, name.encode()))
     ]
+
+
+def _is_variable(found: Any) -> bool:
+    """Whether it is a dataset, and not netCDF's note of a dimension without values."""
+    import h5py
+
+    if not isinstance(found, h5py.h5d.DatasetID):
+        return False
+    if not h5py.h5a.exists(found, b"NAME"):
+        return True
+    kind = h5py.h5a.open(found, b"NAME").get_type()
+    if not isinstance(kind, h5py.h5t.TypeStringID) or kind.is_variable_str():
+        return True
+    return not bytes(h5py.Dataset(found).attrs["NAME"]).startswith(_BARE_DIMENSION)
+
+
+def group_names(file: Any, parent: str) -> tuple[str, ...]:
+    """Return the names of the groups in a folder, without a look at each."""
+    import h5py
+
+    at = file["/"]
+    for part in _path_parts(parent):
+        link = at.get(part, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise FormatError(f"no group at {parent!r:.{MOST_SHOWN_CHARACTERS}}")
+        at = _checked_group(h5py.h5o.open(at.id, part.encode()), parent)
+    if len(at) > MOST_GROUPS:
+        raise FormatError(f"{len(at):,} groups, of at most {MOST_GROUPS:,}")
+    return tuple(at)
+
+
+def paths_in_group(file: Any, group: str) -> list[str]:
+    """Return the datasets below a group, those in groups of it, too."""
+    import h5py
+
+    at = file["/"]
+    for part in _path_parts(group):
+        at = _checked_group(h5py.h5o.open(at.id, part.encode()), group)
+    found = [one.removeprefix("/") for one in dataset_paths(at)]
+    if len(found) > MOST_FIELDS:
+        raise FormatError(
+            f"group {group!r:.{MOST_SHOWN_CHARACTERS}} has more than {MOST_FIELDS} datasets; set "
+            "source.options.datasets"
+        )
+    return found
 
 
 def dataset_paths(file: Any) -> list[str]:
@@ -131,7 +179,7 @@ def dataset_paths(file: Any) -> list[str]:
     import h5py
 
     found: list[str] = []
-    groups, looked = [("", file["/"])], 0
+    groups, looked = [("", file["."])], 0
     for folder, group in groups:  # which grows meanwhile
         for name in group:
             looked += 1

@@ -518,7 +518,9 @@ def test_a_filter_of_a_plugin_is_named() -> None:
         space = h5py.h5s.create_simple((50,))
         h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, space, settings)
 
-    with pytest.raises(FormatError, match=r"^k: dataset x uses filter 32026 \(blosc2\).*h5repack"):
+    with pytest.raises(
+        FormatError, match=r"^k: dataset x uses filter 32026 \(blosc2\).*h5repack"
+    ):
         rows(hdf5(write), axis=0)
 
 
