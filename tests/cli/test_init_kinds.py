@@ -68,7 +68,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "WebDataset": ("tar", {}, "", "same name up to the first dot"),
     "LMDB: a folder": ("lmdb", {}, "+/**/data.mdb", "1 lock.mdb"),
     "images in class folders": (
-        "image", {"classes": ["cat", "dog"]}, "+/**/*.jpg", "number of its folder",
+        "image", {"classes": ["cat", "dog"]}, "+/**", "number of its folder",
     ),
     "images in one folder": ("image", {"label": "none"}, "", "there is no label"),
     "TIFF": ("tiff", {}, "", "The whole image is one sample"),
