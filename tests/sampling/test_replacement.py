@@ -33,6 +33,7 @@ from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
 from growcache.loading import waiting
 from growcache.loading.maps import MapPool
+from growcache.loading.waiting import chosen_generation
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import STOP_SECONDS
 from tests.cache.making import add, opened
@@ -125,12 +126,6 @@ def values_in(cache: Path) -> set[int]:
         return {int(np.asarray(snapshot[i]["by"])) for i in range(len(snapshot))}
 
 
-@pytest.mark.mutant(
-    4,
-    "growcache.loading.waiting:chosen_generation",
-    "(enough or some or [root])[0]",
-    "(some or [root])[0]",
-)
 @pytest.mark.timeout(300)
 def test_a_loader_goes_on_through_a_replacement_and_sees_one_generation_at_a_time(
     work: Path,
@@ -387,6 +382,30 @@ def test_each_generation_has_maps_of_its_own(tmp_path: Path) -> None:
     assert newest is not first
     assert MapPool.of(cache / "generation-0") is first
     assert MapPool.of(cache / "generation-1") is newest
+
+
+@pytest.mark.mutant(
+    4,
+    "growcache.loading.waiting:chosen_generation",
+    "(enough or some or [root])[0]",
+    "(some or [root])[0]",
+)
+def test_a_running_loader_takes_the_newest_generation_that_has_enough(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with opened(cache) as plain:
+        add(plain, 0)
+        add(plain, 1)
+    begin_generation(cache, any_owner=False)
+    with opened(cache / "generation-1") as newest:
+        add(newest, 0)
+        enough = newest.totals().samples
+    older, newer = cache / "generation-0", cache / "generation-1"
+    for running in (True, False):
+        chosen = functools.partial(chosen_generation, cache, least=1, running=running)
+        assert chosen(enough) == newer
+        assert chosen(2 * enough) == older
+    assert chosen_generation(cache, 3 * enough, 1, running=True) == older
+    assert chosen_generation(cache, 3 * enough, 1, running=False) == newer
 
 
 @pytest.mark.mutant(
