@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -65,61 +64,3 @@ print(parse_example(memoryview(data))["x"])
 if sys.argv[1] == "tensorflow":
     print(tf.io.parse_single_example(data, {"x": tf.io.FixedLenFeature([1], tf.int64)})["x"].numpy())
 """
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-@pytest.mark.timeout(120)
-def test_sequences_of_tensorflow(tmp_path: Path) -> None:
-    """Each list as TensorFlow's own parser reads it."""
-    tf = pytest.importorskip("tensorflow")
-    rng = np.random.default_rng(0)
-
-    def feature(value: Any) -> Any:
-        if isinstance(value, bytes):
-            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-        if value.dtype.kind == "f":
-            return tf.train.Feature(float_list=tf.train.FloatList(value=value))
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
-
-    path = tmp_path / "a.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for n in range(40):
-            k = n % 5 + 1
-            lists = {
-                "even": list(rng.random((k, 3), np.float32)),
-                "one": list(rng.integers(-5, 5, (k, 1))),
-                "uneven": [rng.integers(0, 9, size) for size in (0, *rng.integers(1, 4, k), 7)],
-                "frames": [rng.bytes(int(size)) for size in rng.integers(1, 9, k)],
-                "codes": [rng.bytes(8) for _ in range(k)],
-            }
-            example = tf.train.SequenceExample(
-                context=tf.train.Features(feature={"n": feature(np.array([n]))})
-            )
-            for name, steps in lists.items():
-                example.feature_lists.feature_list[name].feature.extend(map(feature, steps))
-            writer.write(example.SerializeToString())
-    wishes = ["even", "one", "uneven", "frames", "n"]
-    options = {"features": {**dict.fromkeys(wishes), "codes": ["uint8", None, 8]}}
-    found = visited(open_format("tfrecord", options), Held(path.read_bytes()))
-    for (sample, _, _), record in zip(found, tf.data.TFRecordDataset(str(path)), strict=True):
-        context, lists = tf.io.parse_single_sequence_example(
-            record,
-            {"n": tf.io.FixedLenFeature([], tf.int64)},
-            {
-                "even": tf.io.FixedLenSequenceFeature([3], tf.float32),
-                "one": tf.io.FixedLenSequenceFeature([], tf.int64),
-                "uneven": tf.io.RaggedFeature(tf.int64),
-                "frames": tf.io.FixedLenSequenceFeature([], tf.string),
-                "codes": tf.io.FixedLenSequenceFeature([], tf.string),
-            },
-        )
-        assert int(sample["n"]) == int(context["n"])
-        np.testing.assert_array_equal(sample["even"], lists["even"])
-        np.testing.assert_array_equal(sample["one"], lists["one"])
-        np.testing.assert_array_equal(sample["uneven"], lists["uneven"].values)
-        np.testing.assert_array_equal(sample["uneven_steps"], lists["uneven"].row_lengths())
-        ends = np.cumsum(sample["frames_steps"])[:-1]
-        frames = [part.tobytes() for part in np.split(sample["frames"], ends)]
-        assert frames == lists["frames"].numpy().tolist()
-        assert [row.tobytes() for row in sample["codes"]] == lists["codes"].numpy().tolist()
