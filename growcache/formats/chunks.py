@@ -284,6 +284,7 @@ class CutFields:
 
     async def read(self, wanted: Sequence[int]) -> list[tuple[Sample, int, int]]:
         refuse_many_samples(self.entry.key, len(wanted))
+        self._refuse_large_claims(len(wanted))
         hulls = {
             one.name: list(hulls_of(self.samples[one.name], wanted, range(len(one.shape)), 0))
             for one in self.fields
@@ -323,6 +324,21 @@ class CutFields:
     def _origins(self, hulls: Hulls) -> list[tuple[int, int]]:
         samples = self.samples[self.fields[0].name]
         return [samples.origin(start) for _, starts in hulls for start in starts]
+
+    def _refuse_large_claims(self, count: int) -> None:
+        """Refuse many samples before each is looked at, because an object may claim any shape."""
+        nbytes = chunks = 0
+        for one in self.fields:
+            values = count * self.samples[one.name].distinct_values
+            nbytes += int(values * one.nbytes / max(1, math.prod(one.shape)))
+            if one.chunks == one.chunking.chunks:
+                chunks = max(chunks, values // max(1, math.prod(one.chunks)))
+        refuse_large_visit(self.entry, nbytes, self.ratio)
+        if chunks > MOST_CHUNKS:
+            raise FormatError(
+                f"{self.entry.key}: one visit may read {MOST_CHUNKS:,} chunks, found {chunks:,}; cut "
+                "smaller windows, or set a smaller sampling.samples_per_object"
+            )
 
     def _refuse_large(self, hulls: Mapping[str, Hulls], count: int) -> None:
         nbytes = 0

@@ -42,6 +42,11 @@ class AxisGrid:
         """Values of an axis beyond its samples' strides; negative if the strides reach further."""
         return 1 - self.stride if self.pad else self.length - self.stride
 
+    @property
+    def least_new(self) -> int:
+        """The values along the axis that no other window starts with."""
+        return 1 if self.pad else min(self.length, self.stride)
+
     def possible(self, size: int) -> int:
         return size if self.pad else max(0, size - self.length + 1)
 
@@ -149,6 +154,14 @@ class Samples:
         """The number of values of one sample."""
         return math.prod(
             grid.length if grid is not None else len(self._taken(at))
+            for at, grid in enumerate(self.axes)
+        )
+
+    @property
+    def distinct_values(self) -> int:
+        """Return how many values, at least, each sample adds to what is read."""
+        return math.prod(
+            len(self._ascending(at)) if grid is None else grid.least_new
             for at, grid in enumerate(self.axes)
         )
 

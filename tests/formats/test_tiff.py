@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -308,3 +309,19 @@ def test_a_strip_that_unpacks_to_more_than_it_may() -> None:
     form = open_format("tiff", {"axis": 0})
     rows = asyncio.run(form.read(Held(bytes(data) + bomb), visit))
     assert not any(sample["x"].any() for sample, *_ in rows)
+
+
+@pytest.mark.parametrize("tile", [16, 1 << 12])
+def test_an_array_that_is_mostly_claimed(tile: int) -> None:
+    """It is refused before each of its samples is looked at."""
+    data = bytearray(written(numbers(16, 16), tile=(16, 16), compression="zlib"))
+    for tag, value in ((257, 1 << 23), (322, tile), (323, tile)):
+        at = data.index(tag.to_bytes(2, "little"), 8)
+        data[at + 2 : at + 4] = (4).to_bytes(2, "little")
+        data[at + 8 : at + 12] = value.to_bytes(4, "little")
+    tracemalloc.start()
+    with pytest.raises(FormatError, match=r"one visit may (read|yield)"):
+        visited(open_format("tiff", {"window": 3}), Held(bytes(data)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
