@@ -65,6 +65,7 @@ def test_the_shell_blocks_name_targets_and_commands_that_exist() -> None:
             assert last[1] in COMMANDS
 
 
+@pytest.mark.timeout(150)
 def test_the_python_blocks_run_on_a_real_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +96,7 @@ def test_the_python_blocks_run_on_a_real_cache(
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr

@@ -111,7 +111,8 @@ class Loader:
                 ``x_shapes`` int64 [batch, rank] has the shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros after each
                 value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
                 ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
-                lists as bytes; str always in lists.
+                lists as bytes; str always in lists, which no loss takes: ``classes`` of ``source.labels``
+                makes numbers of texts.
             rank: of this process among the ``world_size`` of its job. All ranks make the
                 same number of steps, and together they deliver what one process would. None
                 asks torch.distributed (PyTorch's loader) and then the variables ``RANK`` and

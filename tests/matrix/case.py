@@ -42,7 +42,7 @@ class Case:
         samples: that all files have together.
         options: of the format.
         url: of the objects, below the folder.
-        source: further settings of the source.
+        source: further settings of the source; ``{files}`` in them is the folder.
         sampling: settings of the sampling.
         needs: modules without which the case is skipped.
         refused: a part of the last line of a run that must refuse the files.
@@ -114,7 +114,8 @@ def _write_config(case: Case, files: Path, cache: Path) -> Path:
         "cache": {"path": str(cache), "max_bytes": "100MB", "min_free": 0},
     }
     path = cache.with_name("config.yaml")
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    written = yaml.safe_dump(settings).replace("{files}", str(files))
+    path.write_text(written, encoding="utf-8")
     return path
 
 
