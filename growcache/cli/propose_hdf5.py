@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from growcache.errors import FormatError
 from growcache.formats.hdf5_dataset import DatasetLayout
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
+MIN_GROUPS, ALIKE_SHARE = 3, 0.8  # of groups that are samples
 MAX_DATASETS_SHOWN = 4  # the largest
 MATLAB, NETCDF, NWB, ANNDATA = "MATLAB v7.3", "NetCDF-4", "NWB", "AnnData"
 SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
@@ -33,6 +35,9 @@ def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
     listed = _listed_text(found)
     if found.flavour == ANNDATA:
         return [_cells_candidate(found, listed)]
+    if not found.flavour and (group := groups_of_samples([one.path for one in found.datasets])):
+        whole = f"Each group of {group} is a sample, and its datasets are the fields."
+        return [({"group": group}, (listed, whole))]
     shown = [one for one in found.datasets if not one.path.startswith("#")]  # MATLAB's own
     arrays = [one for one in shown if math.prod(one.shape) > 1] or [
         one for one in shown if one.shape
@@ -55,6 +60,28 @@ def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
         options = {**options, "scale": "cf"}
         sentences.append(f"{names_text(meant)}: {SCALED}")
     return [({"datasets": datasets, **options}, sentences)]
+
+
+def groups_of_samples(paths: Sequence[str]) -> str:
+    """Return which groups are samples: numbered ones that hold the same datasets; else an empty text.
+
+    >>> groups_of_samples([f"data/demo_{n}/{name}" for n in range(5) for name in ("actions", "obs/image")])
+    'data/*'
+    """
+    for depth in (0, 1):
+        children: dict[str, dict[str, set[str]]] = {}
+        for path in paths:
+            parts = path.split("/")
+            if len(parts) > depth + 1:
+                of_folder = children.setdefault("/".join([*parts[:depth], "*"]), {})
+                of_folder.setdefault(parts[depth], set()).add("/".join(parts[depth + 1 :]))
+        for group, held in children.items():
+            words = {name.rstrip("0123456789") for name in held}
+            is_numbered = len(words) == 1 and not words & set(held)
+            alike = Counter(map(frozenset, held.values())).most_common(1)[0][1]
+            if len(held) >= MIN_GROUPS and is_numbered and alike >= ALIKE_SHARE * len(held):
+                return group
+    return ""
 
 
 def _cells_candidate(found: HDF5Contents, listed: str) -> Candidate:
@@ -121,8 +148,9 @@ def _listed_text(found: HDF5Contents) -> str:
     shown = [f"{one.path} {dtypes[one.path]}{list(one.shape)}" for one in largest]
     article = "A" if found.flavour in (MATLAB, NETCDF) else "An"
     kind = f"{article} {found.flavour or 'HDF5'} file"
-    shown = [*shown[:MAX_DATASETS_SHOWN], *["…"] * (len(shown) > MAX_DATASETS_SHOWN)]
-    listed = f"{kind} with {plural(len(found.datasets), 'dataset')}: {', '.join(shown)}."
+    more = ["…"] if len(shown) > MAX_DATASETS_SHOWN else []
+    named = ", ".join([*shown[:MAX_DATASETS_SHOWN], *more])
+    listed = f"{kind} with {plural(len(found.datasets), 'dataset')}: {named}."
     if found.unreadable:
         reason = found.unreadable[0].partition("; ")[0].partition(": ")[2]
         listed += f" {plural(len(found.unreadable), 'other')}: {reason}."

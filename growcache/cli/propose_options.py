@@ -171,6 +171,9 @@ def array_options(
     row = nbytes // shape[axis]
     if not axis and row >= (SUBARRAY_BYTES if len(shape) > 2 else ROW_BYTES):
         each = f"Each of its {in_count(shape[0])} rows {list(shape[1:])} is a sample"
+        if len(shape) == 2 and shape[1] > shape[0]:
+            other = "if the other axis is time, set axis: 1 and a window"
+            return {"axis": 0}, f"{each}, read by range; {other}."
         return {"axis": 0}, f"{each}, read by range; leave axis out to take whole arrays."
     rows = window_rows(row, shape[axis])
     if chunks:

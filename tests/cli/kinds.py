@@ -118,6 +118,17 @@ def hdf5_several(folder: Path) -> str:
     return f"{folder}/*.h5"
 
 
+@kind("hdf5: a group for each sample")
+def hdf5_groups(folder: Path) -> str:
+    import h5py
+
+    with h5py.File(folder / "demos.hdf5", "w") as file:
+        for n in range(12):
+            file[f"data/demo_{n}/obs/image"] = noise(5 + n, 8, 8)
+            file[f"data/demo_{n}/actions"] = noise(5 + n, 7)
+    return f"{folder}/*.hdf5"
+
+
 @kind("MATLAB v7.3")
 def matlab_73(folder: Path) -> str:
     import h5py

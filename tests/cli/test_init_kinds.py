@@ -37,6 +37,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "hdf5: several datasets": (
         "hdf5", {"datasets": ["images", "labels"], "axis": 0}, "", "mean float32[16, 16]",
     ),
+    "hdf5: a group for each sample": ("hdf5", {"group": "data/*"}, "", "Each group of data/*"),
     "MATLAB v7.3": ("hdf5", {"datasets": ["eeg"], "window": 512}, "", "eeg is [16, 20000] in MATLAB"),
     "MATLAB v5": ("growcache.readers:mat", {}, "", "scipy.io.loadmat reads it"),
     "NetCDF-4, packed": ("hdf5", {"datasets": ["t2m", "time"], "axis": 0, "scale": "cf"}, "", "NetCDF-4"),
