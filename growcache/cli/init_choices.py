@@ -91,7 +91,7 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
 def _with_labels_and_split(known: ConfigChoices, found: ProbedSource) -> ConfigChoices:
     """Take labels that every object has; a split only as a comment, because it leaves objects out."""
     if labels := found.labels:
-        if labels.share == 1:
+        if found.all_have_labels:
             known = replace(known, labels=labels.settings, labels_findings=[labels.sentence])
         else:
             use = "For those alone, set labels as below, and on_missing: skip."

@@ -148,9 +148,11 @@ def _ask_for_labels(
     offered = replace(
         chosen, labels=None, labels_findings=[labels.sentence], labels_offer=labels.settings
     )
-    if not _agrees(prompt("Take these labels", default="yes" if labels.share == 1 else "no")):
+    if not _agrees(
+        prompt("Take these labels", default="yes" if found.all_have_labels else "no")
+    ):
         return offered
-    missing = "error" if labels.share == 1 else "skip"
+    missing = "error" if found.all_have_labels else "skip"
     return replace(offered, labels=labels.settings, labels_offer=None, on_missing=missing)
 
 

@@ -35,11 +35,13 @@ class ProposedLabels:
     @property
     def sentence(self) -> str:
         columns = names_text(self.settings["columns"])
-        rows = (
-            "every object has" if self.share == 1 else f"{self.share:.0%} of the objects have"
+        share = (
+            "Every listed object has"
+            if self.share == 1
+            else f"{self.share:.0%} of the objects have"
         )
-        found = f"{rows} a row in {self.settings['url']}"
-        return f"By its column {self.settings['key']}, {found}, with {columns}."
+        by = f"by its column {self.settings['key']}"
+        return f"{share} a row in {self.settings['url']}, {by}, with {columns}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ class ProbedSource:
     labels: ProposedLabels | None = None  # of a table that was found with the objects
     split: ProposedSplit | None = None
 
+    @property
+    def all_have_labels(self) -> bool:
+        return self.labels is not None and self.labels.share == 1 and self.is_whole_listing
+
 
 async def prove(
     listed: ProbedSource,
@@ -71,7 +75,7 @@ async def prove(
         samples=round(held * _share(found, group) * len(found) / len(readers)),
         sample_bytes=size,
         fields=frozenset(name for sample in samples for name in sample),
-        timing=ReadTiming(seconds, per_read, size),
+        timing=ReadTiming(seconds, per_read, size) if samples else None,
     )
 
 

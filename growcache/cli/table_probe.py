@@ -24,7 +24,7 @@ LISTING_SECONDS = 1.0
 MAX_TABLES = 6
 MAX_TABLE_BYTES = 1 << 24
 MAX_UNPACKED_BYTES = 1 << 26
-MAX_KEYS = 2000  # of objects that are looked up
+MAX_KEYS = 200_000  # of objects that are looked up
 
 
 def find_labels(
@@ -42,24 +42,35 @@ def find_labels(
     if len(source.url) > 1 or location.scheme in (*WEB_SCHEMES, *SSH_SCHEMES, "chain"):
         return None
     samples = {entry.key for entry in group}
-    keys = [entry.key for entry in group[:: -(-len(group) // MAX_KEYS)]]
-    near = source.model_copy(update={"url": tuple(_folders_near(location))})
-    store = open_store(near, concurrency=1, timeout_seconds=seconds)
-    try:
-        tables = {one.key: one for one in [*entries, *_list_briefly(store)] if _is_table(one)}
-        wanted = [one for key, one in tables.items() if key not in samples][:MAX_TABLES]
-        read = asyncio.run(_read_tables(store, wanted))
-    finally:
-        asyncio.run(store.close())
-    found = [
+    listed = [one for one in entries if one.key not in samples]
+    tables: dict[str, Table] = {}
+    for url in _folders_near(location):
+        near = source.model_copy(update={"url": (url,)})
+        found = _tables_at(near, listed, samples.union(tables), seconds)
+        tables |= found
+        listed = []
+    keys = [entry.key for entry in group[:MAX_KEYS]]
+    proposed = (
         propose_labels(
             _url_of(source.url[0], location, key), table, keys, location.prefix, taken
         )
-        for key, table in read.items()
-    ]
-    return max(
-        (one for one in found if one is not None), key=lambda one: one.share, default=None
+        for key, table in tables.items()
     )
+    found_labels = [one for one in proposed if one is not None]
+    return max(found_labels, key=lambda one: one.share, default=None)
+
+
+def _tables_at(
+    source: SourceConfig, listed: Sequence[Entry], known: Collection[str], seconds: float
+) -> dict[str, Table]:
+    """Return the tables of a URL, and those that were listed before, by key."""
+    store = open_store(source, concurrency=1, timeout_seconds=seconds)
+    try:
+        found = {one.key: one for one in [*listed, *_list_briefly(store)] if _is_table(one)}
+        wanted = [one for key, one in found.items() if key not in known][:MAX_TABLES]
+        return asyncio.run(_read_tables(store, wanted))
+    finally:
+        asyncio.run(store.close())
 
 
 def _folders_near(location: Location) -> Iterator[str]:

@@ -41,7 +41,7 @@ async def find_array(chunks: Sequence[StoredObject]) -> FoundArray | None:
 async def find_others(chunk_by_path: Mapping[str, StoredObject]) -> dict[str, FoundArray]:
     """Return other arrays by path, those that can be read."""
     found = {}
-    for path, chunk in list(chunk_by_path.items())[: 4 * MAX_BESIDE]:
+    for path, chunk in list(chunk_by_path.items())[: 2 * MAX_BESIDE]:
         try:
             array = await find_array([chunk])
         except (FormatError, ObjectMissingError):

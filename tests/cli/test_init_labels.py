@@ -177,7 +177,7 @@ def test_labels_and_a_split_are_asked_for(
     assert chosen.split is not None
     said = " ".join(capsys.readouterr().err.split())
     assert "Keys name 6 subjects" in said
-    assert "every object has a row in" in said
+    assert "Every listed object has a row in" in said
     declined = ask_for_choices(options, answers(take="no"))
     assert (declined.labels, declined.split) == (None, None)
 
