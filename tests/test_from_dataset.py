@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -256,3 +258,60 @@ def test_a_dataset_of_monai(tmp_path: Path) -> None:
     with loader_of(monai.Dataset(given), tmp_path / "c", fixed=True, names=names) as loader:
         for batch in loader:
             assert np.array_equal(batch["image"][:, 0, 0], batch["label"])
+
+
+RANK = """
+import json
+import sys
+from datetime import timedelta
+
+import numpy as np
+import torch.distributed as dist
+
+from growcache.torch import EpochLoader
+
+class Squares:
+    def __len__(self):
+        return 60
+    def __getitem__(self, i):
+        return np.full(3, i, np.float32), i * i
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+settings = {"cache": {"min_free": 0}, "sampling": {"shard_samples": 8}}
+with EpochLoader.from_dataset(Squares(), "c", max_bytes="20MB", workers=1, config=settings,
+                              batch_size=4, min_samples=20) as loader:
+    for _ in range(3):
+        print(json.dumps([batch["0"][:, 0].tolist() for batch in loader]), flush=True)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_ranks_that_start_at_once_share_one_service(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(RANK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    launched = {**os.environ, **address, "WORLD_SIZE": "2", "PYTHONPATH": str(Path.cwd())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            env={**launched, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    epochs = [[json.loads(line) for line in out.splitlines()] for out, _ in said]
+    for one, other in zip(*epochs, strict=True):
+        assert len(one) == len(other) > 0
+        values = [x for step in (*one, *other) for x in step]
+        assert len(values) == len(set(values))  # each sample once, over all ranks
+    assert not served(tmp_path / "c")

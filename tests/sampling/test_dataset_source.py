@@ -322,3 +322,26 @@ def test_calls_overlap(tmp_path: Path) -> None:
     began = time.monotonic()
     assert run(config, "--until-full") == (0, "")
     assert time.monotonic() - began < 12  # 12 s one after the other, 0.75 s in 16 threads
+
+
+@pytest.mark.slow
+def test_an_index_is_purged_for_good(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    assert run(config, "--until-full") == (0, "")
+    assert main(["purge", str(tmp_path / "c"), "7", "19"]) == 0
+    assert run(config, "--until-full") == (0, "")
+    found = set(cached(tmp_path / "c")["0"][:, 0, 0].tolist())
+    assert found == set(range(120)) - {7, 19}
+
+
+@pytest.mark.slow
+def test_nodes_draw_indices_of_their_own(tmp_path: Path) -> None:
+    found = []
+    for node in range(2):
+        nodes = {"node": node, "nodes": 2}
+        config = written(tmp_path, name=f"c{node}", sampling=nodes)
+        assert run(config, "--until-full") == (0, "")
+        found.append(set(cached(tmp_path / f"c{node}")["0"][:, 0, 0].tolist()))
+    assert found[0].isdisjoint(found[1])
+    assert found[0] | found[1] == set(range(120))
+    assert 30 < len(found[0]) < 90
