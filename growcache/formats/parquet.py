@@ -51,6 +51,8 @@ _SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of 
 _BATCH_ROWS = 1 << 16  # rows decoded at once,
 _VARIABLE_BATCH_ROWS, _LEAST_BATCH_ROWS = 1 << 8, 1 << 5  # and where they may be of any size,
 _BATCH_BYTES = 1 << 28  # so that they are counted in time
+_VALUE_BYTES = {"INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+_MAP = ".key_value."  # in the path of a map's columns, whose keys are no dictionary
 _MOST_FOOTER_BYTES = 1 << 26  # bytes
 _KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
 _KNOWN_FOOTERS = 4096
@@ -104,16 +106,21 @@ class ParquetFooter:
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
         """Return the decoded size, in which a dictionary's value counts once."""
-        metadata = self.metadata.row_group(group)
-        nbytes = sum(
-            metadata.column(leaf).total_uncompressed_size for leaf in self.column_numbers
-        )
+        nbytes = sum(self._stored_bytes(group, leaf) for leaf in self.column_numbers)
         if nbytes > (most := most_decoded_bytes(entry)):
             raise FormatError(
                 f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
                 f"{nbytes:,}; write smaller row groups"
             )
         return max(0, int(nbytes))
+
+    def _stored_bytes(self, group: int, leaf: int) -> int:
+        """Return the bytes of a column; in lists a few say how often a value is repeated."""
+        column = self.metadata.row_group(group).column(leaf)
+        nbytes = int(column.total_uncompressed_size)
+        if not self.metadata.schema.column(leaf).max_repetition_level:
+            return nbytes
+        return max(nbytes, int(column.num_values) * _VALUE_BYTES.get(column.physical_type, 1))
 
     def dictionary_columns(self, group: int) -> list[str]:
         """Return the columns to be read as a dictionary and indices.
@@ -123,14 +130,13 @@ class ParquetFooter:
         """
         metadata = self.metadata.row_group(group)
         columns = [metadata.column(leaf) for leaf in self.column_numbers]
-        whole = {one.stored for one in self.fields if len(one.path) == 1}
         return [
             column.path_in_schema
             for column in columns
             if column.physical_type == "BYTE_ARRAY"
             and column.has_dictionary_page
             and column.total_uncompressed_size <= _SHARED_BYTES
-            and column.path_in_schema in whole
+            and _MAP not in column.path_in_schema
         ]
 
     def batch_rows(self, group: int) -> int:

@@ -15,7 +15,8 @@ from growcache.errors import FormatError
 from growcache.schema import Array
 
 _MOST_DEPTH = 32  # of types in types
-_MOST_JSON_VALUES = 1 << 20  # of one row; each takes some hundred bytes before it is text
+_OBJECT_BYTES = 64  # of one of Python's, in addition to its text
+_MOST_PYTHON_BYTES = 1 << 25  # bytes of rows on the way to JSON text
 _COPIED_BYTES = 1 << 22  # of the rows of a batch, that each may have of its own
 
 
@@ -416,34 +417,39 @@ def _nulls(array: Any) -> Array:
 
 def _json_values(name: str, array: Any) -> ColumnValues:
     absent = _nulls(array)
-    if _count_values(array) <= _MOST_JSON_VALUES:
-        found = array.to_pylist(maps_as_pydicts="strict")
+    if _python_bytes(array) <= _MOST_PYTHON_BYTES:
+        found = [_json_text(value) for value in array.to_pylist(maps_as_pydicts="strict")]
     else:
         found = [_single_row(name, array.slice(i, 1)) for i in range(len(array))]
-    return ColumnValues([_json_text(value) for value in found], absent)
+    return ColumnValues(found, absent)
 
 
-def _single_row(name: str, array: Any) -> Any:
-    if (count := _count_values(array)) > _MOST_JSON_VALUES:
+def _single_row(name: str, array: Any) -> str:
+    if (nbytes := _python_bytes(array)) > _MOST_PYTHON_BYTES:
         raise FormatError(
-            f"column {name!r:.40} has a row of {count:,} values, of which JSON text may have "
-            f"{_MOST_JSON_VALUES:,}"
+            f"column {name!r:.40} has a row of about {nbytes:,} bytes, and one that becomes JSON text "
+            f"may take {_MOST_PYTHON_BYTES:,}; leave it out of source.options.columns"
         )
-    return array.to_pylist(maps_as_pydicts="strict")[0]
+    return _json_text(array.to_pylist(maps_as_pydicts="strict")[0])
 
 
-def _count_values(array: Any) -> int:
+def _python_bytes(array: Any) -> int:
+    """Return about how many bytes an array takes as objects of Python."""
     from pyarrow import types
 
+    own = _OBJECT_BYTES * len(array)
     if types.is_struct(array.type):
-        return len(array) + sum(map(_count_values, array.flatten()))
+        return own + sum(map(_python_bytes, array.flatten()))
     if types.is_map(array.type):
         start, stop = (array.offsets[i].as_py() for i in (0, len(array)))
-        items = (_count_values(some[start:stop]) for some in (array.keys, array.items))
-        return len(array) + sum(items)
+        items = (_python_bytes(some[start:stop]) for some in (array.keys, array.items))
+        return own + sum(items)
     if _is_list(array.type):
-        return len(array) + _count_values(array.flatten())
-    return len(array)
+        return own + _python_bytes(array.flatten())
+    if types.is_dictionary(array.type) and column_kind(array.type.value_type) == "text":
+        at = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return own + int(_lengths(array.dictionary, at).sum())
+    return own + int(array.nbytes)
 
 
 def _json_text(value: Any) -> str:

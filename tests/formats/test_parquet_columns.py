@@ -186,6 +186,19 @@ def test_an_encrypted_file_says_so() -> None:
 
 
 def test_a_row_of_many_values_is_no_json() -> None:
-    table = {"x": pa.array([["a"] * 1_100_000])}
-    with pytest.raises(FormatError, match="a row of 1,100,001 values"):
+    table = {"x": pa.array([["a"] * 550_000])}
+    with pytest.raises(
+        FormatError, match=r"a row of about 3.*bytes, and one that becomes JSON"
+    ):
         read(table)
+
+
+def test_lists_that_repeat_a_value_are_counted_before_they_are_read() -> None:
+    lists = pa.ListArray.from_arrays(pa.array([0, 9_000_000], pa.int32()), pa.nulls(9_000_000, pa.int64()))  # fmt: skip
+    source = held({"x": lists})
+    assert len(source.data) < 10_000
+    with pytest.raises(
+        FormatError, match=r"one visit may yield .*, and row group 0 has 72,000,000"
+    ):
+        visited(open_format("parquet", {}), source)
+    assert sum((stop or 0) - start for start, stop in source.asked) <= 2 * len(source.data)

@@ -196,6 +196,25 @@ def large_parquet() -> Objects:
     return {"zeros": file.getvalue()}
 
 
+def lists_of_parquet() -> Objects:
+    """Lists in which a few bytes stand for tens of millions of values, or of long texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def table(items: Any) -> bytes:
+        bounds = pa.array([0, len(items)], pa.int32())
+        lists = pa.ListArray.from_arrays(bounds, items)
+        pq.write_table(pa.table({"x": lists}), file := io.BytesIO(), compression="zstd")
+        return file.getvalue()
+
+    numbers = pa.array(np.zeros(20_000_000, np.int64))
+    return {
+        "numbers": table(numbers),
+        "structs": table(pa.StructArray.from_arrays([numbers], ["a"])),
+        "texts": table(pa.array(["a" * 1000]).take(pa.array(np.zeros(200_000, np.int32)))),
+    }
+
+
 def large_image() -> Objects:
     from PIL import Image
 
@@ -349,7 +368,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "npz": lambda: Family("npz", containers.archived(x=np.ones(4, "f4")), npz, large=large_npz),
     "hdf5": lambda: Family("hdf5", containers.hdf5s()[0]["0"], hdf5, large=large_hdf5),
     "hdf5 rows": lambda: Family("hdf5", containers.hdf5s()[0]["0"], hdf5, {"axis": 0}),
-    "parquet": lambda: Family("parquet", containers.parquets()[0]["0"], lambda: containers.parquets()[1], large=large_parquet),
+    "parquet": lambda: Family("parquet", containers.parquets()[0]["0"], lambda: containers.parquets()[1] | lists_of_parquet(), large=large_parquet),
     "tar": lambda: Family("tar", containers.tars()[0]["0"], lambda: containers.tars()[1]),
     "tar.gz": lambda: Family(
         "tar", gzip.compress(test_tar.archive([("0.cls", b"1")])), lambda: {"bomb": zeros_gz()},
