@@ -65,11 +65,13 @@ def _about(documents: Sequence[Mapping[str, Any]], rows: Sequence[Figures]) -> s
     }
     sizes = [row["MB"] for row in rows]
     counts = sorted({row.get("objects", 8) for row in rows})
+    rounds = min(row["rounds"] for row in rows)
+    kept = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
     load = max(document["machine"].get("load_before", 0) for document in documents)
     loaded = f"; others worked on the machine (load {load:.0f})" if load > 2 else ""
     servers = {document["title"].split(" from ")[1].split(",")[0] for document in documents}
     return (
-        f"Medians of {min(row['rounds'] for row in rows)} rounds, {' and '.join(sorted(machines))}, "
+        f"{kept}, {' and '.join(sorted(machines))}, "
         f"the server ({' and '.join(sorted(servers))}) and what makes the latency included; "
         f"{min(sizes):.0f} to {max(sizes):.0f} MB in "
         f"{' or '.join(map(str, counts))} objects{loaded}."
