@@ -30,13 +30,13 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.formats import check_source
+from growcache.sampling.awaited_labels import AwaitedLabels
 from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.end_requests import listen_for_the_end
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
-from growcache.sampling.folder_labels import finds_folder_classes
 from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
@@ -172,6 +172,7 @@ class Supervisor:
         self._identity: Identity | None = None
         self._introduction: Message | None = None
         self._search = SchemaSearch(config, cache, self._catalog, self._objects)
+        self._awaited_labels = AwaitedLabels(config.sources, self._objects, self._search)
         self._listing = ListingIngest(
             config,
             cache,
@@ -182,7 +183,6 @@ class Supervisor:
             self._status.silences[LISTING].answered,
         )
         self._labels: LabelsReader | None = None
-        self._labels_found: Labels | None = None
         self._purges: SharedPurges | None = None
         self._awaits_purges = any(source.purged is not None for source in config.sources)
         self._file = file
@@ -250,7 +250,7 @@ class Supervisor:
         self._listing.start(self._introduction, refresh=self._refresh)
 
     def _start_labels(self) -> None:
-        if self._awaits_labels:
+        if self._awaited_labels:
             self._labels = LabelsReader(
                 self._config.sources,
                 self._config.sampling,
@@ -290,26 +290,8 @@ class Supervisor:
         if isinstance(found, GrowcacheError):
             self._fail(found)
         else:
-            self._labels_found = found
+            self._awaited_labels.found = found
         self._wake()
-
-    def _join_labels(self) -> None:
-        found = self._labels_found
-        if found is None or self._objects.labels is not None:
-            return
-        if any(map(finds_folder_classes, self._config.sources)):
-            if not self._search.find_folders(listed=self._listing.listed):
-                return
-            found.add_folders(self._search.folders)
-        self._objects.labels = found
-
-    @property
-    def _awaits_labels(self) -> bool:
-        wanted = any(
-            source.labels is not None or finds_folder_classes(source)
-            for source in self._config.sources
-        )
-        return wanted and self._objects.labels is None
 
     def _listing_retried(self, error: BaseException) -> None:
         # In the listing's thread, where a lost count does no harm.
@@ -468,11 +450,8 @@ class Supervisor:
     def _identify(self) -> None:
         if self._introduction is None or not len(self._catalog):
             return
-        if self._awaits_labels:
-            tables = self._labels_found is None
-            self._search.waiting_for = (
-                "the labels" if tables else "the whole listing, whose folders are the classes"
-            )
+        if self._awaited_labels:
+            self._search.waiting_for = self._awaited_labels.event
             return
         if self._awaits_purges:
             self._search.waiting_for = "the purge list (source.purged)"
@@ -527,8 +506,8 @@ class Supervisor:
             self._dispatcher.space if self._dispatcher else None,
             awaited=self._search.lacks_objects(listed=self._listing.listed),
         )
-        self._join_labels()
-        if not self._awaits_labels:
+        self._awaited_labels.join(listed=self._listing.listed)
+        if not self._awaited_labels:
             self._objects.look(len(self._catalog))
             if self._listing.listed:
                 self._objects.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from growcache.store.urls import WILDCARD, Location, component_regex
@@ -25,6 +26,7 @@ class _Rule(NamedTuple):
     matches: Callable[[str], object]
 
 
+@lru_cache(maxsize=256)
 def left_out_by(location: Location, form: str) -> LeftOutName:
     """Return a function of a listed key and its size: the name by which it is left out, or None.
 

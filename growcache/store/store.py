@@ -24,7 +24,7 @@ from growcache.errors import (
 )
 from growcache.store.contract import PAGE_ENTRIES, Backend, Entry, Page, storable_entries
 from growcache.store.hedging import Hedging
-from growcache.store.left_out import LeftOutName, left_out_by
+from growcache.store.left_out import left_out_by
 from growcache.store.listing import (
     MOST_RANGES,
     ListingRounds,
@@ -99,7 +99,6 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refused_turn = asyncio.Lock()
         self._probes: dict[int, StoreProbe] = {}
-        self._left_out_by: dict[int, LeftOutName] = {}
         self.left_out: Counter[str] = Counter()  # of the listing, by name
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
@@ -433,16 +432,10 @@ class RemoteStore:
         """Return the matches of a URL without files that no one meant, which are counted."""
         if self.source.fields or self._locations[number].is_key:
             return found
-        if (name_of := self._left_out_by.get(number)) is None:
-            name_of = left_out_by(self._locations[number], self.source.format)
-            self._left_out_by[number] = name_of
-        kept = []
-        for entry in found:
-            if (name := name_of(entry.key, entry.size)) is None:
-                kept.append(entry)
-            else:
-                self.left_out[name] += 1
-        return kept
+        name_of = left_out_by(self._locations[number], self.source.format)
+        names = [name_of(entry.key, entry.size) for entry in found]
+        self.left_out.update(filter(None, names))
+        return [entry for entry, name in zip(found, names, strict=True) if name is None]
 
     @property
     def locations(self) -> Sequence[Location]:
