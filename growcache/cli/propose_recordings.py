@@ -12,6 +12,7 @@ from growcache.formats.compressed import unpacked_start
 # Options of a format, and sentences about the objects.
 Candidate = tuple[dict[str, Any], Sequence[str]]
 EDF_WINDOW = "2s"
+MAX_RATE = 1_000_000  # frames a second, of plausible audio
 
 
 def nifti_candidates(head: bytes) -> list[Candidate]:
@@ -52,7 +53,8 @@ def edf_candidates(head: bytes) -> list[Candidate]:
     named = (
         f"{plural(others, 'signal has', 'signals have')} another rate, so channels names these."
     )
-    return [({"channels": rates[rate], **options}, (windows, named))]
+    channels = list(dict.fromkeys(filter(None, rates[rate])))
+    return [({"channels": channels, **options}, (windows, named))]
 
 
 def labels_by_rate(head: bytes) -> dict[float, list[str]]:
@@ -92,4 +94,5 @@ def rate_of_audio(head: bytes) -> int:
     if head.startswith(b"fLaC"):
         return int.from_bytes(head[18:21], "big") >> 4
     at = head.find(b"fmt ", 12, 4096)
-    return int.from_bytes(head[at + 12 : at + 16], "little") if at > 0 else 0
+    rate = int.from_bytes(head[at + 12 : at + 16], "little") if at > 0 else 0
+    return rate if rate <= MAX_RATE else 0

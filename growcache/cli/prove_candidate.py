@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from growcache.cli.expected_rate import ReadTiming
 from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.propose_labels import ProposedLabels, ProposedSplit
-from growcache.errors import FormatError
+from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.formats import open_format
 from growcache.formats.base import ObjectFormat, Visit, read_partly
 from growcache.schema import Sample, Schema, sample_bytes
@@ -51,7 +51,7 @@ async def prove(
     readers: Sequence[StoredObject],
     group: Sequence[Entry],
 ) -> ProbedSource:
-    opened = open_format(form, options, readers[0].source.url)
+    opened = _opened(form, options, readers[0].source.url)
     found: list[_ReadObject] = []
     error: FormatError | None = None
     for reader in readers:
@@ -77,6 +77,15 @@ async def prove(
         fields=frozenset(name for sample in samples for name in sample),
         timing=ReadTiming(seconds, per_read, size) if samples else None,
     )
+
+
+def _opened(form: str, options: Mapping[str, Any], urls: Sequence[str]) -> ObjectFormat:
+    try:
+        return open_format(form, options, urls)
+    except MissingLibraryError:
+        raise
+    except ConfigError as error:  # what a header says may be no option
+        raise FormatError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from growcache.cli.detect_format import (
     largest_group,
     narrower_url,
 )
-from growcache.cli.other_kinds import other_kind
+from growcache.cli.other_kinds import OtherKind, other_kind
 from growcache.cli.propose_labels import propose_split
 from growcache.cli.propose_options import candidates, guessed_raw
 from growcache.cli.prove_candidate import ProbedSource, prove
@@ -165,17 +165,22 @@ async def _propose_other(
 ) -> ProbedSource:
     """Propose something for objects whose format was not recognised."""
     entry = reader.entry
-    if other := other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS):
-        options = dict(other.options)
-        try:
-            found = await prove(listed, other.format, options, other.findings, readers, group)
-        except MissingLibraryError as error:
-            findings = (*other.findings, f"Not looked into: {error}.")
-            return replace(listed, format=other.format, options=options, findings=findings)
-        return replace(found, reader=other.reader)
+    proposals = [other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS)]
     if guess := guessed_raw(entry, head):
-        return await prove(listed, "raw", *guess, readers, group)
+        proposals.append(OtherKind(tuple(guess[1]), "raw", guess[0]))
     reason = f"It was not recognised; it starts with {head[:8]!r}{advice_on(head)}."
+    for one in proposals:
+        if one is None:
+            continue
+        options = dict(one.options)
+        try:
+            found = await prove(listed, one.format, options, one.findings, readers, group)
+            return replace(found, reader=one.reader)
+        except MissingLibraryError as error:
+            findings = (*one.findings, f"Not looked into: {error}.")
+            return replace(listed, format=one.format, options=options, findings=findings)
+        except FormatError as error:
+            reason = f"It cannot be read as {one.format}: {error}."
     return await prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 

@@ -139,3 +139,21 @@ def test_an_archive_of_pickles_is_no_array(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(data.getvalue())
     found = probe_source(SourceConfig(url=(f"{tmp_path}/a.npy",)))
     assert "cannot be read as npy" in found.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.mat", b"MATLAB 5.0 MAT-file, damaged".ljust(400), "growcache.readers:mat"),
+        ("a.nc", b"CDF\x01" + bytes(90), "growcache.readers:netcdf3"),
+        ("a.json", b'{"a": 1}\n{"a": }\n', "Each line is a JSON object"),
+        ("a.json", b'{"a": }\n{"a": \n', "cannot be read as jsonl"),
+    ],
+)
+def test_what_was_guessed_wrong_stays_bytes_with_the_reason(
+    name: str, data: bytes, said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("scipy")
+    (tmp_path / name).write_bytes(data)
+    found = probe_source(SourceConfig(url=(f"{tmp_path}/{name}",)))
+    assert said in f"{found.format} {' '.join(found.findings)}"
