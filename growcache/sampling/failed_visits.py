@@ -353,8 +353,25 @@ class HoleCounter:
         raise SamplingError(
             f"{self._holes} of {self._visits} visits yielded nothing, more than "
             f"sampling.max_skipped ({allowed:g}) allows; raise it to "
-            "leave them out. The last: " + "; ".join(self._reasons)
+            "leave them out. The last: " + "; ".join(_without_repetition(self._reasons))
         )
+
+
+def _without_repetition(reasons: Iterable[str]) -> list[str]:
+    """Give a reason that several objects share once.
+
+    >>> _without_repetition(["a: it is cut off", "b: it is cut off", "c: it is empty"])
+    ['a: it is cut off (likewise b)', 'c: it is empty']
+    """
+    keys: dict[str, list[str]] = {}
+    for reason in reasons:
+        key, _, why = reason.partition(": ")
+        keys.setdefault(why, []).append(key)
+    found = []
+    for why, (first, *others) in keys.items():
+        more = f" (likewise {', '.join(others)})" if others else ""
+        found.append((f"{first}: {why}" if why else first) + more)
+    return found
 
 
 def _places_of_holes(
