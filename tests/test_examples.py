@@ -89,6 +89,20 @@ def netcdf(folder: Path) -> str:
     return f"{folder}/*.nc"
 
 
+def cells(folder: Path) -> str:
+    """Cells that have three genes each, as AnnData stores them."""
+    h5py = pytest.importorskip("h5py")
+    folder.mkdir()
+    with h5py.File(folder / "a.h5ad", "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "shape": (40, 50)})
+        matrix["data"] = np.arange(120, dtype="<f4")
+        matrix["indices"] = np.tile([3, 20, 44], 40)
+        matrix["indptr"] = np.arange(0, 121, 3)
+        file["obs/cell_type/codes"] = np.arange(40, dtype="i1") % 3
+    return f"{folder}/*.h5ad"
+
+
 def chunks(folder: Path) -> str:
     """Chunks of pickled points, whose target is the mean of their fingerprint."""
     lmdb = pytest.importorskip("lmdb")
@@ -674,6 +688,7 @@ def keyed(folder: Path) -> str:
 
 
 CONFIGS = {
+    "anndata": Tried(cells, {"x": ("float32", (4, 50)), "type": ("int8", (4,))}),
     "bytes": Tried(messages, {"data": ("uint8", 1), "data_offsets": ("int64", (5,))}),
     "hdf5-windows": Tried(hdf5, {"x": ("float64", (4, 1024, 2)), "y": ("int64", (4, 1024))}),
     "image": Tried(

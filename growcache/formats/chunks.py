@@ -42,6 +42,7 @@ from growcache.formats.grids import (
 )
 from growcache.formats.memory import correct_decoded, reserve_decoded
 from growcache.formats.scales import Scale
+from growcache.formats.sparse_rows import RaggedRows
 from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
@@ -196,7 +197,8 @@ def _shared(indices: Indices, first: int, chunk: int) -> tuple[slice, Indices]:
     return slice(start, stop), tuple(index - first for index in indices[start:stop])
 
 
-ArrayOrStrings: TypeAlias = Array | list[Any]  # a list holds strings
+# A list holds strings, or other values of rows.
+ArrayOrStrings: TypeAlias = Array | list[Any] | RaggedRows
 MOST_ROWS = 1 << 58
 
 
@@ -379,9 +381,11 @@ def refuse_large_chunk(array: FieldArray, entry: Entry) -> None:
         )
 
 
-def flat_fields(name: str, values: ArrayOrStrings) -> list[tuple[str, ArrayOrStrings]]:
+def flat_fields(name: str, values: ArrayOrStrings) -> list[tuple[str, Array | list[Any]]]:
     if isinstance(values, list):
         return [(name, values)]
+    if isinstance(values, RaggedRows):
+        return [(f"{name}.indices", values.indices), (f"{name}.data", values.data)]
     if values.dtype.names is None:
         return [(name, native_order(values))]
     return [

@@ -36,12 +36,14 @@ from growcache.formats.hdf5_dataset import (
 from growcache.formats.hdf5_field import DatasetField, whole_fields
 from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.hdf5_groups import HDF5GroupsFormat, group_option
+from growcache.formats.hdf5_sparse import SparseField, SparseLayout, describe_sparse
 from growcache.formats.memory import LruCache, refuse_large_sample
 from growcache.formats.scales import scale_option
+from growcache.formats.sparse_rows import refuse_other_axes, sparse_option
 from growcache.schema import Sample
 from growcache.store.contract import Entry
 
-_OPTIONS = ("datasets", "group", "scale", "text", *GRID_OPTIONS)
+_OPTIONS = ("datasets", "group", "scale", "sparse", "text", *GRID_OPTIONS)
 _KNOWN_LAYOUTS = 4096  # objects; some kB each
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -57,28 +59,37 @@ class _FieldsOfFiles:
         named: Mapping[str, str] | None,
         belong: Callable[[Layouts], Sequence[str]],
         scale: str | None,
+        *,
+        ragged: bool = False,
     ) -> None:
         self._named = named
         self._belong = belong
         self._scale = scale
+        self._ragged = ragged
         self._files = HDF5Files()
-        self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout], ...]]
+        self._known: LruCache[Entry, tuple[tuple[str, DatasetLayout | SparseLayout], ...]]
         self._known = LruCache(_KNOWN_LAYOUTS)
 
-    async def get(self, reader: ObjectReader) -> list[DatasetField]:
+    async def get(self, reader: ObjectReader) -> list[DatasetField | SparseField]:
         entry = reader.entry
         file = self._files.get(entry)
         found = self._known.get(entry)
         if found is None:
             found = await file.call(reader, lambda opened: self._described(opened, entry))
             self._known.put(entry, found, 1)
-        return [DatasetField(name, layout, reader, file) for name, layout in found]
+        return [
+            DatasetField(name, layout, reader, file)
+            if isinstance(layout, DatasetLayout)
+            else SparseField(name, layout, reader, file, ragged=self._ragged)
+            for name, layout in found
+        ]
 
     async def advice(self, reader: ObjectReader) -> str:
         """Return a sentence where values mean something, and the configuration says nothing."""
         if self._scale is not None:
             return ""
-        paths = [one.layout.path for one in await self.get(reader)]
+        fields = await self.get(reader)
+        paths = [one.layout.path for one in fields if isinstance(one, DatasetField)]
         file = self._files.get(reader.entry)
         return await file.call(
             reader,
@@ -90,15 +101,26 @@ class _FieldsOfFiles:
     def _layout(self, file: Any, path: str, key: str) -> DatasetLayout:
         return describe_dataset(file, path, key, scaled=self._scale == "cf")
 
-    def _described(self, file: Any, entry: Entry) -> tuple[tuple[str, DatasetLayout], ...]:
-        found = (
-            {name: self._layout(file, path, entry.key) for name, path in self._named.items()}
-            if self._named
-            else self._found(file, entry.key)
-        )
+    def _described(
+        self, file: Any, entry: Entry
+    ) -> tuple[tuple[str, DatasetLayout | SparseLayout], ...]:
+        if self._named:
+            return tuple(
+                (name, self._described_at(file, path, entry.key))
+                for name, path in self._named.items()
+            )
+        found = self._found(file, entry.key)
         for layout in found.values():
             check_filters(layout, entry.key)
         return tuple(found.items())
+
+    def _described_at(self, file: Any, path: str, key: str) -> DatasetLayout | SparseLayout:
+        sparse = describe_sparse(file, path, key)
+        if sparse is not None:
+            return sparse
+        layout = self._layout(file, path, key)
+        check_filters(layout, key)
+        return layout
 
     def _found(self, file: Any, key: str) -> dict[str, DatasetLayout]:
         names = names_at_root(file, key)
@@ -141,7 +163,7 @@ class HDF5WholeFormat(ObjectFormat):
         )
         sample: Sample = {}
         for one, (values,) in zip(found, read, strict=True):
-            sample |= whole_fields(one, values, reader.entry.key)
+            sample |= whole_fields(one.name, one.layout, values, reader.entry.key)
         longest = max((one.shape[0] for one in found if one.layout.shape), default=0)
         return [(sample, 0, longest or max(1, reader.entry.size))]
 
@@ -155,8 +177,10 @@ class HDF5WindowsFormat(ObjectFormat):
         grid: ArrayGrid,
         scale: str | None = None,
         text: str | None = None,
+        *,
+        ragged: bool = False,
     ) -> None:
-        self._datasets = _FieldsOfFiles(named, self._of_one_length, scale)
+        self._datasets = _FieldsOfFiles(named, self._of_one_length, scale, ragged=ragged)
         self._grid = grid
         self._text = text
 
@@ -176,7 +200,7 @@ class HDF5WindowsFormat(ObjectFormat):
     async def _cut(self, reader: ObjectReader, visit: Visit | None = None) -> CutFields:
         found = await self._datasets.get(reader)
         for one in found:
-            self._check(one.layout, reader.entry.key)
+            self._check(one, reader.entry.key)
         return CutFields.of(found, self._grid, reader.entry, visit)
 
     def _of_one_length(self, found: Layouts) -> list[str]:
@@ -203,7 +227,12 @@ class HDF5WindowsFormat(ObjectFormat):
         several = bool(others or first.window or len(layout.shape) > 1)
         return several and layout.string_storage is not None
 
-    def _check(self, layout: DatasetLayout, key: str) -> None:
+    def _check(self, one: DatasetField | SparseField, key: str) -> None:
+        if isinstance(one, SparseField):
+            cut = self._grid.on(one.shape, f"{key}: {one.layout.path}").cut_axes
+            refuse_other_axes(cut, f"{key}: {one.layout.path}")
+            return
+        layout = one.layout
         if not layout.shape:
             raise FormatError(
                 f"{key}: dataset {layout.path} is a single value, without an axis 0"
@@ -233,7 +262,10 @@ def open_hdf5(
         return HDF5GroupsFormat(parent, named, scale, text)
     if grid is None:
         return HDF5WholeFormat(named, scale)
-    return HDF5WindowsFormat(named, grid, scale, text)
+    ragged = sparse_option(options)
+    if ragged and any(cut.window for _, cut in grid.cuts):
+        raise ConfigError("source.options.sparse: ragged rows are single ones; use axis: 0")
+    return HDF5WindowsFormat(named, grid, scale, text, ragged=ragged)
 
 
 def _text_option(options: Mapping[str, Any]) -> str | None:

@@ -158,6 +158,22 @@ def group_names(file: Any, parent: str) -> tuple[str, ...]:
     return tuple(at)
 
 
+def group_at(file: Any, path: str) -> Any:
+    """Return the group at a path of hard links, if one is there."""
+    import h5py
+
+    at = file["/"]
+    for part in _path_parts(path):
+        link = at.get(part, getlink=True) if isinstance(at, h5py.Group) else None
+        if not isinstance(link, h5py.HardLink):
+            return None
+        found = h5py.h5o.open(at.id, part.encode())
+        if not isinstance(found, h5py.h5g.GroupID):
+            return None
+        at = h5py.Group(found)
+    return at
+
+
 def paths_in_group(file: Any, group: str) -> list[str]:
     """Return the datasets below a group, those in groups of it, too."""
     import h5py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,7 +36,16 @@ from growcache.formats.hdf5_dataset import (
     read_strings,
 )
 from growcache.formats.hdf5_file import HDF5File
-from growcache.schema import Array, Sample
+from growcache.schema import Array
+
+
+class StoredLayout(Protocol):
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
 
 _STRING_BYTES = 64  # that one is taken to have, before it is read
 
@@ -138,15 +147,18 @@ def _normal_bools(values: Array) -> Array:
     return values.view(np.uint8) != 0 if values.dtype == np.bool_ else values
 
 
-def whole_fields(one: DatasetField, values: ArrayOrStrings, key: str) -> Sample:
+def whole_fields(
+    name: str, layout: StoredLayout, values: ArrayOrStrings, key: str
+) -> dict[str, Any]:
+    """Return the fields of all values of a dataset."""
     if isinstance(values, list):
-        if one.layout.shape:
+        if layout.shape:
             raise FormatError(
-                f"{key}: dataset {one.layout.path} is an array of strings, which is no value of "
-                "a sample; use axis: 0"
+                f"{key}: dataset {layout.path} is an array of strings, which is no value of a "
+                "sample; use axis: 0"
             )
-        return {one.name: values[0]}
-    fields = flat_fields(one.name, values)
-    if one.layout.shape:
+        return {name: values[0]}
+    fields = flat_fields(name, values)
+    if layout.shape:
         return dict(fields)
-    return {name: native_order(np.asarray(inner)[0]) for name, inner in fields}
+    return {field: native_order(np.asarray(inner)[0]) for field, inner in fields}

@@ -137,7 +137,7 @@ async def _sample(fields: Sequence[DatasetField], reader: ObjectReader) -> Sampl
     read = await asyncio.gather(*(one.boxes([tuple(map(range, one.shape))]) for one in fields))
     sample: Sample = {}
     for one, (values,) in zip(fields, read, strict=True):
-        sample |= whole_fields(one, values, reader.entry.key)
+        sample |= whole_fields(one.name, one.layout, values, reader.entry.key)
     return sample
 
 

@@ -5,15 +5,14 @@ A chunk owns the windows that start in it. Listed objects that are no chunks own
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from growcache.errors import ConfigError, FormatError, ObjectChangedError, ObjectMissingError
+from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     RUN_LENGTH_RATIO,
     Measure,
@@ -21,13 +20,10 @@ from growcache.formats.base import (
     ObjectReader,
     Visit,
     choice_option,
-    read_whole,
     refuse_unknown_options,
     require_library,
 )
 from growcache.formats.chunks import (
-    ArrayOrStrings,
-    ChunkGrid,
     ChunkPlace,
     CutFields,
     FieldArray,
@@ -35,7 +31,7 @@ from growcache.formats.chunks import (
     choose_ordinals,
 )
 from growcache.formats.contiguous import refuse_differing_sizes
-from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Box, Samples, grid_option
+from growcache.formats.grids import GRID_OPTIONS, ArrayGrid, Samples, grid_option
 from growcache.formats.memory import SingleFlightCache
 from growcache.formats.scales import (
     CHANNEL_AXIS,
@@ -46,6 +42,8 @@ from growcache.formats.scales import (
     scale_advice,
     scale_option,
 )
+from growcache.formats.sparse_rows import refuse_other_axes, sparse_option
+from growcache.formats.zarr_field import ZarrField
 from growcache.formats.zarr_group import GroupFields, Roots
 from growcache.formats.zarr_metadata import (
     ZarrMetadata,
@@ -53,70 +51,15 @@ from growcache.formats.zarr_metadata import (
     possible_places,
     read_attributes,
 )
+from growcache.formats.zarr_sparse import ZarrMatrices
 from growcache.formats.zarr_unwritten import ChunkCensus
 from growcache.schema import Array, Sample
 
-if TYPE_CHECKING:
-    pass
-
-
-_OPTIONS = (*GRID_OPTIONS, "datasets", "beside", "name", "scale", "unwritten")
+_OPTIONS = (*GRID_OPTIONS, "datasets", "beside", "name", "scale", "sparse", "unwritten")
 _KNOWN_ARRAYS = 4096  # arrays whose metadata is kept
 
 
-class _ZarrField(FieldArray):
-    def __init__(
-        self,
-        name: str,
-        root: str,
-        metadata: ZarrMetadata,
-        reader: ObjectReader,
-        scale: Scale | None = None,
-    ) -> None:
-        shape, chunks = metadata.shape, metadata.chunks
-        super().__init__(
-            name,
-            ChunkGrid(shape, chunks, metadata.dtype, metadata.fill, RUN_LENGTH_RATIO),
-            scale,
-        )
-        self._root = root
-        self._metadata = metadata
-        self._reader = reader
-
-    async def stored(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
-        chunking = self.chunking
-        places = chunking.places(boxes, self._reader.entry)
-        data = await asyncio.gather(*(self._fetched(place) for place in places))
-
-        def assemble() -> list[Array]:
-            stored = zip(places, data, strict=True)
-            decoded = {place: self._decoded(place, found) for place, found in stored}
-            return [chunking.assembled(box, decoded) for box in boxes]
-
-        return list(await chunking.decoding(boxes, len(places), assemble))
-
-    async def _fetched(self, place: ChunkPlace) -> memoryview | None:
-        key, reader = self._root + self._metadata.name(place), self._reader
-        is_own = key == reader.entry.key
-        if not is_own or reader.entry.is_unwritten:
-            try:
-                reader = await reader.find(key)
-            except ObjectMissingError:
-                return None
-            if is_own:
-                raise ObjectChangedError(
-                    f"{key} was written since the listing missed it; run with --refresh to draw "
-                    "what it holds now"
-                )
-        return memoryview(await read_whole(reader)).cast("B")
-
-    def _decoded(self, place: ChunkPlace, data: memoryview | None) -> Array | None:
-        if data is None:
-            return None
-        try:
-            return self._metadata.decode(data)
-        except FormatError as error:
-            raise FormatError(f"{self._root}{self._metadata.name(place)}: {error}") from error
+Located: TypeAlias = tuple[str, ZarrMetadata, ChunkPlace]
 
 
 class ZarrFormat(ObjectFormat):
@@ -129,10 +72,13 @@ class ZarrFormat(ObjectFormat):
         scale: str | None,
         *,
         draws_unwritten: bool,
+        ragged: bool,
     ) -> None:
         self._grid = grid
         self._beside = beside
-        self._group = GroupFields(grid, datasets, name, self._metadata)
+        self._matrices = ZarrMatrices(self._metadata)
+        self._group = GroupFields(grid, datasets, name, self._metadata, self._matrices)
+        self._ragged = ragged
         self._scale = scale
         self._draws_unwritten = draws_unwritten
         self._known: SingleFlightCache[str, ZarrMetadata | FormatError] = SingleFlightCache(
@@ -150,6 +96,8 @@ class ZarrFormat(ObjectFormat):
         self._group.follow(names)
 
     async def _owner(self, reader: ObjectReader, root: str) -> ZarrMetadata:
+        if not self._group.may_mean(root):
+            raise FormatError(f"{root or '/'}: source.options.datasets does not name it")
         metadata = await self._metadata(reader, root)
         if not await self._roots(reader, root, metadata):
             raise FormatError(f"{root or '/'}: the chunks of another array own its samples")
@@ -167,40 +115,59 @@ class ZarrFormat(ObjectFormat):
         located = await self._located(reader)
         if located is None or not await self._roots(reader, *located[:2]):
             return Measure(max(1.0, float(reader.entry.size)), 0, 0)
-        root, metadata, place = located
-        samples = self._grid.on(metadata.shape, root)
-        count = len(_owned_samples(samples, metadata, place))
+        owned = await self._owned(reader, located, Visit(0, 1, 0, 0), at_random=False)
+        count = len(owned)
         size = max(1.0, reader.entry.size / max(1, count))
-        return Measure(size, 0, count, empty=samples.too_short())
+        return Measure(size, 0, count, empty=owned.too_short())
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         located = await self._located(reader)
         if located is None:
             return []
-        root, metadata, place = located
+        root, metadata, _ = located
         roots = await self._roots(reader, root, metadata)
         if not roots:
             return []
-        samples = self._grid.on(metadata.shape, root, visit, root)
-        owned = _owned_samples(samples, metadata, place)
-        fields: list[_ZarrField] = []
+        owned = await self._owned(reader, located, visit)
+        fields: list[FieldArray] = []
         cuts: dict[str, Samples] = {}
         for name, folder in roots.items():
-            found = metadata if folder == root else await self._metadata(reader, folder)
-            fields.append(await self._field(name, folder, found, reader))
-            of_folder = self._grid.on(found.shape, folder)
-            cuts[name] = owned if folder == root else owned.of_array(of_folder)
+            one = await self._field_at(name, folder, reader)
+            fields.append(one)
+            cuts[name] = owned.of_array(self._grid.on(one.shape, folder))
         cut = CutFields(fields, cuts, reader.entry, RUN_LENGTH_RATIO)
         refuse_differing_sizes(cuts, reader.entry.key)
         whole = range(len(owned))
         wanted = choose_ordinals(len(owned), visit, reader.entry.key, lambda _: whole)
         return await cut.read(wanted)
 
+    async def _owned(
+        self, reader: ObjectReader, located: Located, visit: Visit, *, at_random: bool = True
+    ) -> Samples:
+        """Return the samples that begin in a chunk."""
+        root, metadata, place = located
+        grid = self._grid if at_random else self._grid.without_phase()
+        matrix = await self._matrices.of_values(reader, root)
+        if matrix is None:
+            return _owned_samples(grid.on(metadata.shape, root, visit, root), metadata, place)
+        refuse_other_axes(grid.on(matrix.shape, root).cut_axes, root)
+        samples = grid.on(matrix.shape, root, visit, root)
+        rows = await self._matrices.rows_of_chunk(reader, matrix, place[0])
+        return replace(samples, starts=(_within(samples.starts[0], rows), samples.starts[1]))
+
+    async def _field_at(self, name: str, folder: str, reader: ObjectReader) -> FieldArray:
+        matrix = await self._matrices.at(reader, folder)
+        if matrix is not None:
+            return self._matrices.field(name, matrix, reader, ragged=self._ragged)
+        return await self._field(name, folder, await self._metadata(reader, folder), reader)
+
     async def advice(self, reader: ObjectReader) -> str:
         located = await self._located(reader)
         if self._scale is not None or located is None:
             return ""
         for folder in (await self._roots(reader, *located[:2])).values():
+            if await self._matrices.at(reader, folder) is not None:
+                continue
             metadata = await self._metadata(reader, folder)
             attributes = await read_attributes(reader, folder, metadata)
             if not metadata.fill:  # 0 is what Zarr writes where nobody chose a fill value
@@ -212,12 +179,12 @@ class ZarrFormat(ObjectFormat):
 
     async def _field(
         self, name: str, root: str, metadata: ZarrMetadata, reader: ObjectReader
-    ) -> _ZarrField:
+    ) -> ZarrField:
         scale: Scale | None = None
         if self._scale == "cf":
             load = functools.partial(self._load_scale, reader, root, metadata)
             (scale,) = await self._scales.get(root, load)
-        return _ZarrField(name, root, metadata, reader, scale)
+        return ZarrField(name, root, metadata, reader, scale)
 
     async def _load_scale(
         self, reader: ObjectReader, root: str, metadata: ZarrMetadata
@@ -244,7 +211,7 @@ class ZarrFormat(ObjectFormat):
                 f"{path}: expected a number for each of the channels of {list(metadata.shape)}, "
                 f"found {list(found.shape)}"
             )
-        field = _ZarrField(CHANNEL_CONVERSION, path, found, reader)
+        field = ZarrField(CHANNEL_CONVERSION, path, found, reader)
         (values,) = await field.stored([(range(found.shape[0]),)])
         return np.asarray(values, np.float64)
 
@@ -259,16 +226,23 @@ class ZarrFormat(ObjectFormat):
         key = reader.entry.key
         problem: FormatError | None = None
         for root, place in possible_places(key):
+            if not self._group.may_mean(root):
+                continue
             try:
                 metadata = await self._metadata(reader, root)
             except FormatError as error:
-                problem = problem or error
+                if not await self._passes_over(reader, root):
+                    problem = problem or error
                 continue
             if len(place) == len(metadata.shape) and root + metadata.name(place) == key:
                 return root, metadata, place
         if problem is not None:
             raise problem
         return None
+
+    async def _passes_over(self, reader: ObjectReader, root: str) -> bool:
+        """Whether others own the samples of a group in which an array cannot be read."""
+        return self._beside is None and await self._group.has_others(reader, root)
 
     async def _metadata(self, reader: ObjectReader, root: str) -> ZarrMetadata:
         known = await self._known.get(root, lambda: metadata_or_error(reader, root))
@@ -292,8 +266,12 @@ def _owned_samples(samples: Samples, metadata: ZarrMetadata, place: ChunkPlace) 
 
 
 def _starts_in(starts: range, number: int, chunk: int) -> range:
-    first = -(-(number * chunk - starts.start) // starts.step)
-    stop = -(-((number + 1) * chunk - starts.start) // starts.step)
+    return _within(starts, range(number * chunk, (number + 1) * chunk))
+
+
+def _within(starts: range, values: range) -> range:
+    first = -(-(values.start - starts.start) // starts.step)
+    stop = -(-(values.stop - starts.start) // starts.step)
     return starts[max(0, first) : max(0, stop)]
 
 
@@ -317,6 +295,9 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
         raise ConfigError(
             "source.options.beside: datasets names all arrays, so leave out one of the two"
         )
+    ragged = sparse_option(options)
+    if ragged and any(cut.window for _, cut in grid.cuts):
+        raise ConfigError("source.options.sparse: ragged rows are single ones; use axis: 0")
     unwritten = choice_option(options, "unwritten", ("fill", "skip"), "fill")
     require_library("source.format: zarr", "numcodecs", "zarr")
     return ZarrFormat(
@@ -326,6 +307,7 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
         name,
         scale_option(options),
         draws_unwritten=unwritten == "fill",
+        ragged=ragged,
     )
 
 

@@ -17,6 +17,7 @@ from growcache.formats.base import ObjectReader
 from growcache.formats.grids import ArrayGrid
 from growcache.formats.memory import SingleFlightCache
 from growcache.formats.zarr_metadata import ZarrMetadata, read_json, zarr_metadata
+from growcache.formats.zarr_sparse import VALUES, ZarrMatrices
 
 MetadataOf: TypeAlias = Callable[[ObjectReader, str], Awaitable[ZarrMetadata]]
 Roots: TypeAlias = dict[str, str]  # the folders of arrays by field, that of the owner first
@@ -50,9 +51,12 @@ class GroupFields:
         datasets: Mapping[str, str] | None,
         name: str | None,
         metadata_of: MetadataOf,
+        matrices: ZarrMatrices,
     ) -> None:
         self._grid = grid
+        self._matrices = matrices
         self._datasets = datasets
+        self._paths = {name: _inside(path) for name, path in (datasets or {}).items()}
         self._name = name
         self._metadata_of = metadata_of
         self._cached: Collection[str] | None = None
@@ -65,33 +69,52 @@ class GroupFields:
         self._cached = names
         self._roots = SingleFlightCache(KNOWN_GROUPS)
 
+    def may_mean(self, root: str) -> bool:
+        """Whether an array can be one that is a field, by its folder alone."""
+        return self._datasets is None or _group_of(root, self._paths.values()) is not None
+
+    async def has_others(self, reader: ObjectReader, root: str) -> bool:
+        """Whether arrays of the same group that the URL names can be read."""
+        folder, _, own = root.rstrip("/").rpartition("/")
+        group = f"{folder}/" if folder else ""
+        if self._datasets is not None or not own or not isinstance(reader, ListedReader):
+            return False
+        return bool(self._wanted(reader, group, await self._arrays(reader, group)))
+
     async def of(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
         """Return the fields of an array's samples; none where the chunks of another own them."""
 
         async def load() -> tuple[Roots, int]:
             if self._datasets is not None:
-                return await self._named(reader, root, self._datasets), 1
+                return await self._of_datasets(reader, root), 1
             return await self._agreeing(reader, root, metadata), 1
 
         return await self._roots.get(root, load)
 
-    async def _named(
-        self, reader: ObjectReader, root: str, datasets: Mapping[str, str]
-    ) -> Roots:
-        ends = (path.strip("/") + "/" for path in datasets.values())
-        end = next((end for end in ends if root == end or root.endswith("/" + end)), None)
-        if end is None:
+    async def _of_datasets(self, reader: ObjectReader, root: str) -> Roots:
+        group = _group_of(root, self._paths.values())
+        if group is None:
             return {}
-        group = root.removesuffix(end)
-        roots = {name: f"{group}{path.strip('/')}/" for name, path in datasets.items()}
-        found = {name: await self._metadata_of(reader, one) for name, one in roots.items()}
-        listed = [
-            name
-            for name, one in roots.items()
-            if one == root or _is_listed(reader, one, found[name])
-        ]
-        owner = max(listed, key=lambda name: _nbytes(found[name]))
-        return _owner_first(roots, owner) if roots[owner] == root else {}
+        roots = {name: group + path for name, path in self._paths.items()}
+        owners: dict[str, tuple[int, str]] = {}  # bytes and folder of chunks, by field
+        for name, folder in roots.items():
+            chunks, metadata = await self._chunks_of(reader, folder)
+            if chunks == root or _is_listed(reader, chunks, metadata):
+                owners[name] = _nbytes(metadata), chunks
+        if not owners:
+            return {}
+        owner = max(owners, key=lambda name: owners[name][0])
+        return {owner: roots[owner], **roots} if owners[owner][1] == root else {}
+
+    async def _chunks_of(self, reader: ObjectReader, folder: str) -> tuple[str, ZarrMetadata]:
+        """Return the folder of the chunks that may own samples, and the metadata there."""
+        try:
+            return folder, await self._metadata_of(reader, folder)
+        except FormatError:
+            matrix = await self._matrices.find(reader, folder)
+            if matrix is None:
+                raise
+            return f"{folder}{VALUES}", matrix.data
 
     async def _agreeing(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
         """Return the arrays of the group that are as long as the largest where they are cut."""
@@ -170,8 +193,18 @@ def _nbytes(metadata: ZarrMetadata) -> int:
     return math.prod(metadata.shape) * metadata.dtype.itemsize
 
 
-def _owner_first(roots: Roots, owner: str) -> Roots:
-    return {owner: roots[owner], **roots}
+def _inside(path: str) -> str:
+    """Return a folder inside the group, wherever ``path`` points."""
+    return "".join(f"{part}/" for part in path.split("/") if part not in ("", ".", ".."))
+
+
+def _group_of(root: str, paths: Iterable[str]) -> str | None:
+    """Return the folder below which an array is that ``paths`` name, or its values' matrix."""
+    for path in paths:
+        for end in (path, path + VALUES):
+            if root == end or root.endswith("/" + end):
+                return root.removesuffix(end)
+    return None
 
 
 def _is_listed(reader: ObjectReader, root: str, metadata: ZarrMetadata) -> bool:

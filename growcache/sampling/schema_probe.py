@@ -160,7 +160,11 @@ class SchemaProbe:
         if probed:
             advice = await self._advice(object_format, probed[0].visit)
             return {**self._message(probed), "advice": advice}
-        reasons = zip(objects, found, strict=True)
+        # What cannot be read says more than what holds nothing, and the first reason is shown.
+        reasons = sorted(
+            zip(objects, found, strict=True),
+            key=lambda one: isinstance(one[1], PassedOverError),
+        )
         return {
             "type": "probed",
             "errors": [hole_reason(one.entry.key, why) for one, why in reasons],
