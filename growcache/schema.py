@@ -56,7 +56,7 @@ class Field:
     name: str
     dtype: str  # little-endian `numpy.dtype.str`, "bytes" or "str"
     shape: tuple[int | None, ...]  # None if ragged; () of bytes and strings
-    classes: tuple[str, ...] = ()  # what its numbers stand for, from 0 on
+    classes: tuple[str, ...] = ()  # the names of its numbers, from 0 on
 
     @property
     def is_blob(self) -> bool:

@@ -15,6 +15,8 @@ EMPTY, HIDDEN = "empty", "hidden"
 _OF_SYSTEMS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini")
 _OF_WRITERS = ("_SUCCESS", "_committed_*", "_started_*", "*.crc")
 _FOLDERS = ("_temporary", "__MACOSX")
+# Every name that a rule could match; most keys have none, and there may be very many keys.
+_SUSPICIOUS = re.compile(r"(?:\A|/)(?:[._]|Thumbs\.db\Z|desktop\.ini\Z)|\.crc\Z").search
 # Formats whose objects may well be empty, or hidden by name: an array's metadata is `.zarray`.
 UNKNOWN_FORMAT = ""
 _TAKE_EMPTY = ("bytes", "zarr", UNKNOWN_FORMAT)
@@ -44,7 +46,10 @@ def left_out_by(location: Location, form: str) -> LeftOutName:
     takes_empty = form in _TAKE_EMPTY or ":" in form
 
     def name_of(key: str, size: int) -> str | None:
-        *above, name = key.removeprefix(prefix).split("/")
+        below = key.removeprefix(prefix)
+        if (size or takes_empty) and not _SUSPICIOUS(below):
+            return None
+        *above, name = below.split("/")
         found = next((rule.name for rule in files if rule.matches(name)), None)
         if found is None and above:
             found = next((r.name for part in above for r in tops if r.matches(part)), None)

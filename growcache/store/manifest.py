@@ -97,7 +97,7 @@ class ManifestListing:
         with self._opened(url) as stream:
             files = inventory_files(read_all(stream, MOST_INVENTORY_BYTES), self._wanted)
         for file in files:
-            yield from self._rows_of(_beside(url, file.key), file.kind, file.wanted)
+            yield from self._rows_of(_url_in_inventory(url, file.key), file.kind, file.wanted)
 
     def _rows_of(self, url: str, kind: str, wanted: ManifestConfig) -> Iterator[ManifestRow]:
         with self._opened(url) as stream:
@@ -148,7 +148,7 @@ class ManifestListing:
                     return
 
     def _sized(self, entries: list[Entry]) -> list[Entry]:
-        """Ask for what is not known: sizes, and times where only they tell versions apart."""
+        """Ask for missing sizes, and for times where only they tell versions apart."""
         asked = [place for place, entry in enumerate(entries) if self._is_asked(entry)]
         answers = self._store.heads([entries[place] for place in asked]) if asked else []
         found = dict(zip(asked, answers, strict=True))
@@ -204,7 +204,7 @@ def _key_of_url(location: Location, scheme: str, rest: str) -> str | None:
     return key if same and bucket == location.bucket else None
 
 
-def _beside(manifest: str, key: str) -> str:
+def _url_in_inventory(manifest: str, key: str) -> str:
     """Return the URL of a file of an inventory, by the key that manifest.json says."""
     location = parse_url(manifest)
     if location.scheme not in LOCAL_SCHEMES:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 
 from growcache.cache.status import read_status
+from growcache.cli.cli import main
 from growcache.cli.redraw_sample import refetch_sample
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError
@@ -20,6 +24,7 @@ from growcache.store.contract import Entry
 from growcache.store.manifest import ManifestListing
 from growcache.store.store import open_store
 from tests.sampling.services import run, write_config
+from tests.servers import Bucket
 
 ETAG = "0123456789abcdef0123456789abcdef"
 
@@ -192,3 +197,40 @@ def test_a_service_draws_what_the_manifest_names(tmp_path: Path) -> None:
     config.write_text(other)
     code, errors = run(config, "--until-full")
     assert (code, "source.manifest" in errors) == (2, True)
+
+
+@pytest.mark.slow
+def test_an_inventory_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    """Its versions are those that the store knows, so an object that was rewritten is a hole."""
+    rows = []
+    for n in range(20):
+        file = io.BytesIO()
+        np.save(file, np.full(4, n, "<f4"))
+        key = f"rec/a {n}.npy"
+        bucket.put(key, file.getvalue())
+        size, etag = len(file.getvalue()), hashlib.md5(file.getvalue()).hexdigest()
+        rows.append(f'"b","{quote(key)}","{size}","{etag}"\n')
+    bucket.put("rec/a 3.npy", bytes(144))
+    bucket.put("inv/data/u.csv.gz", gzip.compress("".join(rows).encode()))
+    files = [{"key": "inv/data/u.csv.gz"}]
+    values = {"fileFormat": "CSV", "fileSchema": "Bucket, Key, Size, ETag", "files": files}
+    bucket.put("inv/2026-01-01T00-00Z/manifest.json", json.dumps(values).encode())
+    source = {
+        "manifest": bucket.url("inv/2026-01-01T00-00Z/manifest.json"),
+        "storage_options": bucket.storage_options,
+    }
+    config = write_config(
+        tmp_path / "c.yaml", bucket.url("rec/*"), source=source, sampling={"max_skipped": 1}
+    )
+    assert run(config, "--until-full")[0] == 0
+    found = read_status(tmp_path / "c")
+    assert (found.objects, found.samples, found.holes) == (20, 19, 1)
+    assert "was rewritten since it was listed" in " ".join(found.last_errors)
+    assert main(["purge", str(tmp_path / "c"), "rec/a 7.npy"]) == 0
+    # The inventory of another day is the same source.
+    bucket.put("inv/2026-01-02T00-00Z/manifest.json", json.dumps(values).encode())
+    config.write_text(config.read_text().replace("01-01T", "01-02T"))
+    assert run(config, "--until-full", "--refresh")[0] == 0
+    with Snapshot.take(tmp_path / "c") as snapshot:
+        drawn = {int(snapshot[i]["x"][0]) for i in range(len(snapshot))}
+    assert drawn == set(range(20)) - {3, 7}
