@@ -340,14 +340,19 @@ class _Lists:
 
 def _list_values(name: str, array: Any) -> ColumnValues:
     found = _lists_in(name, array)
+    sizes = _fixed_sizes(array.type)
+    if None not in sizes:
+        return ColumnValues(found.leaves.reshape(len(array), *sizes), found.absent)
     spans = zip(found.starts[:-1].tolist(), found.starts[1:].tolist(), strict=True)
-    bad = (found.absent | found.uneven).tolist()
+    if len(sizes) == 1:
+        return ColumnValues([found.leaves[start:stop] for start, stop in spans], found.absent)
+    bad = found.absent | found.uneven
     shapes = map(tuple, found.shapes.tolist())
     values = [
         None if wrong else found.leaves[start:stop].reshape(shape)
-        for (start, stop), wrong, shape in zip(spans, bad, shapes, strict=True)
+        for (start, stop), wrong, shape in zip(spans, bad.tolist(), shapes, strict=True)
     ]
-    return ColumnValues(values, found.absent | found.uneven, found.uneven)
+    return ColumnValues(values, bad, found.uneven)
 
 
 def _lists_in(name: str, array: Any) -> _Lists:
@@ -365,7 +370,7 @@ def _lists_in(name: str, array: Any) -> _Lists:
     inner = _lists_in(name, items)
     lengths, some = np.diff(bounds), np.diff(bounds) > 0
     shapes = np.zeros((len(array), 1 + inner.shapes.shape[1]), np.int64)
-    shapes[:] = _fixed_sizes(array.type)
+    shapes[:] = [size or 0 for size in _fixed_sizes(array.type)]
     shapes[:, 0] = lengths
     uneven = _any_between(inner.uneven, bounds)
     if some.any() and inner.shapes.size:
@@ -377,13 +382,13 @@ def _lists_in(name: str, array: Any) -> _Lists:
     return _Lists(inner.leaves, inner.starts[bounds], shapes, absent, uneven & ~absent)
 
 
-def _fixed_sizes(type_: Any) -> list[int]:
-    """Return the size of each dimension, 0 where it may differ."""
+def _fixed_sizes(type_: Any) -> list[int | None]:
+    """Return the size of each dimension, None where it may differ."""
     from pyarrow import types
 
-    sizes = []
+    sizes: list[int | None] = []
     while _is_list(type_):
-        sizes.append(type_.list_size if types.is_fixed_size_list(type_) else 0)
+        sizes.append(type_.list_size if types.is_fixed_size_list(type_) else None)
         type_ = type_.value_type
     return sizes
 
@@ -403,6 +408,8 @@ def _items_of_lists(array: Any) -> tuple[Array, Any]:
 
 
 def _any_between(marked: Array, bounds: Array) -> Array:
+    if not marked.any():
+        return np.zeros(len(bounds) - 1, np.bool_)
     counts = np.concatenate([[0], np.cumsum(marked)])
     between: Array = counts[bounds[1:]] > counts[bounds[:-1]]
     return between
