@@ -8,8 +8,9 @@ from pathlib import Path
 import typer
 
 from growcache.cli.init_choices import EXAMPLE_URL, ConfigChoices, InitOptions, propose_choices
-from growcache.cli.init_questions import ask_for_choices, probe_with_spinner
+from growcache.cli.init_questions import ask_for_choices, found_text, probe_with_spinner
 from growcache.cli.init_text import checked_config_text, refuse_existing, write_config
+from growcache.cli.init_yaml import as_yaml
 from growcache.cli.terminal import can_ask, fold_to_width, print_to_stderr
 from growcache.errors import StoreError
 from growcache.secrecy import url_without_secrets
@@ -46,4 +47,10 @@ def choose_without_asking(given: InitOptions) -> ConfigChoices:
                     "format is a guess"
                 ) from None
             print_to_stderr(f"{failure}; the format is a guess")
-    return propose_choices(given, found)
+    proposed = propose_choices(given, found)
+    if found is not None:
+        taken = f"{proposed.format}, {as_yaml(dict(proposed.options))}"
+        print_to_stderr(
+            " ".join(filter(None, (found_text(found), f"Proposed: {taken}.", proposed.rate)))
+        )
+    return proposed

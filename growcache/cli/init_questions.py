@@ -27,7 +27,7 @@ Prompt = Callable[..., Any]  # typer.prompt, or a substitute in tests
 def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> ConfigChoices:
     given, found = _ask_for_source(given, prompt)
     if found is not None:
-        print_to_stderr(_found_text(found))
+        print_to_stderr(found_text(found))
     proposed = propose_choices(given, found)
     for sentence in proposed.findings:
         print_to_stderr(f"  {sentence}")
@@ -37,7 +37,7 @@ def ask_for_choices(given: InitOptions, prompt: Prompt = typer.prompt) -> Config
     return _ask_for_cache(chosen, given, prompt)
 
 
-def _found_text(found: ProbedSource) -> str:
+def found_text(found: ProbedSource) -> str:
     more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
     listed = f"Found {plural(found.objects, 'object')}{more}, {in_bytes(found.nbytes)}"
     count, size = in_count(found.samples), in_bytes(found.sample_bytes)
