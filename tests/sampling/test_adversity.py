@@ -263,7 +263,7 @@ def test_a_listing_larger_than_the_bound_is_refused(tmp_path: Path) -> None:
         (folder / f"{branch}-{'long-name-' * 20}").mkdir(parents=True)
     for number in range(8000):
         name = f"{number % 2}-{'long-name-' * 20}/{os.urandom(90).hex()}.npy"
-        (folder / name).write_bytes(b"")
+        (folder / name).write_bytes(b"1")
     config = write_config(
         tmp_path / "cache.yaml", f"{folder}/**/*.npy", cache={"max_bytes": 1_200_000}
     )

@@ -103,7 +103,7 @@ def test_listings_come_by_turns_and_urls_are_numbered_through(tmp_path: Path) ->
     for name, count in (("a", 2500), ("b", 30), ("c", 30)):
         (tmp_path / name).mkdir()
         for n in range(count):
-            (tmp_path / name / f"{n:04d}.npy").touch()
+            (tmp_path / name / f"{n:04d}.npy").write_bytes(b"1")
     sources = load_config(
         {"source": [{"url": f"{tmp_path}/a/*"}, {"url": [f"{tmp_path}/{n}/*" for n in "bc"]}]}
     ).sources

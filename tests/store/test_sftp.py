@@ -98,7 +98,7 @@ def test_a_large_folder_takes_longer_than_a_stall(
 ) -> None:
     """A folder is listed in many answers, and each shows that the connection is alive."""
     for number in range(4_000):
-        (tmp_path / f"{number:04}").touch()
+        (tmp_path / f"{number:04}").write_bytes(b"1")
     failures: list[BaseException] = []
     store = opened(
         ssh_server.url(f"{tmp_path}/", link.port), ssh_server.options, on_retry=failures.append
