@@ -38,11 +38,32 @@ R = TypeVar("R")
 
 
 async def probe_npy(reader: ObjectReader, many: bool) -> list[Candidate]:
-    header = await read_npy_header(reader)
+    try:
+        header = await read_npy_header(reader)
+    except FormatError as error:
+        return await _probe_bfloat16(reader, many, error)
+    if header.dtype.names is not None and header.shape:
+        names = names_text([name for name in header.dtype.names if name.isprintable()])
+        records = f"An array of {' by '.join(map(str, header.shape))} records{f' of {names}' if names else ' of text'}."
+        return [({"axis": 0}, (records, "Each record is a sample."))]
     array = f"An array of {header.dtype.name}{list(header.shape)}, {in_bytes(header.nbytes)}"
     order = " in Fortran order" if header.fortran and len(header.shape) > 1 else ""
     options, sentence = array_options(header.shape, header.dtype.itemsize, many=many)
     return [(options, (f"{array}{order}.", sentence))]
+
+
+async def _probe_bfloat16(
+    reader: ObjectReader, many: bool, error: FormatError
+) -> list[Candidate]:
+    try:
+        header = await read_npy_header(reader, dtype="bfloat16")
+    except FormatError:
+        raise error from None
+    array = (
+        f"An array of bfloat16{list(header.shape)}, as ml_dtypes has it; samples are float32."
+    )
+    options, sentence = array_options(header.shape, 4, many=many)
+    return [({**options, "dtype": "bfloat16"}, (array, sentence))]
 
 
 async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:

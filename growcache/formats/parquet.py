@@ -32,11 +32,10 @@ from growcache.formats.memory import SingleFlightCache, reserve_decoded
 from growcache.formats.parquet_columns import (
     ColumnField,
     ColumnOptions,
-    column_bytes,
     column_fields,
-    field_values,
     stored_columns,
 )
+from growcache.formats.parquet_values import column_bytes, field_values
 from growcache.schema import sample_bytes
 from growcache.store.contract import Entry
 

@@ -103,6 +103,20 @@ def test_without_the_library_the_datasets_are_asked_for(
     assert "pip install 'growcache[hdf5]'" in capsys.readouterr().err
 
 
+def test_arrays_of_records_text_and_bfloat16(tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    records = np.zeros(20, [("t", "<M8[ms]"), ("name", "<U4")])
+    for name, array, options, said in (
+        ("records", records, {"axis": 0}, "20 records of t, name"),
+        ("text", np.array(["a", "b"] * 10), {"axis": 0}, "20 records of text"),
+        ("small", np.zeros((100, 4096), ml_dtypes.bfloat16), {"axis": 0, "dtype": "bfloat16"}, "bfloat16[100, 4096]"),
+    ):  # fmt: skip
+        np.save(tmp_path / f"{name}.npy", array)
+        found = proposed(tmp_path / f"{name}.npy")
+        assert (found.format, dict(found.options)) == ("npy", options)
+        assert said in found.findings[0]
+
+
 def test_a_table(tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(ROWS), "text": ["é"] * ROWS})
     pq.write_table(table, tmp_path / "a.parquet")
