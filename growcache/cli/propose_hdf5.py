@@ -85,20 +85,28 @@ def groups_of_samples(paths: Sequence[str]) -> str:
 
 
 def _cells_candidate(found: HDF5Contents, listed: str) -> Candidate:
-    by_path = {one.path: one for one in found.datasets}
-    if "X" not in by_path:
-        raise FormatError(
-            f"{listed} Its matrix is sparse; adata.X = adata.X.toarray() before write_h5ad makes rows of it"
-        )
-    rows = by_path["X"].shape[:1]
-    columns = [path for path in by_path if path.startswith("obs/") and path.endswith("/codes")]
-    codes = {path.split("/")[1]: path for path in columns if by_path[path].shape == rows}
-    datasets = {"x": "X", **dict(list(codes.items())[: MAX_DATASETS_TOGETHER - 1])}
-    sentences = [listed, f"Each row of X ({rows[0]} cells) is a sample."]
+    rows = {one.path: one.shape[0] for one in found.datasets if one.shape}
+    if cells := rows.get("X", rows.get("X/indptr", 1) - 1):
+        options, sentences = cells_options([path for path in rows if rows[path] == cells])
+        return options, [listed, *sentences]
+    raise FormatError(f"{listed} None is X, the cells")
+
+
+def cells_options(paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return options for rows of AnnData's X with the codes of ``paths``, and sentences.
+
+    >>> cells_options(["X/data", "obs/cell_type/codes"])[0]
+    {'datasets': {'x': 'X', 'cell_type': 'obs/cell_type/codes'}, 'axis': 0}
+    """
+    columns = [path for path in paths if path.startswith("obs/") and path.endswith("/codes")]
+    codes = {path.split("/")[1]: path for path in columns[: MAX_DATASETS_TOGETHER - 1]}
+    sentences = [
+        "Each row of X, a cell, is a sample; sparse: ragged keeps a sparse one as it is."
+    ]
     if codes:
         names = names_text(list(codes))
         sentences.append(f"Of {names} it has the codes; obs/NAME/categories holds their texts.")
-    return {"datasets": datasets, "axis": 0}, sentences
+    return {"datasets": {"x": "X", **codes}, "axis": 0}, sentences
 
 
 def _preferred(arrays: Sequence[DatasetLayout], flavour: str) -> Sequence[DatasetLayout]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -24,11 +24,18 @@ from growcache.cli.detect_format import (
     narrower_url,
 )
 from growcache.cli.other_kinds import OtherKind, other_kind
+from growcache.cli.propose_hdf5 import cells_options
 from growcache.cli.propose_labels import propose_split
 from growcache.cli.propose_options import candidates, guessed_raw
 from growcache.cli.prove_candidate import ProbedSource, prove
 from growcache.cli.table_probe import find_labels
-from growcache.cli.zarr_probe import MAX_CHUNKS_READ, find_array, find_others, zarr_candidate
+from growcache.cli.zarr_probe import (
+    MAX_CHUNKS_READ,
+    find_array,
+    find_others,
+    is_anndata,
+    zarr_candidate,
+)
 from growcache.config import SourceConfig
 from growcache.errors import (
     FormatError,
@@ -184,6 +191,20 @@ async def _propose_other(
     return await prove(listed, "bytes", {}, (reason, WHOLE_BYTES), readers, group)
 
 
+async def _propose_cells(
+    listed: ProbedSource,
+    store: RemoteStore,
+    path_by_key: Mapping[str, str],
+    entries: Sequence[Entry],
+    paths: Sequence[str],
+) -> ProbedSource:
+    options, sentences = cells_options(paths)
+    chunks = [one for one in entries if path_by_key.get(one.key) in ("X", "X/data")]
+    readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
+    findings = ["AnnData in Zarr.", *sentences]
+    return await prove(listed, "zarr", options, findings, readers, chunks)
+
+
 async def _propose_zarr(
     listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], entries: Sequence[Entry]
 ) -> ProbedSource:
@@ -198,6 +219,9 @@ async def _propose_zarr(
         if path and path not in own
     }
     try:
+        paths = sorted(set(path_by_key.values()))
+        if is_anndata(paths):
+            return await _propose_cells(listed, store, path_by_key, entries, paths)
         readers = [StoredObject(store, entry) for entry in chunks[:MAX_CHUNKS_READ]]
         if array := await find_array(readers):
             keys = [entry.key for entry in chunks]

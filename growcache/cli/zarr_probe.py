@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,12 @@ def zarr_candidate(
         options = {**options, "beside": beside}
         findings.append("Those of the same length go along (beside).")
     return (options, findings), narrower
+
+
+def is_anndata(paths: Collection[str]) -> bool:
+    """Return whether the arrays of a store are cells by genes, as AnnData writes them."""
+    has_cells = "X" in paths or {"X/data", "X/indices", "X/indptr"} <= set(paths)
+    return has_cells and any(path.startswith("obs/") for path in paths)
 
 
 def _described(metadata: ZarrMetadata) -> str:

@@ -196,7 +196,7 @@ def nwb(folder: Path) -> str:
     return f"{folder}/*.nwb"
 
 
-def cells(folder: Path, matrix: Any) -> str:
+def cells(folder: Path, matrix: Any, *, zarr: bool = False) -> str:
     import anndata
     import pandas
 
@@ -205,6 +205,9 @@ def cells(folder: Path, matrix: Any) -> str:
         genes = pandas.DataFrame(index=pandas.Index([f"g{n}" for n in range(200)]))
         types = pandas.Categorical(["a", "b"] * 30)
         made = anndata.AnnData(matrix, pandas.DataFrame({"cell_type": types}, names), genes)
+        if zarr:
+            made.write_zarr(folder / "cells.zarr")
+            return f"{folder}/cells.zarr"
         made.write_h5ad(folder / "cells.h5ad")
     return f"{folder}/*.h5ad"
 
@@ -214,12 +217,20 @@ def anndata_dense(folder: Path) -> str:
     return cells(folder, noise(60, 200))
 
 
-@kind("AnnData, sparse", slow=True)
-def anndata_sparse(folder: Path) -> str:
+def sparse() -> Any:
     from scipy.sparse import csr_matrix
 
-    counts = np.random.default_rng(0).poisson(0.1, (60, 200)).astype("f4")
-    return cells(folder, csr_matrix(counts))
+    return csr_matrix(np.random.default_rng(0).poisson(0.1, (60, 200)).astype("f4"))
+
+
+@kind("AnnData, sparse", slow=True)
+def anndata_sparse(folder: Path) -> str:
+    return cells(folder, sparse())
+
+
+@kind("AnnData, sparse, Zarr", slow=True)
+def anndata_zarr(folder: Path) -> str:
+    return cells(folder, sparse(), zarr=True)
 
 
 # ------------------------------------------------------------------ Zarr
