@@ -36,6 +36,7 @@ _OPTIONS = ("window", "stride", "edge", "phase", "dtype", "rate", "read")
 _DTYPES = ("float32", "int16", "int32", "float64")
 _WHOLE_SUFFIXES = (".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf")
 _PROBE_BYTES = 1 << 12
+_MOST_RATE = (1 << 31) - 1  # that libsndfile knows
 _MOST_CHUNKS = 64  # before the samples
 _KEPT_BYTES, _LAYOUT_BYTES = 1 << 22, 400
 _CHUNK = struct.Struct("<4sI")
@@ -105,10 +106,15 @@ def _wav_layout(form: bytes, at: int, size: int, entry: Entry) -> WavLayout:
     if tag == _EXTENSIBLE and len(form) >= 26:
         tag = int.from_bytes(form[24:26], "little")
     subtype = _SUBTYPES.get((tag, bits))
-    if subtype is None or not channels or not rate or align != channels * bits // 8:
+    if (
+        subtype is None
+        or not channels
+        or not 0 < rate <= _MOST_RATE
+        or align != channels * bits // 8
+    ):
         raise FormatError(
             f"{entry.key}: expected PCM, float, A-law or µ-law, found WAV encoding {tag} of {bits} "
-            f"bits, {channels} channels in {align} bytes; {_USE_WHOLE}"
+            f"bits, {channels} channels in {align} bytes, {rate:,} frames a second; {_USE_WHOLE}"
         )
     room = entry.size - at
     if size in _UNKNOWN_SIZE:

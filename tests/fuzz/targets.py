@@ -167,6 +167,44 @@ def zarr(data: bytes) -> None:
             _visited("zarr", options, Held(chunk, key, {file: metadata}), Visit(0, 1, 0, 0))
 
 
+def _of_science(name: str, every: tuple[dict[str, Any], ...], data: bytes) -> None:
+    """The first byte chooses what is asked of the rest."""
+    first = data[0] if data else 0
+    visit = Visit(first >> 6, 1 + (first >> 5), 1, 0, 2 if first & 16 else None)
+    _visited(name, every[first % len(every)], Held(data[1:]), visit)
+
+
+def tiff(data: bytes) -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"axis": 0}, {"window": 3, "phase": "random"}, {"page": 1}, {"level": 1, "axis": -1},
+    )  # fmt: skip
+    _of_science("tiff", every, data)
+
+
+def edf(data: bytes) -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {"window": 8}, {"window": "500ms", "stride": 3}, {"window": 9, "edge": "pad"},
+        {"window": 4, "channels": ["C3"], "dtype": "stored"},
+    )  # fmt: skip
+    _of_science("edf", every, data)
+
+
+def nifti(data: bytes) -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"axis": 0}, {"window": [2, 2]}, {"compression": "gzip"},
+        {"axis": 1, "dtype": "float32", "compression": "gzip"},
+    )  # fmt: skip
+    _of_science("nifti", every, data)
+
+
+def audio(data: bytes) -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"window": 7}, {"window": 5, "edge": "pad", "dtype": "float64"},
+        {"window": 7, "read": "whole"},
+    )  # fmt: skip
+    _of_science("audio", every, data)
+
+
 def tfrecord(data: bytes) -> None:
     """The first byte chooses what is asked of the rest; its checksums are put right, or not."""
     first = data[0] if data else 0
@@ -372,7 +410,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, tar, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, tar, tiff, edf, nifti, audio, image, pickles, sidecar, lease, catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip
