@@ -15,7 +15,7 @@ DOCUMENT_BYTES = 1 << 16  # a text up to this size is one sample, where there ar
 READER = "my_reader"
 TEXT_SUFFIXES = (".txt", ".text", ".log", ".csv", ".tsv", ".json", "")
 # The first lines of Spark's and BigQuery's JSON Lines, whose names end in .json.
-_JSON_LINE = re.compile(rb"\s*\{.*\}\s*\n\s*\{")
+_JSON_LINE = re.compile(rb"\s*\{.*\}[^\S\n]*\n\s*\{")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 

@@ -24,6 +24,7 @@ LISTING_SECONDS = 1.0
 MAX_TABLES = 6
 MAX_TABLE_BYTES = 1 << 24
 MAX_UNPACKED_BYTES = 1 << 26
+MAX_ROWS = 1 << 19  # of a Parquet table
 MAX_KEYS = 200_000  # of objects that are looked up
 
 
@@ -114,7 +115,7 @@ async def _read_tables(store: RemoteStore, entries: Sequence[Entry]) -> dict[str
         try:
             data = bytes(memoryview(await store.read(entry)))
             table = parse_cells(table_kind(entry.key), data)
-        except (GrowcacheError, ValueError, csv.Error, zlib.error):
+        except (GrowcacheError, ValueError, RecursionError, csv.Error, zlib.error):
             continue
         if table:
             found[entry.key] = table
@@ -157,11 +158,30 @@ def _parquet_cells(data: bytes) -> Table | None:
         return None
     try:
         file = pq.ParquetFile(io.BytesIO(data))
-        groups = range(file.metadata.num_row_groups)
-        nbytes = sum(file.metadata.row_group(n).total_byte_size for n in groups)
-        if nbytes > MAX_UNPACKED_BYTES or file.metadata.num_rows > MAX_UNPACKED_BYTES // 64:
+        groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+        nbytes = sum(group.total_byte_size for group in groups)
+        if nbytes > MAX_UNPACKED_BYTES or file.metadata.num_rows > MAX_ROWS:
             return None
-        found = file.read().to_pydict()
+        texts = [one.name for one in file.schema_arrow if _is_text(pa, one.type)]
+        names = [one.name for one in file.schema_arrow if pa.types.is_primitive(one.type)]
+        # A text that many rows share is kept once.
+        file = pq.ParquetFile(io.BytesIO(data), read_dictionary=texts)
+        found = file.read(columns=[*names, *texts])
     except (pa.ArrowException, OSError, ValueError):
         return None
-    return {name: list(map(_cell, cells)) for name, cells in found.items()} or None
+    return {name: _cells_of_column(found.column(name)) for name in found.column_names} or None
+
+
+def _is_text(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _cells_of_column(column: Any) -> list[str]:
+    cells: list[str] = []
+    for chunk in column.chunks:
+        if not hasattr(chunk, "dictionary"):
+            cells += map(_cell, chunk.to_pylist())
+            continue
+        texts = list(map(_cell, chunk.dictionary.to_pylist()))
+        cells += ["" if at is None else texts[at] for at in chunk.indices.to_pylist()]
+    return cells

@@ -77,6 +77,10 @@ def test_files_that_no_format_reads(key: str, head: bytes, form: str, said: str)
     compile(found.reader, "my_reader.py", "exec")
 
 
+def test_blank_lines_are_passed_over_at_once() -> None:
+    assert other_kind("a.xyz", b"{}" + b"\n" * 100_000 + b"x", many=False) is None
+
+
 def test_a_text_is_a_sample_of_many_and_unknown_bytes_are_nothing() -> None:
     assert other_kind("a.txt", b"one\ntwo", many=True).format == "bytes"  # type: ignore[union-attr]
     assert other_kind("a.xyz", b"one\0two", many=False) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,18 @@ ROWS = [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
 )
 def test_cells_of_a_table(kind: str, data: bytes) -> None:
     assert parse_cells(kind, data) == {"id": ["a", "b"], "n": ["1", "2"]}
+
+
+def test_cells_of_parquet() -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"id": ["a", "b", None], "n": [1, 2, 3], "many": [[1], [2], [3]]})
+    file = io.BytesIO()
+    pq.write_table(rows, file)
+    cells = parse_cells("parquet", file.getvalue())
+    assert cells == {"id": ["a", "b", ""], "n": ["1", "2", "3"]}
+    assert parse_cells("parquet", b"PAR1") is None
 
 
 def test_nothing_is_no_table() -> None:
