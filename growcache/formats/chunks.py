@@ -136,16 +136,24 @@ class ChunkGrid:
         most = min(
             MOST_CHUNKS, most_decoded_bytes(entry, self.ratio) // max(1, self.chunk_bytes)
         )
-        if count > 2 * most and len(self._distinct(spans)) > most:
+        if count > 2 * most and self._are_more(spans, most):
             raise FormatError(
                 f"{entry.key}: one visit may read {most:,} chunks of {self.chunk_bytes:,} bytes, "
                 f"found {count:,}; cut smaller windows"
             )
-        return sorted(self._distinct(spans))
+        return sorted({place for span in spans for place in itertools.product(*span)})
 
     @staticmethod
-    def _distinct(spans: Iterable[Spans]) -> set[ChunkPlace]:
-        return {place for span in spans for place in itertools.product(*span)}
+    def _are_more(spans: Iterable[Spans], most: int) -> bool:
+        """Whether boxes touch more chunks; those of a claim are too many to be listed."""
+        found: set[ChunkPlace] = set()
+        for span in spans:
+            if math.prod(map(len, span)) > most:
+                return True
+            found.update(itertools.product(*span))
+            if len(found) > most:
+                return True
+        return False
 
     def _spans(self, box: Box) -> Spans:
         """Return the numbers of the chunks that a box touches along each axis."""

@@ -4,6 +4,7 @@ import asyncio
 import io
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -533,6 +534,18 @@ def test_claims_cost_nothing() -> None:
     for options in every:
         with pytest.raises(FormatError, match=r"^k: one visit may yield"):
             rows(data, **options)
+
+
+def test_chunks_that_are_claimed_are_not_listed() -> None:
+    data = hdf5(lambda file: file.create_dataset("x", (1 << 21, 2), "u1", chunks=(1, 1)))
+    tracemalloc.start()
+    with pytest.raises(
+        FormatError, match=r"may read 65,536 chunks of 1 bytes, found 4,194,304"
+    ):
+        visited(open_format("hdf5", {}), Held(data))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 def test_without_h5py_one_line_says_what_to_install(tmp_path: Path) -> None:
