@@ -63,11 +63,13 @@ class GroupFields:
         self._groups: SingleFlightCache[str, dict[str, GroupArray]]
         self._groups = SingleFlightCache(KNOWN_GROUPS)
         self._roots: SingleFlightCache[str, Roots] = SingleFlightCache(KNOWN_GROUPS)
+        self._names: SingleFlightCache[str, str] = SingleFlightCache(KNOWN_GROUPS)
 
     def follow(self, names: Collection[str]) -> None:
         """Yield the fields that a cache has, whichever there are."""
         self._cached = names
         self._roots = SingleFlightCache(KNOWN_GROUPS)
+        self._names = SingleFlightCache(KNOWN_GROUPS)
 
     def may_mean(self, root: str) -> bool:
         """Whether an array can be one that is a field, by its folder alone."""
@@ -151,6 +153,13 @@ class GroupFields:
 
     async def own_name(self, reader: ObjectReader, root: str) -> str:
         """Return a field's name: ``x`` for an array that is a store of its own."""
+
+        async def load() -> tuple[str, int]:
+            return await self._found_name(reader, root), 1
+
+        return await self._names.get(root, load)
+
+    async def _found_name(self, reader: ObjectReader, root: str) -> str:
         if self._name is not None:
             return self._name
         folder, _, own = root.rstrip("/").rpartition("/")
