@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.matrix.case import Case, Finding, run_case
 from tests.matrix.registry import all_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
+PROCESSES = 2
 HEAD = """# What libraries write, and what a sample of it is
 
 `python -m tests.matrix` wrote this page: {count} cases. In each, a library writes a few files, a service fills a
@@ -22,7 +25,13 @@ and dtype.
 
 
 def main() -> int:
-    findings = [(case, _run(case)) for case in all_cases() if _can_run(case)]
+    runnable = [number for number, case in enumerate(all_cases()) if _can_run(case)]
+    # Spawned, because libraries hold locks and threads that a fork would copy.
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(_run, runnable))
+    findings = [
+        (all_cases()[number], finding) for number, finding in zip(runnable, found, strict=True)
+    ]
     for case, finding in findings:
         for problem in finding.problems:
             print(f"{case.name}: {problem}")
@@ -37,9 +46,9 @@ def _can_run(case: Case) -> bool:
     return not missing
 
 
-def _run(case: Case) -> Finding:
+def _run(number: int) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
-        return run_case(case, Path(folder))
+        return run_case(all_cases()[number], Path(folder))
 
 
 def _page(findings: list[tuple[Case, Finding]]) -> str:
