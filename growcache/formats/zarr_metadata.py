@@ -181,7 +181,7 @@ async def metadata_or_error(
 
 
 async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
-    for file in METADATA_FILES:
+    for file in _likely_files(reader.entry.key, root):
         try:
             found = await reader.find(root + file)
         except ObjectMissingError:
@@ -192,6 +192,13 @@ async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
         except FormatError as error:
             raise FormatError(f"{root}{file}: {error}") from None
     raise FormatError(f"{reader.entry.key}: no {' or '.join(METADATA_FILES)} at {root or '/'}")
+
+
+def _likely_files(key: str, root: str) -> Sequence[str]:
+    """Return the files that may hold metadata, the likelier first: chunks of version 3 begin with c."""
+    place = key.removeprefix(root)
+    is_version_2 = place != key and not place.startswith(("c/", "c."))
+    return METADATA_FILES[::-1] if is_version_2 else METADATA_FILES
 
 
 async def read_attributes(
