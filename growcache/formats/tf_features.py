@@ -42,7 +42,7 @@ class FeatureSpec:
 
     def _value(self, feature: Feature) -> Value:
         if self.dtype is None:
-            return value_of_feature(feature)
+            return _value_of_feature(feature)
         if self.dtype in ("bytes", "str"):
             data = _single_bytes(feature)
             return data if self.dtype == "bytes" else data.decode()
@@ -74,8 +74,9 @@ class FeatureSpec:
 
     def _keeps_bytes(self, steps: Sequence[Feature]) -> bool:
         # Encoded images of one sample may have equal lengths by chance.
-        named = self.dtype not in (None, "bytes")
-        return self.dtype == "bytes" or (not named and any(isinstance(s, list) for s in steps))
+        if self.dtype is None:
+            return any(isinstance(step, list) for step in steps)
+        return self.dtype == "bytes"
 
     def _item_dtype(self) -> np.dtype[Any]:
         return np.dtype("|u1" if self.dtype == "bytes" else self.dtype).newbyteorder("<")
@@ -106,18 +107,18 @@ class FeatureSpec:
 
 def _of_one_kind(steps: Sequence[Feature], dtype: str | None) -> list[Feature]:
     """A step without values has no kind in the file; it gets that of the others."""
-    kinds = {kind(step) for step in steps if len(step)}
+    kinds = {_kind(step) for step in steps if len(step)}
     if len(kinds) > 1:
         raise ValueError(f"expected steps of one kind, found {' and '.join(sorted(kinds))}")
     if not kinds and dtype is None:
         raise ValueError("is a list without values; say its dtype in source.options.features")
-    if not kinds or kinds == {"bytes"}:
+    if kinds == {"bytes"} or dtype == "bytes":
         return list(steps)
-    nothing = next(step for step in steps if len(step))[:0]
+    nothing = next((step for step in steps if len(step)), np.empty(0, dtype))[:0]
     return [step if len(step) else nothing for step in steps]
 
 
-def kind(feature: Feature) -> str:
+def _kind(feature: Feature) -> str:
     return "bytes" if isinstance(feature, list) else feature.dtype.name
 
 
@@ -143,7 +144,7 @@ def _cast(values: Array, wanted: np.dtype[Any]) -> Array:
     return found
 
 
-def value_of_feature(feature: Feature) -> Value:
+def _value_of_feature(feature: Feature) -> Value:
     if isinstance(feature, list):
         return _single_bytes(feature)
     return feature[0:1].reshape(()) if len(feature) == 1 else feature

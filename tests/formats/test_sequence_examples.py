@@ -31,6 +31,7 @@ LISTS: dict[str, list[Any]] = {
     "quantized": [b"\0\1\2\3", b"\4\5\6\7"],
     "words": ["é".encode(), b"b"],
     "nothing": [],
+    "hollow": [[], []],
 }
 
 
@@ -91,7 +92,7 @@ def test_lists_are_named(name: str, what: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "flat", "steps"),
-    [("even", [1, 2, 3, 4, 5, 6], [2, 2, 2]), ("uneven", [1, 2, 3], [2, 0, 1]), ("nothing", [], [])],
+    [("even", [1, 2, 3, 4, 5, 6], [2, 2, 2]), ("uneven", [1, 2, 3], [2, 0, 1]), ("nothing", [], []), ("hollow", [], [0, 0])],
 )  # fmt: skip
 def test_lists_of_any_lengths_are_named(name: str, flat: list[int], steps: list[int]) -> None:
     found = only(name, wishes={name: ["float32", None, None]})
