@@ -29,6 +29,8 @@ PageDecoder: TypeAlias = Callable[..., tuple[Array | None, Any, Any]]
 
 _BLOCK_BYTES = 1 << 14  # of directories; more where they follow one another
 _MOST_BLOCKS = 1 << 6  # in one request
+_MOST_KEPT_BLOCKS = 1 << 10
+_MOST_FETCHED_BLOCKS = 1 << 15  # 512 MB
 _MOST_READ_BYTES = 1 << 22  # of one value in a directory
 _MOST_READ_BYTES_OF_ALL = 1 << 25
 _MOST_READS = 100_000  # of directories and their values
@@ -48,8 +50,8 @@ class TiffDirectories(SeekableFile):
         self.error: GrowcacheError | None = None
         self._call, self._reader = call, reader
         self._blocks: dict[int, memoryview] = {}
-        self._reads = self._asked = self._requests = 0
-        self._ahead, self._end = SMALL_OBJECT_BYTES // _BLOCK_BYTES, 0
+        self._reads = self._asked = self._requests = self._fetched = 0
+        self._ahead, self._end = 1, 0
 
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
@@ -74,6 +76,7 @@ class TiffDirectories(SeekableFile):
             or self._asked > _MOST_READ_BYTES_OF_ALL
             or self._reads > _MOST_READS
             or self._requests > _MOST_REQUESTS
+            or self._fetched > _MOST_FETCHED_BLOCKS
         ):
             raise self._failed(
                 FormatError(
@@ -99,6 +102,7 @@ class TiffDirectories(SeekableFile):
         self._end = number + ahead if last is None else last
         stop = min(self.size, self._end * _BLOCK_BYTES)
         self._requests += 1
+        self._fetched += self._end - number
         try:
             data = memoryview(self._call.wait(self._reader.read(number * _BLOCK_BYTES, stop)))
         except GrowcacheError as error:
@@ -108,6 +112,8 @@ class TiffDirectories(SeekableFile):
         for n in range(number, self._end):
             first = (n - number) * _BLOCK_BYTES
             self._blocks[n] = data[first : first + _BLOCK_BYTES]
+        while len(self._blocks) > _MOST_KEPT_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
 
     def _failed(self, error: GrowcacheError) -> OSError:
         self.error = error

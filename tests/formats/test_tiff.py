@@ -7,7 +7,8 @@ import io
 import re
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from growcache.errors import FormatError, TransientStoreError
 from growcache.formats import open_format
 from growcache.formats.base import Visit
+from growcache.formats.items import UserCall
+from growcache.formats.tiff_pages import TiffDirectories
 from tests.formats.held import Held, visited
 
 
@@ -238,6 +241,19 @@ def test_a_file_in_many_directories_takes_few_requests() -> None:
     rows = visited(open_format("tiff", {"axis": 0}), held, 0, 100)
     assert len(rows) == 3
     assert len(held.asked) < 12
+
+
+def test_what_is_fetched_behind_directories_is_not_kept() -> None:
+    held = Held(bytes(1 << 26))
+    file = TiffDirectories(cast(UserCall, SimpleNamespace(wait=asyncio.run)), held)
+    tracemalloc.start()
+    for at in range(0, 1 << 26, 1 << 14):
+        file.seek(at)
+        assert file.read(1) == b"\0"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(held.asked) < 80
+    assert peak < 22_000_000
 
 
 def test_the_error_of_a_read_is_raised() -> None:
