@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,11 +29,18 @@ class PartitionOption:
     Args:
         used: whether they have any.
         dtypes: by column; of others int64 where the value is an integer, else text.
+        kept: the columns that samples have, None if all.
     """
 
-    def __init__(self, used: bool, dtypes: Mapping[str, str]) -> None:
+    def __init__(
+        self, used: bool, dtypes: Mapping[str, str], kept: Collection[str] | None = None
+    ) -> None:
         self._used = used
         self._dtypes = dtypes
+        self._kept = kept
+
+    def only(self, names: Collection[str]) -> PartitionOption:
+        return PartitionOption(self._used, self._dtypes, names)
 
     def values_of(self, key: str) -> Partitions:
         if not self._used:
@@ -43,10 +50,10 @@ class PartitionOption:
         found = {
             unquote(name): self._value(unquote(name), unquote(text))
             for name, equals, text in pairs
-            if name and equals
+            if name and equals and (self._kept is None or unquote(name) in self._kept)
         }
         for name in self._dtypes:
-            if name not in found:
+            if name not in found and (self._kept is None or name in self._kept):
                 raise FormatError(
                     f"expected a folder {name}=VALUE in the key, as source.options.partitions says"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -207,6 +207,11 @@ class FooterCache:
         self._known: SingleFlightCache[Entry, ParquetFooter] = SingleFlightCache(_KNOWN_BYTES)
         self._bytes = FooterBytes()
 
+    def follow_fields(self, names: Collection[str]) -> None:
+        """Leave out what keys say and the samples of a cache lack, as those of earlier versions do."""
+        self._wanted = replace(self._wanted, partitions=self._wanted.partitions.only(names))
+        self._known = SingleFlightCache(_KNOWN_BYTES)
+
     async def get(self, reader: ObjectReader) -> ParquetFooter:
         async def ask() -> tuple[ParquetFooter, int]:
             data = await self._bytes.of(reader)
@@ -289,6 +294,9 @@ class ParquetFormat(ObjectFormat):
     def __init__(self, wanted: Wanted, *, drop_nulls: bool) -> None:
         self._footers = FooterCache(wanted)
         self._drop_nulls = drop_nulls
+
+    def follow_fields(self, names: Collection[str]) -> None:
+        self._footers.follow_fields(names)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         footer = await self._footers.get(reader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from growcache.formats.items import (
     decode_option,
     items_of_part,
 )
-from growcache.formats.tf_example import parse_example
+from growcache.formats.tf_example import FeatureList, Features, parse_example
 from growcache.formats.tf_features import FeatureSpec, features_option, sample_of_features
 from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
 from growcache.schema import Sample
@@ -50,7 +50,11 @@ class TFRecordFormat(ItemsFormat):
         super().__init__(code, compression)
         self._wishes = wishes
         self._decode = decode
+        self._cached: Collection[str] | None = None  # the fields of a cache that exists
         self._records: RecordScan | RecordOffsets = RecordOffsets() if index else RecordScan()
+
+    def follow_fields(self, names: Collection[str]) -> None:
+        self._cached = names
 
     async def measure(self, reader: ObjectReader) -> Measure:
         size = reader.entry.size
@@ -103,9 +107,20 @@ class TFRecordFormat(ItemsFormat):
         if record.data is None:
             raise FormatError("its checksum is wrong")
         if self._decode in _EXAMPLES:
-            return sample_of_features(parse_example(record.data, self._decode), self._wishes)
+            features = parse_example(record.data, self._decode)
+            return sample_of_features(self._known(features), self._wishes)
         data = bytes(record.data)
         return {"data": data} if self._code is None else self.by_user(key, data, key)
+
+    def _known(self, features: Features) -> Features:
+        """Leave out lists that a cache lacks: earlier versions read the context alone."""
+        if self._cached is None or self._wishes is not None:
+            return features
+        return {
+            name: values
+            for name, values in features.items()
+            if name in self._cached or not isinstance(values, FeatureList)
+        }
 
 
 def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:

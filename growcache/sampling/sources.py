@@ -75,7 +75,9 @@ class Sources:
     def follow_fields(self, names: Collection[str]) -> None:
         """Let formats yield the fields of a cache that exists."""
         for one in self._opened:
-            one.format.follow_fields(names)
+            labels = one.store.source.labels
+            joined = () if labels is None else labels.columns
+            one.format.follow_fields([name for name in names if name not in joined])
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Blocks. After a CredentialsError the next read tries again."""

@@ -169,6 +169,18 @@ def test_keys_that_say_something_else(key: str, options: Any, words: str) -> Non
     assert not words.startswith("its key says") or not read({"x": [7]}, key, nulls="drop")
 
 
+def test_a_cache_of_before_keeps_to_its_columns() -> None:
+    """Its samples have nothing of the keys: every other one was a hole after the update."""
+    for said in ("a=1/k", "a=__HIVE_DEFAULT_PARTITION__/k"):
+        reader, one = open_format("parquet", {}), held({"x": [7]}, said)
+        reader.follow_fields(["x"])
+        ((sample, _, _),) = visited(reader, one)
+        assert list(sample) == ["x"]
+        reader.follow_fields(["a", "x"])
+    ((sample, _, _),) = visited(reader, held({"x": [7]}, "a=1/b=2/k"))
+    assert list(sample) == ["x", "a"]
+
+
 def test_options_of_columns() -> None:
     for options, words in (
         ({"partitions": {"a": "int"}}, "true, false or a mapping"),

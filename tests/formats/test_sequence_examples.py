@@ -141,3 +141,18 @@ def test_a_bomb_of_steps_is_refused_before_it_is_parsed() -> None:
     record = message(2, message(1, message(2, b"\x0a\x00" * 600_000)))
     with pytest.raises(FormatError, match="more than 262,144 fields"):
         read(record)
+
+
+def test_a_cache_of_before_keeps_to_the_context() -> None:
+    """Its samples have no lists: every other one was a hole after the update."""
+    names = {"even": LISTS["even"], "uneven": LISTS["uneven"]}
+    held = Held(file([sequence({"label": 3}, names)]))
+    for cached, expected in (
+        (["label"], ["label"]),
+        (["label", "uneven", "uneven_steps"], ["label", "uneven", "uneven_steps"]),
+        (["even"], ["even", "label"]),  # what the context has, a cache has
+    ):
+        reader = open_format("tfrecord", {})
+        reader.follow_fields(cached)
+        ((sample, _, _),) = visited(reader, held)
+        assert sorted(sample) == expected
