@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from os.path import normpath
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
@@ -189,16 +190,19 @@ def key_below(location: Location, name: str, *, of_bucket: bool) -> str | None:
     scheme, separator, rest = name.partition("://")
     if separator:
         return _key_of_url(location, scheme, rest)
-    if of_bucket or name.startswith(location.prefix):
+    if of_bucket:
         return name
-    if location.scheme in LOCAL_SCHEMES and name.startswith("/"):
-        return name
-    return location.prefix + name
+    name = name.removeprefix("./")  # as `find .` prints it
+    is_local = location.scheme in LOCAL_SCHEMES
+    below = name.startswith(location.prefix) or (is_local and name.startswith("/"))
+    key = name if below else location.prefix + name
+    # Else one file could have several keys, and `..` would lead out of the URL's folder.
+    return normpath(key) if is_local else key
 
 
 def _key_of_url(location: Location, scheme: str, rest: str) -> str | None:
     if location.scheme in LOCAL_SCHEMES:
-        return unquote(rest) if scheme in LOCAL_SCHEMES else None
+        return normpath(unquote(rest)) if scheme in LOCAL_SCHEMES else None
     same = scheme == location.scheme or {scheme, location.scheme} <= S3_SCHEMES
     bucket, _, key = rest.partition("/")
     return key if same and bucket == location.bucket else None

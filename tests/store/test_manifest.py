@@ -234,3 +234,18 @@ def test_an_inventory_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
     with Snapshot.take(tmp_path / "c") as snapshot:
         drawn = {int(snapshot[i]["x"][0]) for i in range(len(snapshot))}
     assert drawn == set(range(20)) - {3, 7}
+
+
+def test_a_file_has_one_key_and_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    for name in ("rec/a.npy", "secret.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    names = ("./a.npy", "a.npy", "x/../a.npy", f"file://{tmp_path}/rec/./a.npy",
+             "../secret.npy", f"{tmp_path}/rec/../secret.npy", f"file://{tmp_path}/rec/../secret.npy")  # fmt: skip
+    manifest = tmp_path / "m.txt"
+    manifest.write_text("\n".join(names))
+    found = listed(str(manifest), f"{tmp_path}/rec/**")
+    assert {entry.key for entry in found} == {f"{tmp_path}/rec/a.npy"}
+    manifest = tmp_path / "m.csv"
+    manifest.write_text("key,size\n./a.npy,1\n")
+    assert listed(str(manifest))[0].key == "rec/a.npy"
