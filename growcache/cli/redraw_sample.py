@@ -39,8 +39,7 @@ from growcache.loading.waiting import shown_generation
 from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
-from growcache.sampling.messages import LABELS, PartVisit, Permit
-from growcache.sampling.schema_search import FOLDER_CLASSES
+from growcache.sampling.messages import FOLDER_CLASSES, LABELS, PartVisit, Permit
 from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value

@@ -14,7 +14,7 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.side_files import Identity
 from growcache.config import Config, SourceConfig
 from growcache.config_text import to_json_value
-from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM
+from growcache.sampling.messages import FOLDER_CLASSES, FORMAT, LABELS, TRANSFORM
 from growcache.sampling.sizing import Sizing, sizing_values
 from growcache.schema import Schema
 from growcache.secrecy import hash_secrets, url_without_secrets
@@ -51,6 +51,10 @@ def identify(
     if any(source.labels is not None for source in config.sources):
         parts[LABELS] = digests.get(LABELS)
     parts["schema"] = str(schema)
+    if (
+        FOLDER_CLASSES in sizes
+    ):  # a listing decided them, so a later one may number them otherwise
+        parts["the folders that are classes"] = sizes[FOLDER_CLASSES]
     measured = sizing_values(sizing)
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
     by_text = {name: text for name, text in text_digests.items() if text != parts[name]}

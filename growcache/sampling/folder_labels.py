@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from growcache.config import AUTO, SourceConfig
+from growcache.errors import ConfigError
 from growcache.sampling.classes import Classes, sorted_classes
 from growcache.sampling.label_table import NO_ROW, IntColumn
 from growcache.sampling.messages import LabelValues
-from growcache.sampling.sources import first_urls
+from growcache.sampling.sources import first_urls, name_source
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key
 
@@ -103,6 +104,27 @@ def finds_folder_classes(source: SourceConfig) -> bool:
     """Whether the folders of all listed images are to be the classes."""
     is_image = source.format == "image" and not source.fields
     return is_image and source.options.get("classes") == AUTO
+
+
+def refuse_other_classes(sources: Sequence[SourceConfig]) -> None:
+    """Raise ConfigError if the label of one source is found in folders, and of another is not."""
+    finding = [finds_folder_classes(source) for source in sources]
+    if not any(finding):
+        return
+    for number, (source, finds) in enumerate(zip(sources, finding, strict=True)):
+        said = ""
+        if source.labels is not None and IMAGE_LABEL in source.labels.columns:
+            said = (
+                f"source.labels.columns: {IMAGE_LABEL!r} is the folder's class, by "
+                "source.options.classes: auto; call the table's column something else"
+            )
+        elif not finds and source.format == "image" and source.options.get("classes"):
+            said = (
+                "source.options.classes: expected auto, as another source has it, or the same list "
+                "in all; a label must not mean one class here and another there"
+            )
+        if said:
+            raise ConfigError(name_source(said, number, len(sources)))
 
 
 def named_folder_classes(sources: Sequence[SourceConfig]) -> Classes:

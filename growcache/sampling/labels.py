@@ -22,6 +22,7 @@ from growcache.sampling.folder_labels import (
     JoinedLabels,
     TableAndFolderLabels,
     finds_folder_classes,
+    refuse_other_classes,
 )
 from growcache.sampling.label_table import (
     BUDGET_PIECE_BYTES,
@@ -150,6 +151,7 @@ class Labels:
         sources: Sequence[SourceConfig],
         tables: Sequence[KeyedTable | None],
     ) -> None:
+        refuse_other_classes(sources)
         self._sources = sources
         self._firsts = first_urls(sources)
         classes = decide_classes(sources, tables)
@@ -170,7 +172,6 @@ class Labels:
         """Set the classes of the images whose folders are classes."""
         for number, source in enumerate(self._sources):
             if finds_folder_classes(source):
-                _refuse_two_labels(source)
                 found = FolderLabels(folders)
                 table = self._labels[number]
                 self._labels[number] = (
@@ -219,14 +220,6 @@ class Labels:
         assert labels is not None
         own = [one for one in missing if source_of_url(self._firsts, one[0]) == source]
         return name_source(labels.complaint(own, count, looked), source, len(self._labels))
-
-
-def _refuse_two_labels(source: SourceConfig) -> None:
-    if source.labels is not None and IMAGE_LABEL in source.labels.columns:
-        raise ConfigError(
-            f"source.labels.columns: {IMAGE_LABEL!r} is the folder's class, by "
-            "source.options.classes: auto; call the table's column something else"
-        )
 
 
 def _row_keys(match: str, urls: Sequence[str]) -> Iterator[RowKey]:

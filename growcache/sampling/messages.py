@@ -27,6 +27,7 @@ from growcache.usercode import printable, short_key
 TRANSFORM = "the transform's source"
 FORMAT = "the format's source"
 LABELS = "the rows of source.labels"
+FOLDER_CLASSES = "folder_classes"  # among the sizes of an identity
 
 
 Message = dict[str, Any]

@@ -19,7 +19,7 @@ from growcache.formats.base import Measure
 from growcache.sampling.classes import Classes
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.folder_labels import listed_folders, named_folder_classes
-from growcache.sampling.messages import LABELS, Message
+from growcache.sampling.messages import FOLDER_CLASSES, LABELS, Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
     MOST_SUSPICION,
@@ -42,7 +42,6 @@ from growcache.usercode import short_key
 
 PROBED = 16  # objects tried at once, in order, in search of a readable one
 MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
-FOLDER_CLASSES = "folder_classes"  # among the sizes of an identity
 CRASH = SamplerDeath(1).suspicion  # of one; as much as that of many a SIGKILL
 RETRY_SECONDS = 2.0  # after a store that did not answer
 

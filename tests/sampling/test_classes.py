@@ -10,13 +10,16 @@ import pytest
 
 from growcache.cache.status import read_status
 from growcache.cli.redraw_sample import refetch_sample
-from growcache.config import LabelsConfig, SourceConfig
+from growcache.config import Config, LabelsConfig, SourceConfig
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader
+from growcache.sampling.fingerprint import identify
 from growcache.sampling.folder_labels import FolderLabels, TableAndFolderLabels
 from growcache.sampling.label_table import NO_ROW, KeyedTable, parse_table
 from growcache.sampling.labels import Labels
+from growcache.sampling.sizing import Sizing
+from growcache.schema import Schema
 from tests.sampling.services import run, write_config
 
 COLUMNS = ("state", "site", "age")
@@ -150,3 +153,36 @@ def test_folders_become_classes_and_stay_so(tmp_path: Path) -> None:
     code, errors = run(tmp_path / "e.yaml", "--until-full", "--refresh")
     assert code == 2
     assert "a folder that is none of the classes which this cache has had" in errors
+
+
+def test_other_folders_are_another_fingerprint(tmp_path: Path) -> None:
+    """Their numbers mean other classes: no state resumes there, and no shards are taken over."""
+    config = Config.model_validate(
+        {"source": {"url": "s3://b/*/*.png"}, "cache": {"path": "c"}}
+    )
+    schema, sizing = Schema.declared({"label": "int64"}), Sizing(1, 1.0, 0, True, 8)
+
+    def fingerprint(**sizes: Any) -> str:
+        return identify(config, schema, sizing, {}, sizes).fingerprint
+
+    one = fingerprint(folder_classes=["cat", "dog"])
+    assert one == fingerprint(folder_classes=["cat", "dog"])
+    assert one != fingerprint(folder_classes=["ape", "cat", "dog"]) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"format": "image", "options": {"classes": ["dog", "cat"]}}, "the same list in all"),
+        (
+            {"labels": {"url": "t.csv", "key": "path", "columns": "label"}},
+            "call the table's column something else",
+        ),
+    ],
+)
+def test_a_label_means_one_class_in_all_sources(other: dict[str, Any], words: str) -> None:
+    """It was the number of the list in one source, and of the folders in the other."""
+    auto = {"format": "image", "options": {"classes": "auto"}}
+    sources = [SourceConfig.model_validate({"url": "s3://b/*", **one}) for one in (auto, other)]
+    with pytest.raises(ConfigError, match=words):
+        Labels(sources, [None, None])
