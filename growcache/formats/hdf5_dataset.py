@@ -140,7 +140,8 @@ def _is_variable(found: Any) -> bool:
     kind = h5py.h5a.open(found, b"NAME").get_type()
     if not isinstance(kind, h5py.h5t.TypeStringID) or kind.is_variable_str():
         return True
-    return not bytes(h5py.Dataset(found).attrs["NAME"]).startswith(_BARE_DIMENSION)
+    said = h5py.Dataset(found).attrs["NAME"]
+    return not (isinstance(said, bytes) and said.startswith(_BARE_DIMENSION))
 
 
 def group_names(file: Any, parent: str) -> tuple[str, ...]:
