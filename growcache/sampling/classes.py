@@ -22,6 +22,7 @@ from growcache.sampling.label_table import (
 Classes: TypeAlias = Mapping[str, tuple[str, ...]]  # by field
 
 MOST_CLASSES = 1 << 16  # because every shard's sidecar has their names
+MOST_CLASS_CHARACTERS = 1 << 21  # of all names together
 NO_CLASS = NO_ROW
 
 
@@ -76,6 +77,11 @@ def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
         raise ConfigError(
             f"classes: auto: {field} has {len(found):,} different values, and a cache has at most "
             f"{MOST_CLASSES:,} classes; name those that are meant, or leave classes out"
+        )
+    if (characters := sum(map(len, found))) > MOST_CLASS_CHARACTERS:
+        raise ConfigError(
+            f"classes: auto: the {len(found):,} different values of {field} have {characters:,} "
+            f"characters, more than {MOST_CLASS_CHARACTERS:,}, so they are no classes; leave it out"
         )
     if all(map(INTEGER_CELL.fullmatch, found)):
         return tuple(sorted(found, key=int))

@@ -14,7 +14,8 @@ LeftOutName: TypeAlias = Callable[[str, int], str | None]
 EMPTY, HIDDEN = "empty", "hidden"
 _OF_SYSTEMS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini")
 _OF_WRITERS = ("_SUCCESS", "_committed_*", "_started_*", "*.crc")
-_FOLDERS = ("_temporary", "__MACOSX")
+_OF_PARQUET = ("_metadata", "_common_metadata")  # footers of other files
+_FOLDERS = ("_temporary", "__MACOSX", "_delta_log")
 # Every name that a rule could match; most keys have none, and there may be very many keys.
 _SUSPICIOUS = re.compile(r"(?:\A|/)(?:[._]|Thumbs\.db\Z|desktop\.ini\Z)|\.crc\Z").search
 # Formats whose objects may well be empty, or hidden by name: an array's metadata is `.zarray`.
@@ -61,7 +62,8 @@ def left_out_by(location: Location, form: str) -> LeftOutName:
 def _file_rules(last: str, form: str) -> list[_Rule]:
     if form in _TAKE_HIDDEN:
         return _rules(_OF_SYSTEMS)
-    rules = [*_rules((*_OF_SYSTEMS, *_OF_WRITERS)), _hidden()]
+    of_form = _OF_PARQUET if form == "parquet" else ()
+    rules = [*_rules((*_OF_SYSTEMS, *_OF_WRITERS, *of_form)), _hidden()]
     return [rule for rule in rules if not _spells(last, rule.name)]
 
 

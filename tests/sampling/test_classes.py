@@ -65,6 +65,13 @@ def test_cells_become_the_numbers_of_their_classes(
         assert "in state expected one of task, found 'rest' (b), '' (c)" in said
 
 
+def test_long_texts_are_no_classes() -> None:
+    """Every shard's sidecar has the names."""
+    rows = "".join(f"{n},{n}{'x' * 30_000},1,1\n" for n in range(100))
+    with pytest.raises(ConfigError, match=r"100 different values of state have 3,000,190 char"):
+        labels({"state": "auto"}, f"path,state,site,age\n{rows}")
+
+
 @pytest.mark.parametrize(
     ("classes", "words"),
     [

@@ -48,6 +48,8 @@ def test_names_that_no_one_meant(name: str) -> None:
         ("s3://b/_S*", "npy", ["_SUCCESS"], []),
         ("s3://b/**", "zarr", [".zarray", "c/0", "x/.zattrs"], [".DS_Store", "._c"]),
         ("s3://b/**", "my:read", ["a"], [".a"]),
+        ("s3://b/**", "parquet", ["a"], ["_metadata", "x/_common_metadata", "_delta_log/a"]),
+        ("s3://b/_delta_log/*", "jsonl", ["_delta_log/a"], []),
     ],
 )
 def test_what_a_glob_spells_is_meant(
