@@ -22,10 +22,10 @@ from growcache.formats.base import ObjectReader, require_library
 from growcache.formats.hdf5_dataset import (
     DatasetLayout,
     dataset_advice,
-    dataset_paths,
     describe_dataset,
 )
 from growcache.formats.hdf5_file import HDF5Files
+from growcache.formats.hdf5_paths import dataset_paths
 from growcache.formats.lmdb_tree import TreeReader
 from growcache.formats.npy import read_npy_header
 from growcache.formats.parquet import FooterBytes, parquet_errors

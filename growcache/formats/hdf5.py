@@ -31,11 +31,11 @@ from growcache.formats.hdf5_dataset import (
     check_filters,
     dataset_advice,
     describe_dataset,
-    names_at_root,
 )
 from growcache.formats.hdf5_field import DatasetField, whole_fields
 from growcache.formats.hdf5_file import HDF5Files
 from growcache.formats.hdf5_groups import HDF5GroupsFormat, group_option
+from growcache.formats.hdf5_paths import names_at_root
 from growcache.formats.hdf5_sparse import SparseField, SparseLayout, describe_sparse
 from growcache.formats.memory import LruCache, refuse_large_sample
 from growcache.formats.scales import scale_option

@@ -24,11 +24,10 @@ from growcache.formats.hdf5_dataset import (
     check_filters,
     dataset_advice,
     describe_dataset,
-    group_names,
-    paths_in_group,
 )
 from growcache.formats.hdf5_field import DatasetField, whole_fields
 from growcache.formats.hdf5_file import HDF5File, HDF5Files
+from growcache.formats.hdf5_paths import group_names, paths_in_group
 from growcache.formats.memory import LruCache
 from growcache.schema import Sample
 from growcache.store.contract import Entry

@@ -22,10 +22,10 @@ from growcache.formats.hdf5_dataset import (
     DatasetLayout,
     check_filters,
     describe_dataset,
-    group_at,
 )
 from growcache.formats.hdf5_field import DatasetField
 from growcache.formats.hdf5_file import HDF5File
+from growcache.formats.hdf5_paths import group_at
 from growcache.formats.memory import reserve_decoded
 from growcache.formats.sparse_rows import (
     MEMBERS,
