@@ -33,6 +33,7 @@ ROOT = Path(__file__).parent.parent
 CLASSES = ("healthy", "ill")
 TFRECORD = "read_with_tfrecord.py"
 SMALL = ("--max-bytes", "8MB", "--min-samples", "64", "--epochs", "3")
+TWO_EPOCHS = ("--max-bytes", "8MB", "--min-samples", "16", "--epochs", "2")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -262,6 +263,17 @@ def recordings(folder: Path) -> str:
     return f"{folder}/*/*.npz"
 
 
+def volumes(folder: Path) -> None:
+    """NIfTI files of two sizes in a folder for each class."""
+    nib = pytest.importorskip("nibabel")
+    rng = np.random.default_rng(0)
+    for name in CLASSES:
+        (folder / name).mkdir(parents=True)
+        for i in range(12):
+            values = rng.integers(0, 900, size=(20 + 4 * (i % 2), 18, 10), dtype=np.int16)
+            nib.save(nib.Nifti1Image(values, np.eye(4)), folder / name / f"{i:02d}.nii.gz")
+
+
 def uploaded(bucket: Bucket, url: str, to: str = "train") -> str:
     """Return the URL of the same objects in a folder of a bucket."""
     folder = Path(url[: url.index("*")])
@@ -333,6 +345,35 @@ def test_dataset_pytorch(tmp_path: Path) -> None:
     text = run_example("dataset_pytorch.py", *arguments, "--cache", str(tmp_path / "cache"))
     assert len(re.findall(r"^epoch \d: accuracy \d+%; ", text, re.M)) == 3
     assert status(tmp_path / "cache").samples == 24
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of the library that writes
+def test_dataset_huggingface(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    photos(tmp_path / "data")
+    files = sorted((tmp_path / "data").glob("*/*.jpg"))
+    rows = {"image": list(map(str, files)), "label": [file.parent.name for file in files]}
+    columns = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    dataset = datasets.Dataset.from_dict(rows, datasets.Features(columns))
+    dataset.save_to_disk(tmp_path / "saved")
+
+    more = ("--dataset", str(tmp_path / "saved"), "--classes", "2", *TWO_EPOCHS)
+    text = run_example("dataset_huggingface.py", *more, "--cache", str(tmp_path / "cache"))
+    assert text.count("accuracy") == 2
+    assert status(tmp_path / "cache").population == 80
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_dataset_monai(tmp_path: Path) -> None:
+    needs("monai")
+    volumes(tmp_path / "data")
+    more = ("--folder", str(tmp_path / "data"), "--classes", *CLASSES, *TWO_EPOCHS)
+    text = run_example("dataset_monai.py", *more, "--cache", str(tmp_path / "cache"))
+    assert text.count("accuracy") == 2
+    assert status(tmp_path / "cache").population == 24
 
 
 EPOCHS_OF = ("--samples-per-epoch", "64", "--batch-size", "16")
