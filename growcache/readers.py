@@ -20,14 +20,9 @@ __all__ = ["mat", "netcdf3"]
 
 _MOST_BYTES = 1_000_000_000  # bytes of an object's arrays together
 _ITEM_BYTES = {
-    "int8": 1,
-    "uint8": 1,
-    "logical": 1,
-    "int16": 2,
-    "uint16": 2,
-    "char": 4,
-    "single": 4,
-}
+    "int8": 1, "uint8": 1, "logical": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
+    "uint64": 8, "single": 4, "double": 8, "char": 4,
+}  # fmt: skip
 _TEXT, _NUMBERS = "SU", "biufc"
 
 
@@ -45,7 +40,8 @@ def mat(
 ) -> Iterator[Sample]:
     """Yield the variables of a MAT-file of version 4 or 5 (`scipy.io.loadmat`), as fields.
 
-    Scalars have no dimension and text is a str; cells, structs and objects are left out unless they are named.
+    Scalars have no dimension and text is a str; cells, structs, objects and sparse
+    arrays are left out.
 
     Args:
         object: the MAT-file.
@@ -60,13 +56,16 @@ def mat(
     import scipy.io
 
     with object.open() as file:
-        about = scipy.io.whosmat(file)
+        about = {name: (shape, of) for name, shape, of in scipy.io.whosmat(file)}
+        plain = {name: one for name, one in about.items() if one[1] in _ITEM_BYTES}
+        wanted = [name for name in plain if variables is None or name in variables]
         _check_bytes(
-            object.key, sum(math.prod(shape) * _ITEM_BYTES.get(of, 8) for _, shape, of in about)
+            object.key, sum(math.prod(plain[n][0]) * _ITEM_BYTES[plain[n][1]] for n in wanted)
         )
         file.seek(0)
-        found = scipy.io.loadmat(file, chars_as_strings=True)
-    held = {name: value for name, value in found.items() if not name.startswith("__")}
+        # Others are never read: nobody says how large the contents of a cell are.
+        found = scipy.io.loadmat(file, chars_as_strings=True, variable_names=wanted)
+    held = {name: found.get(name) for name in about}
     chosen = _chosen(object.key, held, variables)
     yield from _cut(object.key, {n: _matlab_value(v) for n, v in chosen.items()}, axis, window)
 

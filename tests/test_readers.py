@@ -43,6 +43,25 @@ def netcdf_file(tmp_path: Path) -> Opened:
     return Opened(tmp_path / "a.nc")
 
 
+def test_cells_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says how large they are: 500 kB took 700 MB."""
+    cell = np.empty((1, 1), object)
+    cell[0, 0] = X
+    scipy_io.savemat(tmp_path / "a.mat", {"x": X, "cell": cell})
+    read: list[list[str]] = []
+    loaded = scipy_io.loadmat
+
+    def loadmat(*args: Any, variable_names: list[str], **more: Any) -> Any:
+        read.append(variable_names)
+        return loaded(*args, variable_names=variable_names, **more)
+
+    monkeypatch.setattr("scipy.io.loadmat", loadmat)
+    assert [list(one) for one in mat(Opened(tmp_path / "a.mat"))] == [["x"]]
+    with pytest.raises(FormatError, match="cell is no array"):
+        list(mat(Opened(tmp_path / "a.mat"), ["cell"]))
+    assert read == [["x"], []]
+
+
 def test_a_mat_file_is_a_sample(mat_file: Opened) -> None:
     (found,) = mat(mat_file)
     assert sorted(found) == ["n", "text", "x", "y"]

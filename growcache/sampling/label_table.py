@@ -30,6 +30,7 @@ from growcache.config import SourceConfig, table_kind
 from growcache.errors import ConfigError, FormatError, StoreError
 from growcache.seeding import Uint64Array, hash64
 from growcache.store.contract import Entry, Store
+from growcache.store.parquet_texts import table_batches
 from growcache.store.store import open_store
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 
@@ -431,7 +432,7 @@ def _read_parquet(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
         file = pq.ParquetFile(stream)
         _require_columns(file.schema_arrow.names, list(columns), "parquet")
         _refuse_large(file.metadata, columns)
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(columns)):
+        for batch in table_batches(stream, file.metadata, list(columns), ROWS_AT_ONCE):
             for name, column in columns.items():
                 cells = batch.column(name).to_pylist()
                 if name == key and any(cell in (None, "") for cell in cells):

@@ -15,6 +15,7 @@ import orjson
 
 from growcache.config import ManifestConfig
 from growcache.errors import ConfigError, FormatError
+from growcache.store.parquet_texts import table_batches
 
 LONGEST_LINE = 1 << 20  # bytes
 ROWS_AT_ONCE = 1 << 14  # of Parquet, that are objects of Python at once
@@ -205,7 +206,7 @@ def _read_parquet(
 
     def rows() -> Iterator[Raw]:
         try:
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+            for batch in table_batches(stream, file.metadata, columns, ROWS_AT_ONCE):
                 yield from batch.to_pylist()
         except pa.ArrowException as error:
             raise FormatError(f"expected Parquet: {error}") from None

@@ -18,8 +18,9 @@ from growcache.cache.status import read_status
 from growcache.cli.cli import main
 from growcache.cli.redraw_sample import refetch_sample
 from growcache.config import SourceConfig
-from growcache.errors import ConfigError
+from growcache.errors import ConfigError, GrowcacheError
 from growcache.loading.snapshot import Snapshot
+from growcache.sampling.label_table import parse_table
 from growcache.store.contract import Entry
 from growcache.store.manifest import ManifestListing
 from growcache.store.store import open_store
@@ -249,3 +250,17 @@ def test_a_file_has_one_key_and_no_name_leads_out_of_the_folder(tmp_path: Path) 
     manifest = tmp_path / "m.csv"
     manifest.write_text("key,size\n./a.npy,1\n")
     assert listed(str(manifest))[0].key == "rec/a.npy"
+
+
+def test_a_text_that_each_row_repeats_is_counted_first(tmp_path: Path) -> None:
+    """800 bytes of Parquet took 3 GB."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    one = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(4000, np.int32)), pa.array(["k" * 50_000])
+    )
+    pq.write_table(pa.table({"key": one}), tmp_path / "m.parquet", compression="zstd")
+    with pytest.raises(ConfigError, match="bytes of text in 4,000 rows, found 200,000,000"):
+        listed(str(tmp_path / "m.parquet"))
+    data = (tmp_path / "m.parquet").read_bytes()
+    with pytest.raises(GrowcacheError, match="bytes of text in 4,000 rows"):
+        parse_table(data, "parquet", "key", ())
