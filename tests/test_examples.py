@@ -274,6 +274,21 @@ def volumes(folder: Path) -> None:
             nib.save(nib.Nifti1Image(values, np.eye(4)), folder / name / f"{i:02d}.nii.gz")
 
 
+def eeg(folder: Path) -> set[bytes]:
+    """Recordings in a folder for each class; return their windows of 100 values."""
+    mne = pytest.importorskip("mne")
+    info = mne.create_info(["C3", "C4", "Cz"], sfreq=100.0, ch_types="eeg")
+    rng, windows = np.random.default_rng(0), set()
+    for name in CLASSES:
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            values = rng.normal(0, 1e-5, (3, 1050)).astype(np.float32)
+            raw = mne.io.RawArray(values, info, verbose="error")
+            raw.save(folder / name / f"{i}_raw.fif", verbose="error")
+            windows |= {values[:, k : k + 100].tobytes() for k in range(0, 1000, 100)}
+    return windows
+
+
 def uploaded(bucket: Bucket, url: str, to: str = "train") -> str:
     """Return the URL of the same objects in a folder of a bucket."""
     folder = Path(url[: url.index("*")])
@@ -374,6 +389,23 @@ def test_dataset_monai(tmp_path: Path) -> None:
     text = run_example("dataset_monai.py", *more, "--cache", str(tmp_path / "cache"))
     assert text.count("accuracy") == 2
     assert status(tmp_path / "cache").population == 24
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_dataset_braindecode(tmp_path: Path) -> None:
+    for package in ("mne", "braindecode", "torchaudio"):
+        needs(package)
+    windows = eeg(tmp_path / "data")
+    more = ("--folder", str(tmp_path / "data"), "--classes", *CLASSES, "--window", "100")
+    cache = str(tmp_path / "cache")
+    text = run_example("dataset_braindecode.py", *more, *TWO_EPOCHS, "--cache", cache)
+    assert text.count("accuracy") == 2
+    assert status(tmp_path / "cache").population == len(windows)
+    with EpochLoader(cache, batch_size=16, min_samples=16) as loader:
+        batch = next(iter(loader))
+    assert {one.tobytes() for one in batch["x"]} <= windows
+    assert np.array_equal(batch["window"][:, 2] - batch["window"][:, 1], [100] * 16)
 
 
 EPOCHS_OF = ("--samples-per-epoch", "64", "--batch-size", "16")
