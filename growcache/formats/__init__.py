@@ -72,9 +72,9 @@ def _open_compressible(
     whole = make({**options, "compression": INFERRED})
     if not plain.ranged:
         return whole
-    from growcache.formats.per_object import PerObjectFormat
+    from growcache.formats.per_object import CompressedFormat, PerObjectFormat
 
-    return PerObjectFormat(plain, whole)
+    return PerObjectFormat(plain, cast("CompressedFormat", whole))
 
 
 def names_decide(source: SourceConfig) -> bool:

@@ -46,6 +46,19 @@ def limit_of_records(_: bytes, packed: int) -> int:
     return _LIKELY_BYTES + _MOST_LIKELY_RATIO * packed
 
 
+def limit_of_binary(begins: Callable[[bytes], bool]) -> UnpackLimit:
+    """Return a limit for records whose arrays may be nearly empty, as masks are.
+
+    Args:
+        begins: whether the first bytes are the checked header of a record, which zeros are not.
+    """
+
+    def limit(head: bytes, packed: int) -> int:
+        return MOST_UNPACKED if begins(head) else limit_of_records(head, packed)
+
+    return limit
+
+
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
     """Return one compression of all objects, or `INFERRED` where their names may differ in it."""
     if options.get("compression") == INFERRED:

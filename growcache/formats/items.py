@@ -31,7 +31,7 @@ from growcache.formats.base import (
     take_some,
 )
 from growcache.formats.byte_ranges import MOST_RECORD_BYTES, FetchedObject
-from growcache.formats.compressed import read_unpacked
+from growcache.formats.compressed import UnpackLimit, limit_of_records, read_unpacked
 from growcache.schema import Sample
 from growcache.seeding import generator_at
 from growcache.store.contract import Entry
@@ -141,7 +141,11 @@ class ItemsFormat(ObjectFormat):
         return Measure(stride, 0, count, worth)
 
     async def unpacked(self, reader: ObjectReader) -> FetchedObject:
-        return FetchedObject(reader, await read_unpacked(reader, self._compression))
+        limit = self.unpack_limit(reader.entry)
+        return FetchedObject(reader, await read_unpacked(reader, self._compression, limit))
+
+    def unpack_limit(self, _: Entry) -> UnpackLimit:
+        return limit_of_records
 
     async def samples_of(
         self,

@@ -135,7 +135,9 @@ class NiftiWholeFormat(WholeArrayFormat):
         if self._compression == "none":
             data = await read_whole(reader)
         else:
-            data = await read_unpacked(reader, self._compression, self._limit(reader.entry))
+            data = await read_unpacked(
+                reader, self._compression, self.unpack_limit(reader.entry)
+            )
         size = memoryview(data).nbytes
         layout = parse_nifti_header(data, replace(reader.entry, size=size))
         values = math.prod(layout.shape)
@@ -145,7 +147,7 @@ class NiftiWholeFormat(WholeArrayFormat):
         stored = np.frombuffer(memoryview(data), layout.dtype, values, layout.offset)
         return layout, stored.reshape(layout.shape, order="F")
 
-    def _limit(self, entry: Entry) -> UnpackLimit:
+    def unpack_limit(self, entry: Entry) -> UnpackLimit:
         """Return the size that the header promises, and some more."""
         promised = 0
 

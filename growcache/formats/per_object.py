@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from growcache.formats.base import (
     Measure,
@@ -15,6 +16,7 @@ from growcache.formats.byte_ranges import FetchedObject
 from growcache.formats.compressed import (
     INFERRED,
     MAGIC_BYTES,
+    UnpackLimit,
     compression_by_name,
     read_unpacked,
     refuse_compressed,
@@ -22,12 +24,18 @@ from growcache.formats.compressed import (
 from growcache.store.contract import Entry
 
 
+class CompressedFormat(Protocol):
+    def unpack_limit(self, entry: Entry, /) -> UnpackLimit: ...
+
+    async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins: ...
+
+
 class PerObjectFormat(ObjectFormat):
     """``whole`` is the same format for objects that are read whole, compressed or not."""
 
     ranged = True
 
-    def __init__(self, plain: ObjectFormat, whole: ObjectFormat) -> None:
+    def __init__(self, plain: ObjectFormat, whole: CompressedFormat) -> None:
         self._plain = plain
         self._whole = whole
         self.header_first = plain.header_first
@@ -40,7 +48,8 @@ class PerObjectFormat(ObjectFormat):
     async def measure(self, reader: ObjectReader) -> Measure:
         """Return the sizes that an object has without its compression, as sizes are for all."""
         if self.reads_whole(reader.entry):
-            reader = FetchedObject(reader, await read_unpacked(reader, INFERRED))
+            limit = self._whole.unpack_limit(reader.entry)
+            reader = FetchedObject(reader, await read_unpacked(reader, INFERRED, limit))
         return await self._plain.measure(reader)
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:

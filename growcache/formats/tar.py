@@ -22,7 +22,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     take_some,
 )
-from growcache.formats.compressed import compression_option
+from growcache.formats.compressed import UnpackLimit, compression_option, limit_of_binary
 from growcache.formats.contiguous import native_order
 from growcache.formats.image import decode_image, require_pillow
 from growcache.formats.items import ItemsFormat, decode_option, items_of_part
@@ -31,11 +31,13 @@ from growcache.formats.npy import parse_npy_header
 from growcache.formats.npy_dtypes import fields_of
 from growcache.formats.tar_scan import (
     READ_WHOLE_BYTES,
+    TAR_BLOCK,
     SampleOffsets,
     SampleScan,
     TarSample,
     TarSamples,
     all_samples,
+    parse_tar_header,
     refuse_empty_object,
 )
 from growcache.schema import Array, Sample, Value
@@ -125,6 +127,9 @@ class TarFormat(ItemsFormat):
         self._fields = fields
         self._decode = decode
         self._samples: SampleScan | SampleOffsets = SampleOffsets() if index else SampleScan()
+
+    def unpack_limit(self, _: Entry) -> UnpackLimit:
+        return limit_of_binary(lambda head: parse_tar_header(head[:TAR_BLOCK]) is not None)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         refuse_empty_object(reader)

@@ -16,7 +16,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     take_some,
 )
-from growcache.formats.compressed import compression_option
+from growcache.formats.compressed import UnpackLimit, compression_option, limit_of_binary
 from growcache.formats.items import (
     RANDOM_RANGE_BYTES,
     ItemsFormat,
@@ -25,8 +25,15 @@ from growcache.formats.items import (
 )
 from growcache.formats.tf_example import FeatureList, Features, parse_example
 from growcache.formats.tf_features import FeatureSpec, features_option, sample_of_features
-from growcache.formats.tfrecord_scan import READ_WHOLE_BYTES, Record, RecordOffsets, RecordScan
+from growcache.formats.tfrecord_scan import (
+    READ_WHOLE_BYTES,
+    Record,
+    RecordOffsets,
+    RecordScan,
+    record_length_at,
+)
 from growcache.schema import Sample
+from growcache.store.contract import Entry
 from growcache.usercode import UserCode
 
 _EXAMPLES = ("auto", "example", "sequence_example")  # auto: as a record says
@@ -70,6 +77,9 @@ class TFRecordFormat(ItemsFormat):
             stride = await self._stride(self._records, reader)
             count = max(1, round(size / stride))
         return self.measure_of(reader.entry, count, stride)
+
+    def unpack_limit(self, _: Entry) -> UnpackLimit:
+        return limit_of_binary(lambda head: record_length_at(memoryview(head), 0) is not None)
 
     async def _stride(self, records: RecordScan, reader: ObjectReader) -> float:
         half = reader.entry.size // 2

@@ -21,6 +21,7 @@ from growcache.errors import FormatError
 from growcache.formats import names_decide, open_format
 from growcache.loading.snapshot import Snapshot
 from tests.formats.held import Held, visited
+from tests.formats.test_tfrecord import file as record_file
 from tests.sampling.services import run, write_config
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -41,6 +42,15 @@ def archive() -> bytes:
             member = tarfile.TarInfo(f"{n}.cls")
             member.size = 1
             written.addfile(member, io.BytesIO(str(n).encode()))
+    return stream.getvalue()
+
+
+def one_member(data: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as written:
+        member = tarfile.TarInfo("0.x.npy")
+        member.size = len(data)
+        written.addfile(member, io.BytesIO(data))
     return stream.getvalue()
 
 
@@ -126,3 +136,23 @@ def test_a_folder_of_both(tmp_path: Path) -> None:
         found = sorted(int(snapshot[i]["x"]) for i in range(len(snapshot)))
     assert found == list(range(1000, 1600))
     assert run(config, "--until-full") == (0, "")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "mixed/a.tar.gz", "a.tfrecord.gz"])
+def test_masks_that_are_nearly_empty_are_no_bomb(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growcache.formats.compressed._LIKELY_BYTES", 1 << 20)
+    mask = io.BytesIO()
+    np.save(mask, np.zeros((1 << 11, 1 << 10), np.uint8))
+    form = "tfrecord" if "tfrecord" in name else "tar"
+    data = record_file([mask.getvalue()]) if form == "tfrecord" else one_member(mask.getvalue())
+    url = "s3://b/*" if "mixed" in name else f"s3://b/*.{form}.gz"
+    options = {"decode": "none"} if form == "tfrecord" else {}
+    reader = open_format(form, options, [url])
+    held = Held(gzip.compress(data), name)
+    asyncio.run(reader.measure(held))
+    ((sample, _, _),) = visited(reader, held)
+    assert "x.npy" in sample or "data" in sample
+    with pytest.raises(FormatError, match="a compressed object may be unpacked to"):
+        visited(reader, Held(gzip.compress(bytes(1 << 21), 9), name))
