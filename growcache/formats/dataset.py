@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from growcache.config import SourceConfig
 from growcache.errors import ConfigError, FormatError, TransientStoreError
 from growcache.formats.base import ObjectFormat, ObjectReader, Visit
 from growcache.formats.items import UserCall, UserThreads
-from growcache.schema import Sample
+from growcache.schema import DTYPE_KINDS, Sample
 from growcache.usercode import RUNNING_CALLS, CodeDigest, Maker, UserCode, load_maker
 
 # A call is given up before the supervisor takes its sampler for stalled, which would lose the others.
@@ -82,7 +84,14 @@ class DatasetFormat(ObjectFormat):
     def _sample(self, index: int, call: UserCall) -> Sample:
         call.check()  # it may have waited for a thread until it was given up
         key = f"index {index}"
-        return self._code.sample(key, self._code(key, {"index": index}))
+        sample = self._code.sample(key, self._code(key, {"index": index}))
+        for name, value in sample.items():
+            if (found := unstorable(value)) is not None:
+                raise FormatError(
+                    f"{self._code.name} on {key}: {name!r} is {found}, which cannot be cached; "
+                    "make numbers of it, or keep other fields of a dict by names"
+                )
+        return sample
 
 
 def _passing(why: str, since: float) -> TransientStoreError:
@@ -119,16 +128,34 @@ def as_fields(value: Any, names: Sequence[str] | None) -> dict[str, Any]:
     ({'0': 1, '1': 2}, {'x': 1, 'y': 2}, {'x': 5})
     >>> as_fields({"image": 1, "crs": 2}, ["image"])
     {'image': 1}
+    >>> as_fields((1, {"boxes": 2, "labels": 3}), ["image", "target"])
+    {'image': 1, 'target.boxes': 2, 'target.labels': 3}
     """
+    return _flat(_named(value, names))
+
+
+def _named(value: Any, names: Sequence[str] | None) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
-        return {name: as_array(value[name]) for name in _chosen(value, names)}
+        return {name: value[name] for name in _chosen(value, names)}
     if not isinstance(value, tuple | list):
         value, own = (value,), ("x",)
     else:
         own = getattr(value, "_fields", None) or tuple(map(str, range(len(value))))
     if names is not None and len(names) != len(value):
         raise ValueError(f"names has {len(names)} names, and the value {len(value)} fields")
-    return {name: as_array(one) for name, one in zip(names or own, value, strict=True)}
+    return dict(zip(names or own, value, strict=True))
+
+
+def _flat(value: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
+    """Return the values of dicts in dicts, with dots in their names, as those of Parquet's structs."""
+    flat: dict[Any, Any] = {}
+    for name, one in value.items():
+        path = f"{prefix}{name}" if prefix else name
+        more = _flat(one, f"{path}.") if isinstance(one, Mapping) else {path: as_array(one)}
+        if both := flat.keys() & more.keys():
+            raise ValueError(f"two values have the name {min(both)!r}")
+        flat |= more
+    return flat
 
 
 def _chosen(value: Mapping[Any, Any], names: Sequence[str] | None) -> Sequence[Any]:
@@ -141,9 +168,34 @@ def _chosen(value: Mapping[Any, Any], names: Sequence[str] | None) -> Sequence[A
 def as_array(value: Any) -> Any:
     """Return a tensor as an array; anything else as it is, and NumPy takes that."""
     torch = sys.modules.get("torch")  # imported by whoever made a tensor
-    if torch is not None and isinstance(value, torch.Tensor):
-        return value.numpy(force=True)
-    return value
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    wide = _WIDENED.get(str(value.dtype))  # NumPy has no such type
+    return (value if wide is None else value.to(getattr(torch, wide))).numpy(force=True)
+
+
+# As the format npy has them.
+_WIDENED = {
+    "torch.bfloat16": "float32",
+    "torch.float8_e4m3fn": "float16",
+    "torch.float8_e5m2": "float16",
+}
+
+
+def unstorable(value: Any) -> str | None:
+    """Return in words what an array holds that no cache can; None for others.
+
+    >>> unstorable(np.asarray(None)), unstorable(np.asarray(["a", "b"])), unstorable(np.asarray("a"))
+    ('None', 'an array of str', None)
+    """
+    if not isinstance(value, np.ndarray) or value.dtype.kind in DTYPE_KINDS:
+        return None
+    if value.ndim == 0:
+        held = value.item()
+        if value.dtype.kind in "SU":
+            return None
+        return "None" if held is None else f"a {type(held).__name__}"
+    return f"an array of {value.dtype.type.__name__.removesuffix('_')}"
 
 
 def open_dataset(source: SourceConfig, timeout_seconds: float = 60.0) -> DatasetFormat:

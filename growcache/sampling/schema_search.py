@@ -221,9 +221,10 @@ class SchemaSearch:
             if search.failed < max(MOST_FAILED, skipped * objects):
                 return
             which = f"none of the first {search.unreadable:,} objects of the source"
-        formats = self._config.sources[search.source].formats
-        shown = " and ".join(dict.fromkeys(form for form, _ in formats))
-        said = f"{which} yields a sample with source.format {shown}; the first: {search.first_error}"
+        source = self._config.sources[search.source]
+        shown = " and ".join(dict.fromkeys(form for form, _ in source.formats))
+        key = "source.format" if source.dataset is None else "source.dataset"
+        said = f"{which} yields a sample with {key} {shown}; the first: {search.first_error}"
         raise SamplingError(name_source(said, search.source, len(self._searches)))
 
     def _start_over(self, search: _SourceSearch) -> None:

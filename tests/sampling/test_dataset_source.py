@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +19,10 @@ import yaml
 import growcache
 from growcache.cli.cli import main
 from growcache.config_text import load_config
-from growcache.errors import CacheError, ConfigError
-from growcache.formats.dataset import open_dataset
+from growcache.errors import CacheError, ConfigError, FormatError
+from growcache.formats.dataset import DatasetFormat, as_array, as_fields, open_dataset
 from growcache.numpy import EpochLoader
+from growcache.usercode import Maker
 from tests.sampling.services import run, service, status, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -170,6 +173,46 @@ def test_a_sequence_of_a_module_with_names(tmp_path: Path) -> None:
     batch = cached(tmp_path / "c")
     assert sorted(batch["n"].tolist()) == list(range(30))
     assert set(batch["half"].tolist()) == {2.5}
+
+
+def test_values_of_dicts_in_dicts_have_names_with_dots() -> None:
+    target = {"boxes": [[1, 2]], "info": {"id": 7}}
+    assert as_fields((5, target), None) == {"0": 5, "1.boxes": [[1, 2]], "1.info.id": 7}
+    assert list(as_fields({"target": target}, ["target"])) == ["target.boxes", "target.info.id"]
+    with pytest.raises(ValueError, match=r"two values have the name 'a\.b'"):
+        as_fields({"a": {"b": 1}, "a.b": 2}, None)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("dtype", "as_dtype"),
+    [("bfloat16", "float32"), ("float8_e4m3fn", "float16"), ("float8_e5m2", "float16")],
+)
+def test_tensors_of_narrow_floats_are_widened(dtype: str, as_dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.tensor([1.5, -0.25, 448.0, float("inf")]).to(getattr(torch, dtype))
+    array = as_array(tensor)
+    assert array.dtype == as_dtype
+    assert np.array_equal(array, tensor.float().numpy(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"x": 1.0, "path": None}, "'path' is None,"),
+        ({"x": 1.0, "words": ["a", "b"]}, "'words' is an array of str,"),
+        ({"x": 1.0, "when": np.datetime64("2026-01-01")}, "'when' is a date,"),
+        ((1.0, {1, 2}), "'1' is a set,"),
+    ],
+)
+def test_a_value_that_no_cache_holds_is_named(value: object, found: str) -> None:
+    dataset = DatasetFormat(Maker("my:rows", None, "", list), [value], None, 9.0)
+    reader = cast("Any", SimpleNamespace(entry=SimpleNamespace(key="0")))
+    with pytest.raises(
+        FormatError, match=f"my:rows on index 0: {found} which cannot be cached"
+    ):
+        asyncio.run(dataset.read(reader, cast("Any", None)))
 
 
 @pytest.mark.slow
