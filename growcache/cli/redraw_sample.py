@@ -39,7 +39,13 @@ from growcache.loading.waiting import shown_generation
 from growcache.sampling.fill import WEIGHT, GroupFiller, load_transform
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, read_labels
-from growcache.sampling.messages import FOLDER_CLASSES, LABELS, PartVisit, Permit
+from growcache.sampling.messages import (
+    FOLDER_CLASSES,
+    LABELS,
+    PartVisit,
+    Permit,
+    fields_to_follow,
+)
 from growcache.sampling.sizing import takes_some_samples
 from growcache.sampling.sources import open_sources
 from growcache.schema import Sample, Value
@@ -206,8 +212,8 @@ async def _draw_again(
             f"the source of {sampling.transform} was changed since the cache was filled"
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
-    if transform is None:
-        sources.follow_fields(identity.schema.names)
+    if (names := fields_to_follow(identity)) is not None:
+        sources.follow_fields(names)
     sidecar, origins = peeked.sidecar, peeked.sidecar.origins
     entry = origins.entry(peeked.i)
     round_ = origins.round[peeked.i] if origins.round else None

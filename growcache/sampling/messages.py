@@ -27,7 +27,9 @@ from growcache.usercode import printable, short_key
 TRANSFORM = "the transform's source"
 FORMAT = "the format's source"
 LABELS = "the rows of source.labels"
-FOLDER_CLASSES = "folder_classes"  # among the sizes of an identity
+# Among the sizes of an identity:
+FOLDER_CLASSES = "folder_classes"
+AS_FOUND = "as_found"  # whether a transform gets all fields that formats find today
 
 
 Message = dict[str, Any]
@@ -179,7 +181,19 @@ def identity_message(identity: Identity) -> Message:
         "fingerprint": identity.fingerprint,
         "group_limit_bytes": identity.sizes.get("group_limit_bytes"),
         "group_most_bytes": identity.sizes.get("group_most_bytes"),
+        "follow": fields_to_follow(identity),
     }
+
+
+def fields_to_follow(identity: Identity) -> list[str] | None:
+    """Return the fields that formats should keep to; none of those that they did not find earlier.
+
+    A transform makes fields of its own, so the schema does not tell which ones it was given. Caches
+    of earlier versions do not say it either, and get what these versions found.
+    """
+    if identity.parts.get("sampling.transform") is None:
+        return list(identity.schema.names)
+    return None if identity.sizes.get(AS_FOUND) else []
 
 
 def pack(message: Mapping[str, Any]) -> bytes:

@@ -228,8 +228,8 @@ class Sampler:
                         tasks.create_task(self._probe(visits))
                     case "identity":
                         self._schema = Schema.from_json(message["schema"])
-                        if self._transform is None:  # which gives samples fields of its own
-                            self._sources.follow_fields(self._schema.names)
+                        if message["follow"] is not None:
+                            self._sources.follow_fields(message["follow"])
                         self._fingerprint = message["fingerprint"]
                         self._limits = self._limits_of(
                             message["group_limit_bytes"], message["group_most_bytes"]

@@ -19,7 +19,7 @@ from growcache.formats.base import Measure
 from growcache.sampling.classes import Classes
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.folder_labels import listed_folders, named_folder_classes
-from growcache.sampling.messages import FOLDER_CLASSES, LABELS, Message
+from growcache.sampling.messages import AS_FOUND, FOLDER_CLASSES, LABELS, Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
     MOST_SUSPICION,
@@ -257,6 +257,7 @@ class SchemaSearch:
             **group_limits(self._config, sizing, schema, values),
             "samples_per_whole": sizing.samples_per_object,
             **({FOLDER_CLASSES: list(self.folders)} if self.folders else {}),
+            **({AS_FOUND: True} if self._config.sampling.transform else {}),
         }
         return self._found(schema, sizing, introduction, kept)
 
