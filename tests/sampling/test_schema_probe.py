@@ -147,6 +147,7 @@ def test_objects_without_samples_are_no_failures(tmp_path: Path) -> None:
     (tmp_path / "zz.npy").write_bytes(b"text")
     found = probed(tmp_path, [np.zeros((0, 8), "<f4")] * 3, axis=0)
     assert (len(found["errors"]), found["passed_over"]) == (4, 3)
-    assert found["errors"][0].endswith(
+    assert "zz.npy: expected an .npy file" in found["errors"][0]
+    assert found["errors"][1].endswith(
         "000.npy: it holds no sample: expected at least 1 values along axis 0, found 0"
     )
