@@ -128,6 +128,15 @@ class Field:
                 return False
         return True
 
+    @property
+    def is_of_an_empty_list(self) -> bool:
+        """Whether its value may be `[]`, of which NumPy makes float64[0] whatever it would hold."""
+        return (self.dtype, self.shape) == (_EMPTY_LIST.dtype.str, _EMPTY_LIST.shape)
+
+    def emptied(self) -> Field:
+        """Return the field of its values that have no items."""
+        return replace(self, shape=(0, *(size or 0 for size in self.shape[1:])))
+
     def stores_as_is(self, value: object) -> bool:
         """Whether the value can be stored without a conversion (the usual case)."""
         if isinstance(value, np.ndarray):
@@ -281,10 +290,20 @@ class Schema:
         """Return the sample in stored order, little-endian and C-ordered; FormatError if it does not fit."""
         if self._is_of(sample):
             return dict(sample)
+        sample = self._with_empty_lists(sample)
         found = Schema.from_sample(sample)
         if not self.allows(found):
             raise FormatError(f"expected a sample with {self}, found {found}")
         return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
+
+    def _with_empty_lists(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return empty lists as arrays without items, where fields are ragged along their first dimension."""
+        empty = {
+            field.name: np.empty(field.emptied().fixed_shape, field.dtype)
+            for field in self.fields
+            if field.shape[:1] == (None,) and _is_empty_list(sample.get(field.name))
+        }
+        return {**sample, **empty} if empty else sample
 
     def _is_of(self, sample: Mapping[str, Any]) -> bool:
         return tuple(sample) == self.names and all(
@@ -294,6 +313,17 @@ class Schema:
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
+
+
+_EMPTY_LIST = np.asarray([], "<f8")
+
+
+def _is_empty_list(value: object) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.shape == _EMPTY_LIST.shape
+        and value.dtype == _EMPTY_LIST.dtype
+    )
 
 
 def sample_bytes(sample: Mapping[str, Value]) -> int:

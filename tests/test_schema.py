@@ -86,6 +86,18 @@ def test_a_sample_that_does_not_fit_is_refused(change: dict[str, Any], found: st
         RAGGED.conform(fitting | change)
 
 
+def test_an_empty_list_is_a_value_without_items_of_a_ragged_field() -> None:
+    schema = Schema((Field("boxes", "<i8", (None, 4)), Field("x", "<f8", ())))
+    conformed = schema.conform({"boxes": np.asarray([]), "x": np.asarray(1.0)})
+    assert (conformed["boxes"].dtype, conformed["boxes"].shape) == ("<i8", (0, 4))
+    fixed = Schema((Field("boxes", "<i8", (2, 4)),))
+    for wrong in (np.empty(0, "<f4"), np.empty((0, 3), "<f8")):
+        with pytest.raises(FormatError, match="expected a sample with"):
+            schema.conform({"boxes": wrong, "x": np.asarray(1.0)})
+    with pytest.raises(FormatError, match="expected a sample with"):
+        fixed.conform({"boxes": np.asarray([])})
+
+
 def test_a_covering_schema_is_ragged_where_samples_differ() -> None:
     shapes = [(3, 8), (5, 8), (3, 8)]
     schemas = [Schema.from_sample({"n": "x" * n, "x": np.zeros((n, m))}) for n, m in shapes]

@@ -77,6 +77,30 @@ def settled_schema(schemas: Sequence[Schema]) -> Schema:
         raise FormatError(f"{error}; {advice}") from None
 
 
+def _with_empty_lists(schemas: Sequence[Schema]) -> Sequence[Schema]:
+    """Return the schemas with fields of empty lists as most others have these fields.
+
+    >>> from growcache.schema import Field
+    >>> found = [Schema((Field("boxes", *of),)) for of in (("<f8", (0,)), ("<i8", (2, 4)))]
+    >>> str(_with_empty_lists(found)[0])
+    'boxes: int64[0, 4]'
+    """
+    fields = [field for schema in schemas for field in schema.fields]
+    if not any(field.is_of_an_empty_list for field in fields):
+        return schemas
+    full = Counter(f.emptied() for f in fields if f.shape and not f.is_of_an_empty_list)
+    emptied = {field.name: field for field, _ in reversed(full.most_common())}
+    return [
+        Schema(
+            tuple(
+                emptied.get(field.name, field) if field.is_of_an_empty_list else field
+                for field in schema.fields
+            )
+        )
+        for schema in schemas
+    ]
+
+
 def _dotted_names_advice(schemas: Sequence[Schema]) -> str:
     """Say what is wrong where WebDataset's members have dots in front of their extension."""
     names = [set(schema.names) for schema in schemas if _TAR_KEY in schema.names]
@@ -201,13 +225,14 @@ class SchemaProbe:
 
     def _message(self, probed: Sequence[ProbedObject]) -> Message:
         looked = [(one, seen) for one in probed for seen in one.samples]
+        found = _with_empty_lists([seen.schema for _, seen in looked])
         try:
-            schema = self._declared or settled_schema([seen.schema for _, seen in looked])
+            schema = self._declared or settled_schema(found)
         except FormatError as error:
             examples = _examples([(one.visit.entry.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
         # An odd one, that will be a hole, says nothing about the sizes of the others.
-        fitting = [(one, seen) for one, seen in looked if schema.allows(seen.schema)]
+        fitting = [pair for pair, its in zip(looked, found, strict=True) if schema.allows(its)]
         measures = [one.measure for one, _ in fitting]
         if not self._format_of(probed[0].visit).ranged:
             # A visit brings all of an object: of a large one it says nothing about others.

@@ -66,6 +66,13 @@ def no_dataset():
     return iter([1, 2])
 
 
+def targets(count=20):
+    return [
+        {"id": i, "boxes": [[i] * 4] * (i % 3), "labels": [1, 2, 3] * ((i + 1) % 2)}
+        for i in range(count)
+    ]
+
+
 rows = [[i, 2.5] for i in range(30)]
 """
 
@@ -173,6 +180,15 @@ def test_a_sequence_of_a_module_with_names(tmp_path: Path) -> None:
     batch = cached(tmp_path / "c")
     assert sorted(batch["n"].tolist()) == list(range(30))
     assert set(batch["half"].tolist()) == {2.5}
+
+
+def test_empty_lists_are_values_of_ragged_fields(tmp_path: Path) -> None:
+    assert run(written(tmp_path, "my_dataset:targets"), "--until-full") == (0, "")
+    assert (status(tmp_path / "c").samples, status(tmp_path / "c").holes) == (20, 0)
+    batch = cached(tmp_path / "c", ragged="list")
+    for i, boxes, labels in zip(batch["id"], batch["boxes"], batch["labels"], strict=True):
+        assert (boxes.dtype, boxes.shape) == (np.int64, (i % 3, 4))
+        assert (labels.dtype, labels.shape) == (np.int64, ((i + 1) % 2 * 3,))
 
 
 def test_values_of_dicts_in_dicts_have_names_with_dots() -> None:
