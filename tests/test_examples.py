@@ -104,6 +104,56 @@ def cells(folder: Path) -> str:
     return f"{folder}/*.h5ad"
 
 
+def partitions(folder: Path) -> str:
+    """Tables in folders of a year and a region, with a struct and a list of messages."""
+    pa = pytest.importorskip("pyarrow")
+    pq = importlib.import_module("pyarrow.parquet")
+    rows = [
+        {"embedding": [i, 1.0, 2.0], "meta": {"author": f"a{i}"}, "messages": [{"text": "hi"}]}
+        for i in range(8)
+    ]
+    kind = pa.schema({"embedding": pa.list_(pa.float32(), 3), "meta": pa.struct({"author": pa.string()}),
+                      "messages": pa.list_(pa.struct({"text": pa.string()}))})  # fmt: skip
+    for year in (2023, 2024):
+        path = folder / f"year={year}" / "region=eu" / "0.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, kind), path)
+    return f"{folder}/**/*.parquet"
+
+
+def sequences(folder: Path) -> str:
+    """SequenceExamples of videos: labels, features of 1,024 bytes a frame, and encoded frames."""
+    tf = pytest.importorskip("tensorflow")
+    folder.mkdir()
+
+    def of_bytes(*values: bytes) -> Any:
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+    with tf.io.TFRecordWriter(str(folder / "videos-0.tfrecord")) as writer:
+        for i in range(8):
+            labels = tf.train.Feature(int64_list=tf.train.Int64List(value=range(i % 3)))
+            steps = {
+                "rgb": [of_bytes(bytes(1024))] * (2 + i % 2),
+                "frames": [of_bytes(b"jpeg" * (1 + i))] * (1 + i % 2),
+            }
+            lists = {name: tf.train.FeatureList(feature=found) for name, found in steps.items()}
+            record = tf.train.SequenceExample(
+                context=tf.train.Features(feature={"labels": labels}),
+                feature_lists=tf.train.FeatureLists(feature_list=lists),
+            )
+            writer.write(record.SerializeToString())
+    return f"{folder}/videos-*.tfrecord"
+
+
+def mat_files(folder: Path) -> str:
+    """Recordings of channels by time."""
+    scipy_io = pytest.importorskip("scipy.io")
+    folder.mkdir()
+    for i in range(2):
+        scipy_io.savemat(folder / f"{i}.mat", {"eeg": np.full((4, 6000), i, "<f4")})
+    return f"{folder}/**/*.mat"
+
+
 def chunks(folder: Path) -> str:
     """Chunks of pickled points, whose target is the mean of their fingerprint."""
     lmdb = pytest.importorskip("lmdb")
@@ -813,6 +863,30 @@ CONFIGS = {
     "npy-rows": Tried(tables, {"x": ("float32", (4, 64))}),
     "npy-s3": Tried(arrays, {"x": ("float32", (4, 8, 8))}),
     "npy-windows": Tried(series, {"x": ("float32", (4, 4096, 2))}),
+    "matlab": Tried(mat_files, {"eeg": ("float32", (4, 4, 1000))}),
+    "parquet-hive": Tried(
+        partitions,
+        {
+            "embedding": ("float32", (4, 3)),
+            "meta.author": 4,
+            "messages": 4,
+            "year": ("int32", (4,)),
+            "region": 4,
+        },
+    ),
+    "tfrecord-sequences": Tried(
+        sequences,
+        {
+            "labels": ("int64", 1),
+            "labels_offsets": ("int64", (5,)),
+            "rgb": ("uint8", 2),
+            "rgb_offsets": ("int64", (5,)),
+            "frames": ("uint8", 1),
+            "frames_offsets": ("int64", (5,)),
+            "frames_steps": ("int64", 1),
+            "frames_steps_offsets": ("int64", (5,)),
+        },
+    ),
     "parquet": Tried(
         columns, {"embedding": ("float32", (4, 3)), "label": ("int64", (4,)), "text": 4}
     ),
@@ -854,17 +928,12 @@ def test_every_config_is_tried() -> None:
 # Of configs that are alike but for the form of the data, `make test` tries one or two.
 EVERYDAY = {
     "growing",
-    "image",
     "labels",
-    "local",
     "mixed",
     "npy-s3",
     "parquet",
-    "raw-windows",
     "split",
-    "strata",
     "tfrecord",
-    "user-sample",
 }
 
 

@@ -171,6 +171,7 @@ def test_purged_objects_do_not_come_back(
             growcache.replay(elsewhere, trained.journal, 5, cache=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["rewritten", pytest.param("removed", marks=pytest.mark.slow)]
 )

@@ -124,6 +124,7 @@ def test_the_rows_of_the_rest_of_an_epoch(loader: Any) -> None:
     assert len(list(other.dataset)) == 29
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_batches_that_are_not_its_own_are_refused(loader: Any) -> None:
     with pytest.raises(ConfigError, match="needs its batch_size and drop_last"):

@@ -296,6 +296,7 @@ def test_a_disk_that_turns_read_only_ends_the_service(config: Path, tmp_path: Pa
         assert "running" not in shown.stdout
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_trainer_as_well(config: Path) -> None:
     """A service that a trainer started reports its end to the trainer, which continues."""
     program = (

@@ -158,6 +158,7 @@ def write_profile(file: Path, key: str) -> None:
     file.write_text(f"[lab]\naws_access_key_id={key}\naws_secret_access_key=s-{key}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["obstore", SLOW_FSSPEC])
 def test_new_credentials_in_the_config_are_followed(
     tmp_path: Path, bucket: GuardedBucket, client: str

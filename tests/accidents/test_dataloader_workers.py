@@ -53,6 +53,7 @@ def test_workers_are_refused_and_none_works(cache: Path, door: Any) -> None:
     assert sum(len(batch["x"]) for batch in batches) == 128
 
 
+@pytest.mark.slow
 def test_workers_over_the_dataset_of_an_epoch_data_loader(cache: Path) -> None:
     with growcache.torch.EpochDataLoader(
         cache, batch_size=16, samples_per_epoch=64, min_samples=1

@@ -115,6 +115,7 @@ def test_sigterm_lets_go_as_ctrl_c_does_also_of_what_a_state_may_want(
     assert status(cache)["leases"] == []
 
 
+@pytest.mark.slow
 def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     cache: Path,
 ) -> None:
@@ -191,6 +192,7 @@ for at in range(24):
 """
 
 
+@pytest.mark.slow
 def test_leases_of_the_dead_leave_room_for_those_of_the_living(cache: Path) -> None:
     """The dead readers' leases alone would fill the space that leases may take."""
     with trainer(cache, DYING, loading(job="alive"), READ) as loop:

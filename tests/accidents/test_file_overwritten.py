@@ -81,6 +81,7 @@ def as_listed(cache: Path, status: dict[str, Any]) -> None:
     assert status["holes"] == OBJECTS - len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["auto", pytest.param("fsspec", marks=pytest.mark.slow)])
 def test_of_this_machine(tmp_path: Path, client: str) -> None:
     source = {"url": f"{tmp_path}/data/*.npy", "client": client}

@@ -209,6 +209,7 @@ def test_a_service_of_the_trainer_refuses_it_too(objects: str, tmp_path: Path) -
     assert picture(tmp_path / "data") == before
 
 
+@pytest.mark.slow
 def test_an_export_goes_into_nothing_of_somebody_else(filled: Path, tmp_path: Path) -> None:
     home(out := tmp_path / "outer" / "data")
     (tmp_path / "outer" / "link").symlink_to(out)
@@ -288,6 +289,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_not_ours_stays_and_is_named(cache: Path, objects: str) -> None:
     config = config_for(cache, objects)
     write(cache, **STRANGERS)

@@ -92,6 +92,7 @@ def test_every_filter_yields_every_window_as_h5py_reads_it(tmp_path: Path, windo
     assert_all_is_read(tmp_path, names, window)
 
 
+@pytest.mark.slow
 def test_numbers_of_few_bits_are_read_as_h5py_reads_them(tmp_path: Path) -> None:
     for number in range(FILES):
         write_datasets(tmp_path / f"{number}.h5", number)

@@ -132,6 +132,7 @@ def agrees(counts: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> bool:
     return float((((counts - wanted) ** 2)[used] / wanted[used]).sum()) <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [6_000_000, pytest.param(900_000, marks=pytest.mark.slow)])
 def test_a_large_first_object_neither_sets_the_sizes_nor_ends_the_run(
     tmp_path: Path, first: int

@@ -90,6 +90,7 @@ def test_delivered_is_what_the_loop_received(cache: Path, gather: str) -> None:
     delivered(cache, gather, 40 + SAMPLES)
 
 
+@pytest.mark.slow
 def test_jobs_are_told_apart_and_survive_the_service(config: Path) -> None:
     cache = config.with_suffix("")
     with running(config):

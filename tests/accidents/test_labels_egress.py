@@ -64,6 +64,7 @@ def test_the_table_uses_up_what_a_run_may_read(tmp_path: Path) -> None:
     assert most - OBJECT_BYTES - 200 <= found["egress_bytes"] <= most
 
 
+@pytest.mark.slow
 def test_a_table_that_a_run_may_not_read_is_refused(tmp_path: Path) -> None:
     with store(tmp_path, 500_000) as (source, table_bytes):
         config = write_config(

@@ -73,6 +73,7 @@ def run_twice(work: Path, config: Path) -> None:
     assert status(config.with_suffix(""))["samples"] == 24
 
 
+@pytest.mark.slow
 def test_a_declared_schema(work: Path) -> None:
     config = write_config(
         work / "schema.yaml",

@@ -41,6 +41,7 @@ def config(store: Bucket, path: Path, **sampling: Any) -> Path:
     return write_config(path, source, sampling={**small, **sampling})
 
 
+@pytest.mark.slow
 def test_holes_do_not_doom_the_next_run_and_can_be_tried_again(
     store: Bucket, tmp_path: Path
 ) -> None:

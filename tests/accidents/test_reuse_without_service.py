@@ -52,6 +52,7 @@ class Trainer:
         self.loader.close()
 
 
+@pytest.mark.slow
 def test_it_holds_and_says_what_it_waits_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ def test_rows_of_different_sizes(tmp_path: Path) -> None:
     trained(filled_ragged(tmp_path, size=300), "numpy")
 
 
+@pytest.mark.slow
 def test_the_gather_process(tmp_path: Path) -> None:
     trained(filled(tmp_path, columns=4096), "numpy", gather="process")
 

@@ -144,6 +144,7 @@ def _tls(authority: Any) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), pytest.param(("-",), marks=pytest.mark.slow)])
 def test_init_that_could_not_look_writes_nothing(tmp_path: Path, arguments: Any) -> None:
     message = "connection refused by 127.0.0.1:9 (endpoint_url in source.storage_options)"

@@ -27,6 +27,7 @@ from tests.accidents.commands import (
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 
 
+@pytest.mark.slow
 def test_files_stay_until_they_are_let_go(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=300, rows=64, columns=1024)
     config = write_config(

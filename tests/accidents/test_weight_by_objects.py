@@ -77,6 +77,7 @@ def write(tmp_path: Path, source: Any, **more: Any) -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_all_samples_come_once_and_objects_take_turns(tmp_path: Path, folder: Path) -> None:
     config = write(tmp_path, rows_of(folder, "in/*.npy"))
     found = run(config)

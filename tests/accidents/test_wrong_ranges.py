@@ -89,6 +89,7 @@ def test_of_s3(tmp_path: Path, bucket: Bucket, client: str, kind: str) -> None:
     all_right(tmp_path / "cache", status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "kind"),
     [

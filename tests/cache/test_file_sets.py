@@ -212,6 +212,7 @@ def test_what_is_not_ours_stays(root: Path, kind: Identity) -> None:
         assert live(root) == [0]
 
 
+@pytest.mark.slow
 def test_a_start_takes_no_time_in_a_cache_of_many_files(root: Path) -> None:
     kind = KINDS["npy-ragged"]
     with opened(root, kind, max_bytes=300_000_000) as cache:

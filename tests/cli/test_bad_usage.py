@@ -187,7 +187,43 @@ def here(tmp_path: Path) -> Iterator[Path]:
         path.chmod(0o700)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace("`", ""))
+# Others that go through the same lines of code belong to `make test-slow`.
+RARE = {
+    "unknown option",
+    "a word instead of a number",
+    "config that is a folder",
+    "config that is a list",
+    "config in another encoding",
+    "config without a URL",
+    "unknown section",
+    "a size that is none",
+    "a choice that is none",
+    "unknown option of a format",
+    "a folder that does not exist",
+    "cache path is a file, to look at",
+    "cache that may not be looked at",
+    "`max_bytes` too small for one group",
+    "a sample that is not there",
+    "a place that is none",
+    "export of nothing",
+    "export to where one may not write",
+    "init where there is no folder",
+    "init where one may not write",
+    "init with a size that is none",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=case.name.replace("`", ""),
+            marks=[pytest.mark.slow] if case.name in RARE else [],
+        )
+        for case in CASES
+    ],
+)
 def test_a_mistake_is_told_of_in_one_or_two_lines(case: Case, here: Path, table: Table) -> None:
     case.prepare(here)
     before = tree(here)

@@ -94,6 +94,7 @@ def test_the_manifest_lists_what_is_there(filled: Filled, tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(120)
 def test_the_program_in_the_readme_reads_it_without_growcache(

@@ -54,7 +54,13 @@ def test_every_example_is_understood(example: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("example", EXECUTED)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, marks=[pytest.mark.slow] if number % 2 else [])
+        for number, example in enumerate(EXECUTED)
+    ],
+)
 def test_every_example_that_can_be_is_executed(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

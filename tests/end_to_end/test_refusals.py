@@ -37,6 +37,7 @@ def test_a_missing_bucket(s3: Bucket, tmp_path: Path) -> None:
     assert "no-such-bucket" in line
 
 
+@pytest.mark.slow
 def test_an_empty_listing(s3: Bucket, tmp_path: Path) -> None:
     s3.put("elsewhere/a.npy", b"")
     line = refusal(tmp_path, s3.url("recordings/*.npy"), **s3.storage_options)

@@ -204,6 +204,7 @@ def test_padding_keeps_the_end(name: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_start_is_equally_likely() -> None:
     object_format = open_format("raw", {"dtype": "u1", "window": 8, "stride": 5})
     held = Held(bytes(40))

@@ -128,6 +128,7 @@ def test_a_chunk_that_was_never_written_is_the_fill_value_in_the_windows_of_othe
     np.testing.assert_array_equal(found[10][:6], X[10:16])
 
 
+@pytest.mark.slow
 def test_every_start_is_equally_likely() -> None:
     objects = stored(chunks=(7, 6))
     object_format = open_format("zarr", {"window": 8, "stride": 5, "phase": "random"})

@@ -54,7 +54,8 @@ CASES: dict[str, Case] = {
             "url": "WEB/raw/*.dat",
             "format": "raw",
             "options": {"dtype": ">i2", "shape": [4], "offset": 16, "window": 3},
-        }
+        },
+        slow=True,
     ),
     "jsonl": Case({"url": "WEB/words/*.jsonl", "format": "jsonl"}),
     "tfrecord": Case(
@@ -88,7 +89,7 @@ CASES: dict[str, Case] = {
     "user's format": Case({"url": "WEB/rows/*.npy", "format": "golden_code:read"}, slow=True),
     "replacement": Case(ROWS, {**ONE, "order": "replacement"}, FIXED, slow=True),
     "max_samples": Case(ROWS, {**ONE, "seed": 5}, FIXED, slow=True),
-    "weight_by objects": Case(ROWS, {**ONE, "weight_by": "objects"}),
+    "weight_by objects": Case(ROWS, {**ONE, "weight_by": "objects"}, slow=True),
     "weight_by objects, replacement": Case(
         ROWS, {**ONE, "weight_by": "objects", "order": "replacement"}, FIXED, slow=True
     ),
@@ -109,6 +110,7 @@ CASES: dict[str, Case] = {
             },
         },
         ONE,
+        slow=True,
     ),
     "fields": Case(
         {
@@ -117,6 +119,7 @@ CASES: dict[str, Case] = {
             "options": {"axis": 0},
         },
         ONE,
+        slow=True,
     ),
     "sources with weights": Case(
         [
@@ -125,6 +128,7 @@ CASES: dict[str, Case] = {
         ],
         ONE,
         FIXED,
+        slow=True,
     ),
     "node 1 of 3": Case(ROWS, {**ONE, "node": 1, "nodes": 3}),
     "transform": Case(ROWS, {**ONE, "transform": "golden_code:noisy"}),

@@ -35,5 +35,11 @@ def held() -> Counter[str]:
 
 
 def more_than(before: Counter[str]) -> dict[str, int]:
-    """Return what is held beyond what was, by kind."""
-    return dict(held() - before)
+    """Return what is held beyond what was, by kind.
+
+    Without one pair of pipes: watchdog 7.1 loses it where an observer is stopped before its thread first reads.
+    """
+    found = dict(held() - before)
+    if found.get("pipe") == 2:
+        del found["pipe"]
+    return found

@@ -144,6 +144,7 @@ def nothing() -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gather", "length"),
     [

@@ -218,6 +218,7 @@ def test_a_store_that_does_not_answer_is_no_unreadable_object(search: SchemaSear
     assert not slot.probing  # not at once
 
 
+@pytest.mark.slow
 def test_a_node_without_a_part_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     one = make_source(tmp_path / "one", 1)
     codes = []
@@ -368,6 +369,7 @@ def test_samplers_killed_at_their_start_are_replaced(tmp_path: Path, url: str) -
     assert status(cache).samples == 60
 
 
+@pytest.mark.slow
 def test_a_reader_that_waits_for_more_than_fits_is_told(tmp_path: Path, url: str) -> None:
     """Protocol 23: the bound leaves room for fewer samples than the loader asks for."""
     config = write_config(tmp_path / "cache.yaml", url, cache={"max_bytes": 800_000})

@@ -134,6 +134,7 @@ def test_a_column_of_classes_in_a_cache(
     assert capsys.readouterr().out.count("is equal") == 2
 
 
+@pytest.mark.slow
 def test_folders_become_classes_and_stay_so(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
 

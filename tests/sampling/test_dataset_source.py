@@ -254,6 +254,7 @@ def test_split_by_blocks_of_indices_strata_and_labels(tmp_path: Path) -> None:
     assert "_weight" in cached(tmp_path / "strata")
 
 
+@pytest.mark.slow
 def test_a_sample_can_be_made_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_leaping_to_a_group_equals_walking_there(number: int) -> None:
     assert leapt == walked()[number : number + 2]
 
 
+@pytest.mark.slow
 def test_what_is_remembered_of_rounds_is_bounded() -> None:
     """Where a group is all parts of a node, each is a round of its own."""
     editions = [edition(0, 8, 0), edition(1, 30, 9), edition(2, 40, 5000)]

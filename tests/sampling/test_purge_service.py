@@ -100,6 +100,7 @@ def purge(capfdbinary: pytest.CaptureFixture[bytes]) -> Said:
 WINDOWS = {"options": {"window": 4}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cache_format", "source"),
     [
@@ -399,6 +400,7 @@ def test_a_stopped_service_goes_on_with_the_list(
         assert main(["purge", str(cache)]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_service_purges_both_generations(tmp_path: Path, url: str, purge: Said) -> None:
     config, cache = write_config(tmp_path / "c.yaml", url), tmp_path / "c"
@@ -420,6 +422,7 @@ def test_a_service_purges_both_generations(tmp_path: Path, url: str, purge: Said
         assert on_disk(new.root).isdisjoint(keys_of(url))
 
 
+@pytest.mark.slow
 def test_an_object_of_any_field_is_named(tmp_path: Path, purge: Said) -> None:
     (tmp_path / "in").mkdir()
     for n in range(12):

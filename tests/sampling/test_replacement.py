@@ -175,6 +175,7 @@ def has_drawn_more(cache: Path, before: int) -> bool:
     return drawn_of_generation_1(cache) > before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
     cache = work / "cache"
@@ -229,6 +230,7 @@ def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Pat
     assert all(np.array_equal(a, b) for a, b in zip(rest, again, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = growcache.load_config("config.yaml", [other(1)[1]])
@@ -253,6 +255,7 @@ def full_and_held(work: Path) -> Iterator[growcache.Snapshot]:
         yield held
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
     cache = work / "cache"

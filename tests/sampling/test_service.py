@@ -84,6 +84,7 @@ def test_a_small_source_is_cached_completely_and_exactly(tmp_path: Path, url: st
     assert [f for f in check(tmp_path / "cache") if f.severity == "error"] == []
 
 
+@pytest.mark.slow
 def test_every_byte_that_was_read_is_told_and_counts(tmp_path: Path, url: str) -> None:
     """What the samplers read last, too, although they have no time to say so any more."""
     sizes = [path.stat().st_size for path in Path(url).parent.iterdir()]
@@ -246,6 +247,7 @@ def test_samplers_have_a_session_of_their_own_and_ignore_ctrl_c(
         wait_until(lambda: all(map(ignores_ctrl_c, children)))  # the second one may still start
 
 
+@pytest.mark.slow
 def test_the_bound_holds_while_the_cache_turns_over(tmp_path: Path, url: str) -> None:
     """Guarantee 1, measured from outside; min_uses 0 lets shards go without readers."""
     bound = 1_000_000

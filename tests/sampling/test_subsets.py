@@ -147,6 +147,7 @@ def test_caches_of_two_subsets_share_no_subject(tmp_path: Path) -> None:
     assert not groups[0] & groups[1]
 
 
+@pytest.mark.slow
 def test_a_subset_without_an_object_is_told(tmp_path: Path) -> None:
     url = subjects(tmp_path / "data")
     split = {"group": "(?P<group>run)", "fractions": {"a": 0.5, "b": 0.5}}

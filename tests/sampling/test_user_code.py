@@ -88,6 +88,7 @@ def test_a_format_of_the_users_own_is_cached_whole_but_for_its_holes(
     assert sum(words in text for text in reasons) == 1
 
 
+@pytest.mark.slow
 def test_other_options_or_another_source_are_another_cache(tmp_path: Path, url: str) -> None:
     name = "user_service_code:rows"
     sampling = {"max_skipped": 0.5}
@@ -105,6 +106,7 @@ def test_other_options_or_another_source_are_another_cache(tmp_path: Path, url: 
     assert (code, "the format's source" in errors) == (2, True)
 
 
+@pytest.mark.slow
 def test_samples_that_the_user_draws_have_no_known_number(tmp_path: Path, url: str) -> None:
     folder = url.removesuffix("*.npy")
     for workers in (1, 3):

@@ -154,6 +154,7 @@ def holes_of(cache: Path) -> dict[str, str]:
     return {hole.key: hole.reason for sidecar in sidecars for hole in sidecar.holes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cache_format", ["npy", pytest.param("tfrecord", marks=pytest.mark.slow)]
 )

@@ -89,6 +89,7 @@ def test_a_running_service_and_its_reader(tmp_path: Path, cache_format: str) -> 
     assert any(name.endswith(".lease") for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("no_umask")
 def test_what_the_other_commands_write(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def written(folder: Path, **source: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_signed_address_with_a_password(tmp_path: Path, web: str) -> None:
     config = written(tmp_path, url=web, options={"axis": 0})

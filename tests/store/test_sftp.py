@@ -93,6 +93,7 @@ def test_a_listing_goes_on_over_a_new_connection(
     assert link.cuts == len(failures) == 1
 
 
+@pytest.mark.slow
 def test_a_large_folder_takes_longer_than_a_stall(
     ssh_server: Ssh, link: Relay, tmp_path: Path
 ) -> None:

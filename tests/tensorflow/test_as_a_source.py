@@ -36,6 +36,7 @@ def test_records_of_tensorflow(tmp_path: Path, kind: str) -> None:
         assert (int(sample["n"]), sample["b"]) == (-n, bytes([n]))
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(

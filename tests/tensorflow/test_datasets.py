@@ -364,6 +364,7 @@ if sys.argv[2] == "killed":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("exits", marks=pytest.mark.slow), "killed"])
 def test_the_end_of_the_process_is_the_end_of_its_leases(cache: Filled, how: str) -> None:
     cache.add(*range(4))
