@@ -46,11 +46,11 @@ def limit_of_records(_: bytes, packed: int) -> int:
     return _LIKELY_BYTES + _MOST_LIKELY_RATIO * packed
 
 
-def limit_of_binary(begins: Callable[[bytes], bool]) -> UnpackLimit:
-    """Return a limit for records whose arrays may be nearly empty, as masks are.
+def limit_where(begins: Callable[[bytes], bool]) -> UnpackLimit:
+    """Return a limit for honest records, which may be nearly empty masks or repeated lines.
 
     Args:
-        begins: whether the first bytes are the checked header of a record, which zeros are not.
+        begins: whether the first bytes are those of a record, which zeros are not.
     """
 
     def limit(head: bytes, packed: int) -> int:

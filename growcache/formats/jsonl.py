@@ -22,7 +22,12 @@ from growcache.formats.base import (
     take_some,
 )
 from growcache.formats.byte_ranges import ReadAhead
-from growcache.formats.compressed import compression_option, refuse_compressed
+from growcache.formats.compressed import (
+    UnpackLimit,
+    compression_option,
+    limit_where,
+    refuse_compressed,
+)
 from growcache.formats.items import RANDOM_RANGE_BYTES, ItemsFormat, items_of_part
 from growcache.formats.json_values import (
     CONVERTERS,
@@ -32,6 +37,7 @@ from growcache.formats.json_values import (
     value_of_json,
 )
 from growcache.schema import Sample, Value
+from growcache.store.contract import Entry
 
 LONGEST_LINE = 1 << 25  # bytes; as Python's objects a line can take thirty times as many
 MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured as a whole
@@ -251,6 +257,9 @@ class JsonlFormat(ItemsFormat):
         self._wanted = wanted
         self._raw = raw
         self._lines = LineReader()
+
+    def unpack_limit(self, _: Entry) -> UnpackLimit:
+        return limit_where(lambda head: b"\n" in head.lstrip())
 
     async def measure(self, reader: ObjectReader) -> Measure:
         if not self.ranged:

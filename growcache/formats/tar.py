@@ -22,7 +22,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     take_some,
 )
-from growcache.formats.compressed import UnpackLimit, compression_option, limit_of_binary
+from growcache.formats.compressed import UnpackLimit, compression_option, limit_where
 from growcache.formats.contiguous import native_order
 from growcache.formats.image import decode_image, require_pillow
 from growcache.formats.items import ItemsFormat, decode_option, items_of_part
@@ -129,7 +129,7 @@ class TarFormat(ItemsFormat):
         self._samples: SampleScan | SampleOffsets = SampleOffsets() if index else SampleScan()
 
     def unpack_limit(self, _: Entry) -> UnpackLimit:
-        return limit_of_binary(lambda head: parse_tar_header(head[:TAR_BLOCK]) is not None)
+        return limit_where(lambda head: parse_tar_header(head[:TAR_BLOCK]) is not None)
 
     async def measure(self, reader: ObjectReader) -> Measure:
         refuse_empty_object(reader)

@@ -16,7 +16,7 @@ from growcache.formats.base import (
     refuse_unknown_options,
     take_some,
 )
-from growcache.formats.compressed import UnpackLimit, compression_option, limit_of_binary
+from growcache.formats.compressed import UnpackLimit, compression_option, limit_where
 from growcache.formats.items import (
     RANDOM_RANGE_BYTES,
     ItemsFormat,
@@ -79,7 +79,7 @@ class TFRecordFormat(ItemsFormat):
         return self.measure_of(reader.entry, count, stride)
 
     def unpack_limit(self, _: Entry) -> UnpackLimit:
-        return limit_of_binary(lambda head: record_length_at(memoryview(head), 0) is not None)
+        return limit_where(lambda head: record_length_at(memoryview(head), 0) is not None)
 
     async def _stride(self, records: RecordScan, reader: ObjectReader) -> float:
         half = reader.entry.size // 2

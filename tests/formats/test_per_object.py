@@ -156,3 +156,13 @@ def test_masks_that_are_nearly_empty_are_no_bomb(
     assert "x.npy" in sample or "data" in sample
     with pytest.raises(FormatError, match="a compressed object may be unpacked to"):
         visited(reader, Held(gzip.compress(bytes(1 << 21), 9), name))
+
+
+def test_lines_that_repeat_are_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growcache.formats.compressed._LIKELY_BYTES", 1 << 10)
+    reader = open_format("jsonl", {"fields": ["id"]}, ["s3://b/*.jsonl.gz"])
+    lines = b'{"id": 1, "text": "the same"}\n' * 20_000
+    assert len(visited(reader, Held(gzip.compress(lines, 9), "a.jsonl.gz"))) == 20_000
+    for bomb in (bytes(1 << 20), b"\n" * (1 << 20)):
+        with pytest.raises(FormatError, match="a compressed object may be unpacked to"):
+            visited(reader, Held(gzip.compress(bomb, 9), "a.jsonl.gz"))
