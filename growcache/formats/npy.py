@@ -107,8 +107,10 @@ class NpyWholeFormat(ObjectFormat):
         shape = header.shape
         flat = np.frombuffer(memoryview(data), header.dtype, math.prod(shape), header.data)
         values = native_order(flat.reshape(shape, order="F" if header.fortran else "C"))
-        with named_errors(reader.entry.key):
-            sample = self._meaning.sample_of(values)
+        sample: Sample = {"x": values}
+        if self._meaning.changes(values.dtype):
+            with named_errors(reader.entry.key):
+                sample = self._meaning.sample_of(values)
         return [(sample, 0, shape[0] if shape else reader.entry.size)]
 
 

@@ -27,7 +27,7 @@ LEAST_SECONDS = 0.5  # a healthy store varies by less
 LOOK_SECONDS = 0.1  # between looks for slow reads
 KNOWN_READS = 32  # of a size, before any is called slow
 RECENT_READS = 128
-_UPDATE_READS = 16  # a percentile holds for that number of further reads
+_UPDATE_READS = 32  # a percentile holds for that number of further reads
 
 
 class ReadTimes:
@@ -115,29 +115,23 @@ class Hedging:
         if not self._is_looking:
             self._look_later()
         try:
-            data = await self._first_answer(race, get)
-        finally:
-            del self._racing[race]
-            if race.hedge is not None:
-                race.hedge.cancel()
-        self._times.record(stop - start, time.monotonic() - race.began)
-        self._saved = min(MOST_SAVED, self._saved + EXTRA_SHARE)
-        return data
-
-    async def _first_answer(self, race: _Race, get: Read) -> Buffer:
-        task = race.task
-        assert task is not None
-        try:
-            return await get(*race.wanted)
+            data = await get(entry, start, stop)
         except asyncio.CancelledError:
             if race.won is None or task.uncancel() > race.cancelling:
                 raise  # from outside
-            return race.won
+            data = race.won
         except StoreError:
             race.task = None
             if race.hedge is None:
                 raise
-            return await race.hedge
+            data = await race.hedge
+        finally:
+            del self._racing[race]
+            if race.hedge is not None:
+                race.hedge.cancel()
+        self._saved = min(MOST_SAVED, self._saved + EXTRA_SHARE)
+        self._times.record(stop - start, time.monotonic() - race.began)
+        return data
 
     def _look_later(self) -> None:
         self._is_looking = True
