@@ -200,6 +200,7 @@ def test_a_loader_of_a_cache_that_is_removed_says_so(front: str, config: Path) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", ["numpy", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_loader_goes_on_when_the_index_is_made_again(front: str, config: Path) -> None:
     pytest.importorskip(front)

@@ -298,6 +298,7 @@ def test_no_handler_is_set_in_other_threads_and_none_is_left_to_children(cache: 
         assert loop.ask("say(len(next(batches)['x']))") == [8]
 
 
+@pytest.mark.slow
 def test_without_a_service_too(tmp_path: Path) -> None:
     url = write_objects(tmp_path / "in", count=10)
     source = rows_of(url)

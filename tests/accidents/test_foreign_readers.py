@@ -106,6 +106,7 @@ def test_a_reader_that_is_root_is_heeded_as_any(cache: Path) -> None:
     is_drawing(cache)
 
 
+@pytest.mark.slow
 def test_another_user_is_refused_in_one_line(cache: Path) -> None:
     done = done_as(OTHER, [sys.executable, "-c", TAKE, str(cache)])
     last = done.stderr.strip().splitlines()[-1]

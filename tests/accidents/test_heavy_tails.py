@@ -64,6 +64,7 @@ def config_of(tmp_path: Path, cache: dict[str, Any], **sampling: Any) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_no_large_sample_is_dropped(tmp_path: Path) -> None:
     """Eight samplers cache 25 MB in 162 objects of 50 B to 900 kB, under a bound of 64 MB."""
     sizes = sorted(pareto(162, 25_000_000, 3))

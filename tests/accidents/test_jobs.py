@@ -68,6 +68,7 @@ def received(loop: Trainer) -> int:
     return int(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_delivered_is_what_the_loop_received(cache: Path, gather: str) -> None:
     """The loader reads far ahead: a few blocks hold all of these samples."""

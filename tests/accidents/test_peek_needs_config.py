@@ -58,6 +58,7 @@ def forge(identity: Path, parts: dict[str, Any]) -> None:
     identity.write_text(json.dumps({"crc32c": checksum, **values}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named",
     [

@@ -71,6 +71,7 @@ def trained(cache: Path, framework: str, seed: int = 0, **options: Any) -> dict[
     return found
 
 
+@pytest.mark.slow
 def test_short_rows(tmp_path: Path) -> None:
     trained(filled(tmp_path, columns=64), "numpy")
 

@@ -45,6 +45,7 @@ def test_a_stopped_process_is_not_running(config: Path) -> None:
         wait_for_status(cache, lambda now: now["state"] in ("running", "full"))
 
 
+@pytest.mark.slow
 def test_a_raised_bound_is_not_called_full(config: Path) -> None:
     cache = config.with_suffix("")
     with running(config):

@@ -92,6 +92,7 @@ def test_all_samples_come_once_and_objects_take_turns(tmp_path: Path, folder: Pa
     assert (done.returncode, "is equal" in done.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_it_is_not_complete_after_one_sample_of_each(tmp_path: Path, folder: Path) -> None:
     config = write(tmp_path, rows_of(folder, "in/*.npy"))
     found = run(config, "--samples", str(len(LENGTHS) + 4))
@@ -119,6 +120,7 @@ def test_a_listing_that_grows(tmp_path: Path, folder: Path) -> None:
     assert max(late.values()) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", ["permutation", pytest.param("replacement", marks=pytest.mark.slow)]
 )

@@ -89,6 +89,7 @@ def test_no_part_leads_to_another() -> None:
     assert not agree(biased.ravel(), np.ones(144))
 
 
+@pytest.mark.slow
 def test_a_growing_listing_favours_neither_old_nor_new() -> None:
     """What is left of a round when the listing grows has old and new parts as there are of them."""
     old, new, known = 0, 0, 20_000

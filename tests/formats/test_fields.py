@@ -250,6 +250,7 @@ def test_the_code_of_any_field_may_have_ended_a_sampler() -> None:
     assert crash_suspects(load_config({"source": plain})) == "; is there too little memory?"
 
 
+@pytest.mark.slow
 def test_garbage_that_holds_open_files_disturbs_no_call() -> None:
     make = PAIRS["hdf5 of other chunks"]
     thresholds = gc.get_threshold()

@@ -221,6 +221,7 @@ def test_the_service_follows_its_file(tmp_path: Path) -> None:
     assert [f for f in check(cache) if f.severity == "error"] == []
 
 
+@pytest.mark.slow
 def test_a_cache_that_never_evicts_stays_and_says_so(tmp_path: Path) -> None:
     url = make_source(tmp_path / "in", count=200, shape=(16, 1024))
     bounds = {"max_bytes": "8MB", "eviction": "none"}

@@ -198,6 +198,7 @@ def test_what_is_being_drawn_meanwhile_is_drawn_without(
     assert check(cache) == []
 
 
+@pytest.mark.slow
 def test_a_killed_service_goes_on_with_the_list(tmp_path: Path, url: str, purge: Said) -> None:
     config, cache = write_config(tmp_path / "c.yaml", url), tmp_path / "c"
     with service(config) as running:

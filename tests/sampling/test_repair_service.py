@@ -80,6 +80,7 @@ def test_damaged_shards_and_index_are_mended_and_drawn_again(
     assert read_index(layout.root).complete
 
 
+@pytest.mark.slow
 def test_shards_alone_are_taken_over_and_nothing_is_drawn_twice(config: Path) -> None:
     layout = CacheLayout(root_of(config))
     assert run(config, "--samples", "60") == (0, "")

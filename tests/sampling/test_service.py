@@ -98,6 +98,7 @@ def test_every_byte_that_was_read_is_told_and_counts(tmp_path: Path, url: str) -
     assert "sampling.max_egress is reached by a first look at a few objects; raise it" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bounds", "why"),
     [

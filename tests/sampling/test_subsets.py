@@ -125,6 +125,7 @@ def subjects(folder: Path) -> str:
     return f"{folder}/**/*.npy"
 
 
+@pytest.mark.slow
 def test_caches_of_two_subsets_share_no_subject(tmp_path: Path) -> None:
     url = subjects(tmp_path / "data")
     found: dict[str, set[str]] = {}

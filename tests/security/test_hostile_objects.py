@@ -194,6 +194,7 @@ def test_names_of_fields(short_path: Path, cache_format: str) -> None:
         compile(block, "README.md", "exec")
 
 
+@pytest.mark.slow
 def test_images_and_the_folders_that_label_them(short_path: Path) -> None:
     data = io.BytesIO()
     Image.new("RGB", (8, 6)).save(data, "PNG")

@@ -100,6 +100,7 @@ def test_an_address_that_is_refused(tmp_path: Path, web: str) -> None:
     assert found_in(SECRETS, ran, tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_s3_with_keys_in_options_arguments_and_variables(
     tmp_path: Path, bucket: Bucket

@@ -55,6 +55,7 @@ def test_links_are_what_they_point_to(ssh_server: Ssh, tmp_path: Path) -> None:
     assert found == {"a/x?#.npy": 5, "b/x?#.npy": 5, "l": 5}
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_in_the_middle(
     ssh_server: Ssh, link: Relay, tmp_path: Path
 ) -> None:
