@@ -132,15 +132,21 @@ def table_kind(url: str) -> str:
     >>> table_kind("s3://b/labels.csv"), table_kind("https://h/labels.tsv.gz?v=1")
     ('csv', 'tsv.gz')
     """
-    name = re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
+    if kind := _kind_by_name(_name_in(url), TABLE_KINDS):
+        return kind
+    raise ValueError(
+        f"expected a name that ends in .{', .'.join(TABLE_KINDS)}, or .gz behind one of the first three"
+    )
+
+
+def _name_in(url: str) -> str:
+    return re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
+
+
+def _kind_by_name(name: str, kinds: tuple[str, ...]) -> str | None:
     packed = ".gz" if name.lower().endswith(".gz") else ""
     kind = name.lower().removesuffix(".gz").rpartition(".")[2]
-    if kind not in TABLE_KINDS or (packed and kind == "parquet"):
-        raise ValueError(
-            f"expected a name that ends in .{', .'.join(TABLE_KINDS)}, or .gz behind one of the first "
-            "three"
-        )
-    return kind + packed
+    return kind + packed if kind in kinds and not (packed and kind == "parquet") else None
 
 
 def _or_its_url(schema: dict[str, Any]) -> None:
@@ -186,17 +192,15 @@ def manifest_kind(url: str) -> str:
     >>> manifest_kind("keys.txt"), manifest_kind("s3://inv/2024-01-01T00-00Z/manifest.json")
     ('txt', 'inventory')
     """
-    name = re.split(r"[?#]", url)[0] if re.match("https?:", url) else url
+    name = _name_in(url)
     if name.rpartition("/")[2] == "manifest.json":
         return "inventory"
-    packed = ".gz" if name.lower().endswith(".gz") else ""
-    kind = name.lower().removesuffix(".gz").rpartition(".")[2]
-    if kind not in MANIFEST_KINDS or (packed and kind == "parquet"):
-        raise ValueError(
-            f"expected a name that ends in .{', .'.join(MANIFEST_KINDS)}, or .gz behind one of the "
-            "first four, or manifest.json of an S3 Inventory"
-        )
-    return kind + packed
+    if kind := _kind_by_name(name, MANIFEST_KINDS):
+        return kind
+    raise ValueError(
+        f"expected a name that ends in .{', .'.join(MANIFEST_KINDS)}, or .gz behind one of the first four, "
+        "or manifest.json of an S3 Inventory"
+    )
 
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError
 from growcache.formats.base import MOST_VISIT_BYTES, ObjectReader
+from growcache.store.seekable_file import SeekableFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,29 +36,6 @@ class NotFetchedError(OSError):
     """A read of bytes that were not fetched."""
 
 
-class SeekableFile(io.RawIOBase):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset
-        if at < 0:
-            raise ValueError(f"expected a position of at least 0, found {at}")
-        self._at = at
-        return at
-
-
 class FetchedRanges(SeekableFile):
     def __init__(self, size: int, pieces: Mapping[tuple[int, int], memoryview]) -> None:
         super().__init__(size)
@@ -67,13 +44,13 @@ class FetchedRanges(SeekableFile):
 
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
-        start, stop = self._at, min(self._at + len(into), self.size)
+        start, stop = self.position, min(self.position + len(into), self.size)
         if stop <= start:
             return 0
         for (first, last), data in self._pieces.items():
             if first <= start and stop <= last:
                 into[: stop - start] = data[start - first : stop - first]
-                self._at = stop
+                self.position = stop
                 return stop - start
         self.missing = (start, stop)
         raise NotFetchedError(f"bytes {start} to {stop} were not fetched")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from growcache.errors import FormatError, GrowcacheError
 from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
-from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.memory import LruCache
 from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.store.contract import Entry
+from growcache.store.seekable_file import SeekableFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,7 +57,7 @@ class MetadataImage(SeekableFile):
 
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
-        start, stop = self._at, self._at + len(into)
+        start, stop = self.position, self.position + len(into)
         if stop > self.size:
             raise OSError(f"bytes {start} to {stop} of {self.size}")
         if self._locating:  # the bytes are not used
@@ -74,7 +74,7 @@ class MetadataImage(SeekableFile):
             block, first = self._blocks[number], number * METADATA_BLOCK_BYTES
             low, high = max(start, first), min(stop, first + METADATA_BLOCK_BYTES)
             into[low - start : high - start] = block[low - first : high - first]
-        self._at = stop
+        self.position = stop
         return len(into)
 
     def locate(self, work: Callable[[], T]) -> tuple[T, tuple[int, int]]:

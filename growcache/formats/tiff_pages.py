@@ -15,12 +15,12 @@ import numpy as np
 
 from growcache.errors import FormatError, GrowcacheError
 from growcache.formats.base import SMALL_OBJECT_BYTES, ObjectReader
-from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.chunks import MOST_ROWS
 from growcache.formats.items import UserCall
 from growcache.formats.tiff_codecs import JPEG, Decompress, decompressor
 from growcache.schema import DTYPE_KINDS, Array
 from growcache.store.contract import Entry
+from growcache.store.seekable_file import SeekableFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,7 +55,7 @@ class TiffDirectories(SeekableFile):
 
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
-        start, stop = self._at, min(self._at + len(into), self.size)
+        start, stop = self.position, min(self.position + len(into), self.size)
         if stop <= start:
             return 0
         self._count(stop - start)
@@ -63,7 +63,7 @@ class TiffDirectories(SeekableFile):
             first = number * _BLOCK_BYTES
             low, high = max(start, first), min(stop, first + _BLOCK_BYTES)
             into[low - start : high - start] = self._block(number)[low - first : high - first]
-        self._at = stop
+        self.position = stop
         return stop - start
 
     def _count(self, nbytes: int) -> None:

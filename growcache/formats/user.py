@@ -22,10 +22,10 @@ from growcache.formats.base import (
     Visit,
     ordinals_of_part,
 )
-from growcache.formats.byte_ranges import SeekableFile
 from growcache.formats.items import UserCall, UserThreads
 from growcache.schema import Sample
 from growcache.seeding import generator_at
+from growcache.store.seekable_file import SeekableFile
 from growcache.usercode import UserCode, load_code, short_key
 
 if TYPE_CHECKING:
@@ -51,27 +51,27 @@ class ObjectFile(SeekableFile):
 
     def readinto(self, buffer: Buffer) -> int:
         into = memoryview(buffer).cast("B")
-        wanted = min(len(into), max(0, self.size - self._at))
+        wanted = min(len(into), max(0, self.size - self.position))
         done = 0
         while done < wanted:
             found = self._window(wanted - done)
             into[done : done + len(found)] = found
-            self._at += len(found)
+            self.position += len(found)
             done += len(found)
         return done
 
     def _window(self, wanted: int) -> memoryview:
         """Return at least one and at most ``wanted`` bytes from the position on."""
         end = self._start + len(self._held)
-        if not self._start <= self._at < end:
-            follows = self._at == end
+        if not self._start <= self.position < end:
+            follows = self.position == end
             self._ahead = (
                 min(_MOST_READ_AHEAD, 2 * self._ahead) if follows else _FIRST_READ_AHEAD
             )
-            stop = min(self.size, self._at + max(wanted, self._ahead))
-            data = self._call.wait(self._reader.read(self._at, stop))
-            self._held, self._start = memoryview(data).cast("B"), self._at
-        begin = self._at - self._start
+            stop = min(self.size, self.position + max(wanted, self._ahead))
+            data = self._call.wait(self._reader.read(self.position, stop))
+            self._held, self._start = memoryview(data).cast("B"), self.position
+        begin = self.position - self._start
         return self._held[begin : begin + wanted]
 
 

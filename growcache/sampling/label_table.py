@@ -27,11 +27,12 @@ import numpy.typing as npt
 import orjson
 
 from growcache.config import SourceConfig, table_kind
-from growcache.errors import ConfigError, FormatError, StoreError
+from growcache.errors import ConfigError, FormatError
 from growcache.seeding import Uint64Array, hash64
 from growcache.store.contract import Entry, Store
 from growcache.store.parquet_texts import table_batches
 from growcache.store.store import open_store
+from growcache.store.table_rows import errors_of_setting, json_rows
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 
 if TYPE_CHECKING:
@@ -286,16 +287,9 @@ def read_table(
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> KeyedTable:
     """Blocks, for some seconds where the table has a million rows."""
-    shown = redact(url)
-    try:
+    with errors_of_setting("source.labels", url):
         data = fetch_table(url, source, timeout_seconds, budget)
         return parse_table(data, table_kind(url), key, columns)
-    except StoreError as error:
-        named = type(error)(f"source.labels: {error}")
-        named.exit_code = error.exit_code
-        raise named from None
-    except (ConfigError, FormatError) as error:
-        raise ConfigError(f"source.labels {shown}: {error}") from None
 
 
 def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> KeyedTable:
@@ -392,8 +386,8 @@ def _whole_rows(rows: Any, width: int, key: int) -> Iterator[list[str]]:
 
 def _read_json_lines(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
     seen: dict[str, None] = {}
-    lines = enumerate(stream, 1)
-    while chunk := list(islice(_json_objects(lines, key), ROWS_AT_ONCE)):
+    rows = _rows_with_key(json_rows(stream), key)
+    while chunk := list(islice(rows, ROWS_AT_ONCE)):
         for row in chunk:
             seen |= dict.fromkeys(row)
         for name, column in columns.items():
@@ -402,16 +396,10 @@ def _read_json_lines(stream: IO[bytes], columns: ColumnBuilders, key: str) -> No
         _require_columns(list(seen), list(columns), "jsonl")
 
 
-def _json_objects(lines: Iterator[tuple[int, bytes]], key: str) -> Iterator[dict[str, Any]]:
-    for number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise FormatError(f"line {number}: expected JSON, {error}") from None
-        if not isinstance(row, dict):
-            raise FormatError(f"line {number}: expected an object, found {line[:40]!r}")
+def _rows_with_key(
+    rows: Iterator[tuple[int, dict[str, Any]]], key: str
+) -> Iterator[dict[str, Any]]:
+    for number, row in rows:
         if row.get(key) in (None, ""):
             raise FormatError(f"line {number}: it has no {key!r}")
         yield row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import IO, Any
 from urllib.parse import unquote
 
 from growcache.config import ManifestConfig, SourceConfig, manifest_kind
-from growcache.errors import ConfigError, FormatError, StoreError, TransientStoreError
+from growcache.errors import ConfigError, TransientStoreError
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, logger, storable_entries
 from growcache.store.manifest_tables import (
     ManifestRow,
@@ -26,7 +25,9 @@ from growcache.store.manifest_tables import (
     read_all,
 )
 from growcache.store.retries import RetryPolicy
+from growcache.store.seekable_file import SeekableFile
 from growcache.store.store import RemoteStore, open_store
+from growcache.store.table_rows import errors_of_setting
 from growcache.store.urls import (
     BUCKET_SCHEMES,
     LOCAL_SCHEMES,
@@ -67,7 +68,7 @@ class ManifestListing:
 
     def pages(self) -> Iterator[list[Entry]]:
         count, first, some = 0, "", False
-        with self._naming_the_manifest():
+        with errors_of_setting("source.manifest", self._wanted.url):
             rows = self._rows()
             while named := list(islice(rows, PAGE_ENTRIES)):
                 first = first or named[0].name
@@ -78,17 +79,6 @@ class ManifestListing:
                     yield page
             if not some:
                 raise ConfigError(self._nothing_found(count, first))
-
-    @contextmanager
-    def _naming_the_manifest(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            named = type(error)(f"source.manifest: {error}")
-            named.exit_code = error.exit_code
-            raise named from None
-        except (ConfigError, FormatError) as error:
-            raise ConfigError(f"source.manifest {redact(self._wanted.url)}: {error}") from None
 
     def _rows(self) -> Iterator[ManifestRow]:
         kind, url = manifest_kind(self._wanted.url), self._wanted.url
@@ -218,40 +208,26 @@ def _url_in_inventory(manifest: str, key: str) -> str:
     return str(next((path for path in copies if path.exists()), copies[1]))
 
 
-class _RemoteFile(io.RawIOBase):
+class _RemoteFile(SeekableFile):
     """An object, read piece by piece in one thread, each tried again like a page of a listing."""
 
     def __init__(
         self, store: Store, entry: Entry, runner: asyncio.Runner, retries: RetryPolicy
     ) -> None:
+        super().__init__(entry.size)
         self._store, self._entry = store, entry
         self._runner, self._retries = runner, retries
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._entry.size}
-        self._at = origin[whence] + offset
-        return self._at
 
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer).cast("B")
-        stop = min(self._entry.size, self._at + view.nbytes)
-        if stop <= self._at:
+        stop = min(self.size, self.position + view.nbytes)
+        if stop <= self.position:
             return 0
 
         def attempt() -> Any:
-            return self._runner.run(self._store.read(self._entry, self._at, stop))
+            return self._runner.run(self._store.read(self._entry, self.position, stop))
 
         data = memoryview(self._retries.run(attempt)).cast("B")
         view[: data.nbytes] = data
-        self._at += data.nbytes
+        self.position += data.nbytes
         return data.nbytes

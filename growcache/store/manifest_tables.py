@@ -16,6 +16,7 @@ import orjson
 from growcache.config import ManifestConfig
 from growcache.errors import ConfigError, FormatError
 from growcache.store.parquet_texts import table_batches
+from growcache.store.table_rows import json_rows
 
 LONGEST_LINE = 1 << 20  # bytes
 ROWS_AT_ONCE = 1 << 14  # of Parquet, that are objects of Python at once
@@ -164,7 +165,7 @@ def _read_delimited(
 def _read_json_lines(
     stream: IO[bytes], wanted: ManifestConfig
 ) -> tuple[Sequence[str], Iterator[Raw]]:
-    rows = _json_rows(stream)
+    rows = (row for _, row in json_rows(_lines(stream)))
     first = next(rows, {})
 
     def all_rows() -> Iterator[Raw]:
@@ -173,19 +174,6 @@ def _read_json_lines(
         yield from rows
 
     return list(first), all_rows()
-
-
-def _json_rows(stream: IO[bytes]) -> Iterator[Raw]:
-    for number, line in enumerate(_lines(stream), 1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise FormatError(f"line {number}: expected JSON, {error}") from None
-        if not isinstance(row, dict):
-            raise FormatError(f"line {number}: expected an object, found {line[:40]!r}")
-        yield row
 
 
 def _read_parquet(
