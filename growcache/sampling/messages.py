@@ -78,7 +78,10 @@ class PartVisit:
 
 
 def stored_bytes(visit: PartVisit) -> float:
-    return (visit.entry.size + sum(partner.size for partner in visit.partners)) / visit.parts
+    size = visit.entry.size
+    if visit.partners:
+        size += sum(partner.size for partner in visit.partners)
+    return size / visit.parts
 
 
 def entry_values(entry: Entry) -> list[Any]:

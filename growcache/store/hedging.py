@@ -80,7 +80,7 @@ class _Race:
 
     def __init__(self, task: asyncio.Task[object], wanted: tuple[Entry, int, int]) -> None:
         self.task: asyncio.Task[object] | None = task  # None: it waits for the hedge
-        self.cancelling = task.cancelling()
+        self.cancelling = 0  # how often others had cancelled the task when the hedge was made
         self.began = self.asked_at = time.monotonic()  # asked_at: by the last request
         self.wanted = wanted
         self.hedge: asyncio.Task[Buffer] | None = None
@@ -153,6 +153,7 @@ class Hedging:
         if race.hedge is not None:  # it is slow, too
             race.hedge.cancel()
         race.asked_at = time.monotonic()
+        race.cancelling = race.task.cancelling() if race.task is not None else 0
         self._saved -= 1
         self.hedges += 1
         race.hedge = asyncio.ensure_future(_awaited(self._make_hedge(*race.wanted)))
