@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from growcache.cli.init_text import TEMPLATE
 from growcache.config import Config
 
-TEMPLATE = Path(__file__).with_name("config_template.yaml")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SECTIONS = {"source": "SourceConfig", "sampling": "SamplingConfig", "cache": "CacheConfig"}
 _SECTION = re.compile(r"([a-z]\w*):")

@@ -9,8 +9,12 @@ import typer
 
 from growcache.cli.init_choices import EXAMPLE_URL, ConfigChoices, InitOptions, propose_choices
 from growcache.cli.init_questions import ask_for_choices, found_text, probe_with_spinner
-from growcache.cli.init_text import checked_config_text, refuse_existing, write_config
-from growcache.cli.init_yaml import as_yaml
+from growcache.cli.init_text import (
+    as_yaml,
+    checked_config_text,
+    refuse_existing,
+    write_config,
+)
 from growcache.cli.terminal import can_ask, fold_to_width, print_to_stderr
 from growcache.errors import StoreError
 from growcache.secrecy import url_without_secrets

@@ -12,7 +12,7 @@ import yaml
 
 from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.cli.init_choices import EXAMPLE_URL, ConfigChoices, InitOptions, propose_choices
-from growcache.cli.init_yaml import as_yaml
+from growcache.cli.init_text import as_yaml
 from growcache.cli.propose_options import raw_options
 from growcache.cli.prove_candidate import ProbedSource
 from growcache.cli.source_probe import PROBE_SECONDS, probe_source
@@ -164,7 +164,7 @@ def _ask_for_split(
     print_to_stderr(f"  {split.sentence}")
     if not _agrees(prompt("Hold a fifth of them out for validation", default="no")):
         return chosen
-    findings = [split.sentence, split.other]
+    findings = [split.sentence, split.validation_sentence]
     return replace(chosen, split=split.settings, split_findings=findings, split_offer=None)
 
 

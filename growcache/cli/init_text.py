@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import string
 import textwrap
@@ -13,7 +14,6 @@ import yaml
 
 from growcache.cache.files import FILE_MODE
 from growcache.cli.init_choices import ConfigChoices
-from growcache.cli.init_yaml import as_yaml
 from growcache.cli.other_kinds import READER
 from growcache.cli.terminal import print_to_stderr
 from growcache.config_text import load_config
@@ -23,6 +23,14 @@ from growcache.usercode import printable
 
 TEMPLATE = Path(__file__).with_name("config_template.yaml")
 COMMENT_WIDTH = 88
+
+
+def as_yaml(value: object) -> str:
+    """Return a value in one line, as a config has it."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    )
+    return text.removesuffix("...\n").rstrip("\n")  # a plain \xa0 is no space to YAML
 
 
 def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = None) -> str:

@@ -57,7 +57,7 @@ class ProposedSplit:
         )
 
     @property
-    def other(self) -> str:
+    def validation_sentence(self) -> str:
         return "This is the cache for training; a second config with use: val is the one for validation."
 
 
