@@ -26,14 +26,11 @@ from growcache.config import (
     SEVERAL_SOURCES,
     CacheConfig,
     Config,
-    FieldConfig,
-    LabelsConfig,
-    ManifestConfig,
     SamplingConfig,
     SplitConfig,
     StrataConfig,
-    WeightedSource,
 )
+from growcache.config_source import FieldConfig, LabelsConfig, ManifestConfig, WeightedSource
 from growcache.errors import ConfigError
 from growcache.schema import is_utf8
 from growcache.secrecy import (

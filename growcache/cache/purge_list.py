@@ -28,7 +28,7 @@ from growcache.cache.index.reader import known_identity
 from growcache.cache.locks import FileLock, close_owned, open_owned
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
-from growcache.config import PLACEHOLDER
+from growcache.config_source import PLACEHOLDER
 from growcache.errors import CacheError, ConfigError
 from growcache.store.urls import UrlTemplate, parse_url
 

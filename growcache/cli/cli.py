@@ -102,7 +102,8 @@ def complete_setting(incomplete: str) -> list[str]:
     """Return ``section.key=`` of every matching setting; of a single one its default."""
     from pydantic import BaseModel
 
-    from growcache.config import CacheConfig, SamplingConfig, SourceConfig
+    from growcache.config import CacheConfig, SamplingConfig
+    from growcache.config_source import SourceConfig
 
     models: dict[str, type[BaseModel]] = {
         "source": SourceConfig,

@@ -17,7 +17,7 @@ from growcache.cli.propose_options import raw_options
 from growcache.cli.prove_candidate import ProbedSource
 from growcache.cli.source_probe import PROBE_SECONDS, probe_source
 from growcache.cli.terminal import print_to_stderr, spinner
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, MissingLibraryError
 from growcache.formats import check_format
 

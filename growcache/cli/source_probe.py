@@ -36,7 +36,7 @@ from growcache.cli.zarr_probe import (
     is_anndata,
     zarr_candidate,
 )
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     FormatError,
     MissingLibraryError,

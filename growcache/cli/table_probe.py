@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cli.propose_labels import ProposedLabels, Table, propose_labels
-from growcache.config import SourceConfig, table_kind
+from growcache.config_source import SourceConfig, table_kind
 from growcache.errors import GrowcacheError
 from growcache.store.contract import Entry
 from growcache.store.store import RemoteStore, open_store

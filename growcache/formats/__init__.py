@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from growcache.config import AUTO, SourceConfig
+from growcache.config_source import AUTO, SourceConfig
 from growcache.errors import ConfigError
 from growcache.formats.base import ObjectFormat
 

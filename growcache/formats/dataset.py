@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, FormatError, TransientStoreError
 from growcache.formats.base import ObjectFormat, ObjectReader, Visit
 from growcache.formats.items import UserCall, UserThreads

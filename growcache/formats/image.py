@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from growcache.config import AUTO
+from growcache.config_source import AUTO
 from growcache.errors import ConfigError, FormatError
 from growcache.formats.base import (
     ObjectFormat,

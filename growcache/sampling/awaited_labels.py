@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.sampling.folder_labels import finds_folder_classes
 from growcache.sampling.labels import Labels
 from growcache.sampling.objects import Objects

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from growcache.config import AUTO, LabelsConfig, SourceConfig
+from growcache.config_source import AUTO, LabelsConfig, SourceConfig
 from growcache.errors import ConfigError
 from growcache.sampling.label_table import (
     EMPTY_CELL,

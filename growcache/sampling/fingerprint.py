@@ -12,7 +12,8 @@ import orjson
 
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.side_files import Identity
-from growcache.config import Config, SourceConfig
+from growcache.config import Config
+from growcache.config_source import SourceConfig
 from growcache.config_text import to_json_value
 from growcache.sampling.messages import FOLDER_CLASSES, FORMAT, LABELS, TRANSFORM
 from growcache.sampling.sizing import Sizing, sizing_values

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from growcache.config import AUTO, SourceConfig
+from growcache.config_source import AUTO, SourceConfig
 from growcache.errors import ConfigError
 from growcache.sampling.classes import Classes, sorted_classes
 from growcache.sampling.label_table import NO_ROW, IntColumn

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from growcache.config import SourceConfig, table_kind
+from growcache.config_source import SourceConfig, table_kind
 from growcache.errors import ConfigError, FormatError
 from growcache.seeding import Uint64Array, hash64
 from growcache.store.contract import Entry, Store

@@ -12,7 +12,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from growcache.config import LABEL_MATCHES, SamplingConfig, SourceConfig
+from growcache.config import SamplingConfig
+from growcache.config_source import LABEL_MATCHES, SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, TransientStoreError
 from growcache.sampling.classes import NO_CLASS, Classes, class_numbers, decide_classes
 from growcache.sampling.folder_labels import (

@@ -11,7 +11,8 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from growcache.config import BlockGroup, FieldConfig, LabelGroup, SourceConfig, SplitConfig
+from growcache.config import BlockGroup, LabelGroup, SplitConfig
+from growcache.config_source import FieldConfig, SourceConfig
 from growcache.errors import ConfigError
 from growcache.sampling.label_table import NO_ROW
 from growcache.sampling.labels import Labels

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from growcache.cache.files import CacheLayout
 from growcache.cache.purge_list import append_to_list, named_objects
 from growcache.cache.sidecar import version_of
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, StoreError
 from growcache.store.contract import Entry, Store
 from growcache.store.retries import RetryPolicy

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import GrowcacheError, TransientStoreError
 from growcache.formats import open_source
 from growcache.formats.base import ObjectFormat

@@ -18,7 +18,8 @@ from growcache.cache.cache import Cache
 from growcache.cache.files import is_full_disk
 from growcache.cache.side_files import Identity
 from growcache.cache.status import Status, write_status
-from growcache.config import Config, SourceConfig
+from growcache.config import Config
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     CacheError,
     CacheFullError,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.formats.zarr_unwritten import ChunkCensus
 from growcache.store.contract import Entry, StoredObject, paginate
 from growcache.store.store import RemoteStore

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.schema import is_utf8
 from growcache.store.urls import Location
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ObjectMissingError, StoreError
 from growcache.store.contract import Entry, paginate
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
-from growcache.config import ManifestConfig, SourceConfig, manifest_kind
+from growcache.config_source import ManifestConfig, SourceConfig, manifest_kind
 from growcache.errors import ConfigError, TransientStoreError
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, logger, storable_entries
 from growcache.store.manifest_tables import (

@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 import orjson
 
-from growcache.config import ManifestConfig
+from growcache.config_source import ManifestConfig
 from growcache.errors import ConfigError, FormatError
 from growcache.store.parquet_texts import table_batches
 from growcache.store.table_rows import json_rows

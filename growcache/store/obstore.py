@@ -17,7 +17,7 @@ import obstore
 from obstore.exceptions import BaseError, NotSupportedError
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, StoreError
 from growcache.store.contract import PAGE_ENTRIES, Entry, Page
 from growcache.store.credentials import s3_settings, server_option

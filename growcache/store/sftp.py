@@ -27,7 +27,7 @@ import asyncssh
 import uvloop
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     AccessError,
     ConfigError,

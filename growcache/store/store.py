@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, groupby, islice, zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     AccessError,
     ConfigError,

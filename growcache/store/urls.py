@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from growcache.config import PLACEHOLDER
+from growcache.config_source import PLACEHOLDER
 from growcache.errors import ConfigError
 from growcache.schema import is_utf8
 from growcache.secrecy import query_without_secrets, without_userinfo

@@ -20,7 +20,7 @@ from growcache.cli.propose_recordings import (
     rate_of_audio,
 )
 from growcache.cli.source_probe import probe_source
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 
 RANDOM = np.random.default_rng(0)
 SIGNALS = {

@@ -19,7 +19,8 @@ from growcache.cli.init_questions import apply_answer, ask_for_choices
 from growcache.cli.init_text import config_text, write_config
 from growcache.cli.prove_candidate import ProbedSource
 from growcache.cli.source_probe import probe_source
-from growcache.config import CacheConfig, Config, SamplingConfig, SourceConfig
+from growcache.config import CacheConfig, Config, SamplingConfig
+from growcache.config_source import SourceConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, ObjectMissingError, StoreError
 from tests.cli.terminals import terminal

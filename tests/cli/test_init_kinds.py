@@ -12,7 +12,7 @@ import yaml
 import growcache
 from growcache.cli.cli import main
 from growcache.cli.source_probe import probe_source
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from tests.cli.kinds import KINDS, SLOW
 
 for library in ("h5py", "pyarrow", "zarr", "PIL", "lmdb"):

@@ -20,7 +20,7 @@ from growcache.cli.init_questions import ask_for_choices
 from growcache.cli.propose_labels import propose_labels, propose_split
 from growcache.cli.source_probe import probe_source
 from growcache.cli.table_probe import parse_cells
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from tests.servers import Bucket
 
 SUBJECTS = [f"sub-{n:02d}" for n in range(6)]

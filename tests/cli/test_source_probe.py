@@ -14,7 +14,7 @@ from growcache.cli.init_choices import propose_bound
 from growcache.cli.propose_options import array_options, candidates
 from growcache.cli.prove_candidate import ProbedSource
 from growcache.cli.source_probe import probe_source
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.formats import FORMATS, open_format
 from growcache.store.contract import Entry
 from tests.formats.lmdb_built import small

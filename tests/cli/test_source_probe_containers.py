@@ -17,7 +17,7 @@ from growcache.cli.init_choices import InitOptions
 from growcache.cli.init_questions import ask_for_choices
 from growcache.cli.prove_candidate import ProbedSource
 from growcache.cli.source_probe import probe_source
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.config_text import load_config
 from tests.formats.test_tar import archive
 from tests.formats.test_tfrecord import example, file

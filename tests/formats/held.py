@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ObjectMissingError, StoreError
 from growcache.formats.base import ObjectFormat, Visit
 from growcache.schema import Sample

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.config import Config, SourceConfig
+from growcache.config import Config
+from growcache.config_source import SourceConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, FormatError
 from growcache.formats import open_source

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from growcache.cache.status import read_status
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import FormatError
 from growcache.formats import names_decide, open_format
 from growcache.loading.snapshot import Snapshot

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     ConfigError,
     FormatError,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from growcache import Snapshot
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.sampling.sources import open_listings
 from growcache.schema import Origin
 from growcache.store.contract import Entry

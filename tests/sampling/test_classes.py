@@ -10,7 +10,8 @@ import pytest
 
 from growcache.cache.status import read_status
 from growcache.cli.redraw_sample import refetch_sample
-from growcache.config import Config, LabelsConfig, SourceConfig
+from growcache.config import Config
+from growcache.config_source import LabelsConfig, SourceConfig
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.numpy import EpochLoader

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import BudgetSpentError, FormatError, StoreError, TransientStoreError
 from growcache.formats.base import ObjectFormat, PartlyReadError
 from growcache.sampling.fill import GroupFiller, SampleTransform, load_transform

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from growcache.cache.status import read_status
 from growcache.cli.redraw_sample import refetch_sample
-from growcache.config import LabelsConfig, SourceConfig, SplitConfig
+from growcache.config import SplitConfig
+from growcache.config_source import LabelsConfig, SourceConfig
 from growcache.errors import ConfigError, FingerprintError, FormatError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.fill import with_labels

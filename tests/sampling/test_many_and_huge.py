@@ -12,7 +12,7 @@ import pytest
 
 from growcache import Snapshot
 from growcache.cache.index.reader import read_index
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.formats import open_format
 from growcache.formats.base import Visit
 from growcache.sampling.objects import Objects

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from growcache.cache.status import read_status
 from growcache.cli.peek import sample_at
 from growcache.cli.redraw_sample import refetch_sample
-from growcache.config import Config, SourceConfig, SplitConfig
+from growcache.config import Config, SplitConfig
+from growcache.config_source import SourceConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, FormatError
 from growcache.formats import open_source

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import FormatError
 from growcache.formats import open_format
 from growcache.sampling.fill import GroupFiller, load_transform

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import TransientStoreError
 from growcache.store.contract import Entry
 from growcache.store.store import RemoteStore, open_store

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import AccessError, ObjectChangedError, ObjectMissingError
 from growcache.store.store import RemoteStore, open_store
 from tests.servers.azure import ACCOUNT, KEY, Azure, AzureContainer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import AccessError, ConfigError
 from growcache.store.credentials import S3Settings, s3_settings
 from growcache.store.store import open_store

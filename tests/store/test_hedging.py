@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store import hedging
 from growcache.store.contract import Entry

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from growcache.cache.status import read_status
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.store.left_out import left_out_by
 from growcache.store.store import open_store
 from growcache.store.urls import parse_url

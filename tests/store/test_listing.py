@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import AccessError, StoreError, TransientStoreError
 from growcache.store import listing as store_listing
 from growcache.store.contract import Entry, Page

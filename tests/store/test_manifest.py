@@ -17,7 +17,7 @@ import pytest
 from growcache.cache.status import read_status
 from growcache.cli.cli import main
 from growcache.cli.redraw_sample import refetch_sample
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.label_table import parse_table

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     AccessError,
     ConfigError,

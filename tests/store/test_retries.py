@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import (
     AccessError,
     ConfigError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.store.store import open_store
 from tests.servers import REGION
 from tests.servers.threads import DATED, Handler, in_threads

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from growcache.config import SourceConfig
+from growcache.config_source import SourceConfig
 from growcache.errors import ObjectChangedError
 from growcache.store.store import RemoteStore, open_store
 from tests.servers.web import web
