@@ -282,15 +282,15 @@ def run(
     Warnings and errors go to the error stream.
     """
     from growcache.config_text import load_config
-    from growcache.sampling import supervisor
     from growcache.sampling.config_reload import ConfigFile
+    from growcache.sampling.run_service import run_service
 
     settings = load_config(config, overrides or (), os.environ)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
     with choose_reporter() as shown:
         # What was imported stays: to look through it again and again is in vain.
         gc.freeze()
-        supervisor.run(
+        run_service(
             settings,
             until_full=until_full,
             duration=duration,

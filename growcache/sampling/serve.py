@@ -284,7 +284,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Be the child: ``python -m growcache serve``."""
-    from growcache.sampling.supervisor import run
+    from growcache.sampling.run_service import run_service
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     setup = unpack(sys.stdin.buffer.readline())
@@ -294,7 +294,7 @@ def main() -> None:
     messages = os.fdopen(os.dup(say.fileno()), "wb", buffering=0)
     os.dup2(2, 1)
     try:
-        run(
+        run_service(
             config,
             on_ready=lambda: _send(messages, {"ready": True}),
             parent=sys.stdin.fileno(),

@@ -19,7 +19,6 @@ from growcache.cache.files import is_full_disk
 from growcache.cache.side_files import Identity
 from growcache.cache.status import Status, write_status
 from growcache.config import Config
-from growcache.config_source import SourceConfig
 from growcache.errors import (
     CacheError,
     CacheFullError,
@@ -30,7 +29,6 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
-from growcache.formats import check_source
 from growcache.sampling.awaited_labels import AwaitedLabels
 from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
@@ -38,7 +36,6 @@ from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.end_requests import listen_for_the_end
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
-from growcache.sampling.label_table import require_table_library
 from growcache.sampling.labels import Labels, LabelsReader
 from growcache.sampling.listing_ingest import ListingIngest, runs_user_format
 from growcache.sampling.messages import (
@@ -51,11 +48,10 @@ from growcache.sampling.messages import (
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.permits import RunLimits
 from growcache.sampling.read_limits import ReadLimits
-from growcache.sampling.replacement import Once, RoomForNext, run_replacing
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.shared_purges import SharedPurges
-from growcache.sampling.sources import first_urls, make_each
+from growcache.sampling.sources import first_urls
 from growcache.sampling.status_builder import LISTING, PURGES, TABLES, StatusBuilder
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
@@ -74,63 +70,6 @@ GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
 OnStatus = Callable[[Status], None]
 
 _log = logging.getLogger(__name__)
-
-
-def run(
-    config: Config,
-    *,
-    until_full: bool = False,
-    duration: float | None = None,
-    samples: int | None = None,
-    refresh: bool = False,
-    retry_holes: bool = False,
-    on_status: OnStatus = lambda status: None,
-    on_ready: Callable[[], None] = lambda: None,
-    on_stderr: Callable[[bytes], None] | None = None,
-    parent: int | None = None,
-    handle_interrupt: bool = True,
-    file: ConfigFile | None = None,
-    replace: bool = False,
-) -> Status:
-    """Run the service in this process until it is stopped, and return its last status.
-
-    In the main thread SIGINT and SIGTERM stop it cleanly. It also ends after ``duration``
-    seconds, with ``until_full`` when the cache is full or complete, once ``samples`` are drawn,
-    or when the other end of the descriptor ``parent`` is closed. ``refresh`` lists the source
-    again, ``file`` is followed as far as its changes can be adopted, and ``on_status`` is
-    called about four times a second. With ``replace`` new samples take the place of those of
-    another configuration.
-    """
-    make_each(config.sources, _check)
-    ready = Once(on_ready)
-
-    def make_room(cache: Cache) -> Status | None:
-        ready()  # a trainer goes on meanwhile, and may be the reader that is waited for
-        room = RoomForNext(config.cache, cache, on_status)
-        return asyncio.run(room.make(parent, duration, handle_interrupt=handle_interrupt))
-
-    def run_on(cache: Cache) -> Status:
-        limits = RunLimits(until_full, duration, samples)
-        supervisor = Supervisor(
-            config,
-            cache,
-            limits,
-            on_status,
-            refresh=refresh,
-            retry_holes=retry_holes,
-            file=file,
-            on_stderr=on_stderr,
-        )
-        ready()
-        return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
-
-    return run_replacing(config.cache, run_on, make_room if replace else None)
-
-
-def _check(source: SourceConfig) -> None:
-    check_source(source)
-    if source.labels is not None:
-        require_table_library(source.labels.url)
 
 
 class Supervisor:

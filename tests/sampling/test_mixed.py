@@ -20,9 +20,9 @@ from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.formats.base import Measure
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling import supervisor
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
+from growcache.sampling.run_service import run_service
 from growcache.sampling.sizing import (
     MeasuredSource,
     Partitioning,
@@ -316,7 +316,7 @@ def test_what_is_wrong_with_a_source_is_said_of_which(tmp_path: Path) -> None:
     np.save(three / "0.npy", np.zeros((2, 3), "<i2"))
     config = write(tmp_path, [good, {"url": "x/*.npy", "format": "npz2"}])
     with pytest.raises(ConfigError, match=r"source\.1\.format: unknown format"):
-        supervisor.run(load_config(config))
+        run_service(load_config(config))
     for source, code, said in (
         ({"url": f"{tmp_path}/e/*.jpg"}, 2, "check bucket, prefix and glob in source.1.url"),
         ({"url": f"{tmp_path}/none/*.npy"}, 2, "expected the one that source.1.url"),

@@ -1,0 +1,75 @@
+"""Run the service in this process: on a cache, or on one whose samples are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from growcache.cache.cache import Cache
+from growcache.cache.status import Status
+from growcache.config import Config
+from growcache.config_source import SourceConfig
+from growcache.formats import check_source
+from growcache.sampling.config_reload import ConfigFile
+from growcache.sampling.label_table import require_table_library
+from growcache.sampling.permits import RunLimits
+from growcache.sampling.replacement import Once, RoomForNext, run_replacing
+from growcache.sampling.sources import make_each
+from growcache.sampling.supervisor import OnStatus, Supervisor
+
+
+def run_service(
+    config: Config,
+    *,
+    until_full: bool = False,
+    duration: float | None = None,
+    samples: int | None = None,
+    refresh: bool = False,
+    retry_holes: bool = False,
+    on_status: OnStatus = lambda status: None,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stderr: Callable[[bytes], None] | None = None,
+    parent: int | None = None,
+    handle_interrupt: bool = True,
+    file: ConfigFile | None = None,
+    replace: bool = False,
+) -> Status:
+    """Run the service in this process until it is stopped, and return its last status.
+
+    In the main thread SIGINT and SIGTERM stop it cleanly. It also ends after ``duration``
+    seconds, with ``until_full`` when the cache is full or complete, once ``samples`` are drawn,
+    or when the other end of the descriptor ``parent`` is closed. ``refresh`` lists the source
+    again, ``file`` is followed as far as its changes can be adopted, and ``on_status`` is
+    called about four times a second. With ``replace`` new samples take the place of those of
+    another configuration.
+    """
+    make_each(config.sources, _check)
+    ready = Once(on_ready)
+
+    def make_room(cache: Cache) -> Status | None:
+        ready()  # a trainer goes on meanwhile, and may be the reader that is waited for
+        room = RoomForNext(config.cache, cache, on_status)
+        return asyncio.run(room.make(parent, duration, handle_interrupt=handle_interrupt))
+
+    def run_on(cache: Cache) -> Status:
+        limits = RunLimits(until_full, duration, samples)
+        supervisor = Supervisor(
+            config,
+            cache,
+            limits,
+            on_status,
+            refresh=refresh,
+            retry_holes=retry_holes,
+            file=file,
+            on_stderr=on_stderr,
+        )
+        ready()
+        return asyncio.run(supervisor.run(parent, handle_interrupt=handle_interrupt))
+
+    return run_replacing(config.cache, run_on, make_room if replace else None)
+
+
+def _check(source: SourceConfig) -> None:
+    check_source(source)
+    if source.labels is not None:
+        require_table_library(source.labels.url)
