@@ -89,7 +89,7 @@ $(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
 
 $(VENV)/tests.installed: $(VENV)/demo.installed
 	@echo 'Installing TensorFlow, the S3 clients and the tools of the tests into $(VENV) …'
-	$(PIP) --editable '.[s3,http,sftp,audio,dicom,image,hdf5,nifti,parquet,scipy,tiff,torch,tensorflow,tfrecord,zarr,zstd]' --group dev
+	$(PIP) --editable '.[s3,http,sftp,audio,dicom,image,hdf5,metrics,nifti,parquet,scipy,tiff,torch,tensorflow,tfrecord,zarr,zstd]' --group dev
 	@touch $@
 
 # What only slow tests use: clients and servers of stores (Azurite is Microsoft's, for Node), and

@@ -15,9 +15,9 @@ from rich.text import Text
 from growcache.cache.check import Finding, check, repair
 from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.locks import FileLock, is_locked
-from growcache.cli.humanize import plural
 from growcache.cli.terminal import print_json, progress_bar
 from growcache.errors import CacheError
+from growcache.humanize import plural
 from growcache.store.catalog import Catalog
 from growcache.usercode import printable
 

@@ -15,8 +15,8 @@ from growcache.cache.files import (
 from growcache.cache.folders import foreign_paths
 from growcache.cache.lease_views import LeaseView, survey_all_leases, survey_leases
 from growcache.cache.locks import is_locked
-from growcache.cli.humanize import in_bytes, plural
 from growcache.errors import CacheBusyError
+from growcache.humanize import in_bytes, plural
 from growcache.usercode import printable
 
 SAMPLERS_END_SECONDS = 10.0  # that those of a service that died need to end

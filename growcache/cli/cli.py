@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from growcache import __version__
-from growcache.cli.humanize import as_size
 from growcache.cli.terminal import (
     NO_COLOR,
     apply_no_color,
@@ -29,6 +28,7 @@ from growcache.cli.terminal import (
     signals_as_ctrl_c,
 )
 from growcache.errors import ConfigError, GrowcacheError
+from growcache.humanize import as_size
 
 if TYPE_CHECKING:
     from growcache.cli.status import StatusReporter

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.cli.propose_hdf5 import (
     ANNDATA,
     MATLAB,
@@ -30,6 +29,7 @@ from growcache.formats.lmdb_tree import TreeReader
 from growcache.formats.npy import read_npy_header
 from growcache.formats.parquet import FooterBytes, parquet_errors
 from growcache.formats.parquet_columns import check_column_type
+from growcache.humanize import in_bytes, in_count, plural
 
 NAME_DATASETS = "Name its datasets in options, as {datasets: [x, y], axis: 0}."
 

@@ -25,12 +25,12 @@ from growcache.cli.demo_data import (
     held_out_windows,
     write_recordings,
 )
-from growcache.cli.humanize import in_bytes, in_count, in_percent
 from growcache.cli.status import StatusHistory
 from growcache.cli.terminal import can_redraw, spinner
 from growcache.cli.view import StatusPicture
 from growcache.cli.watch import LiveRegion
 from growcache.errors import CacheMissingError
+from growcache.humanize import in_bytes, in_count, in_percent
 from growcache.sampling.serve import serve
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from growcache.cli.humanize import in_bytes, in_count
 from growcache.config import SamplingConfig
+from growcache.humanize import in_bytes, in_count
 
 LOCAL_SECONDS = 0.002  # of a read, below which the store does not set the rate
 

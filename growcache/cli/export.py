@@ -37,7 +37,6 @@ from growcache.cache.index.schema import ShardRow
 from growcache.cache.purge_list import is_purged, names_purged, read_bytes, read_purge_list
 from growcache.cache.side_files import read_identity, write_identity
 from growcache.cache.uses import NO_JOB
-from growcache.cli.humanize import generation_note, in_bytes, plural
 from growcache.cli.terminal import progress_bar
 from growcache.config import CacheConfig
 from growcache.errors import (
@@ -47,6 +46,7 @@ from growcache.errors import (
     CorruptShardError,
     PurgedSampleError,
 )
+from growcache.humanize import generation_note, in_bytes, plural
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import shown_generation
 from growcache.schema import Field, Schema

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cli.expected_rate import rate_sentence
-from growcache.cli.humanize import as_size, in_bytes
 from growcache.cli.prove_candidate import ProbedSource
+from growcache.humanize import as_size, in_bytes
 
 EXAMPLE_URL = "s3://my-bucket/recordings/**/*.npy"
 RAW_GUESS = {"dtype": "<f4", "window": 4096}

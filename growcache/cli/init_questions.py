@@ -10,7 +10,6 @@ from typing import Any
 import typer
 import yaml
 
-from growcache.cli.humanize import in_bytes, in_count, plural
 from growcache.cli.init_choices import EXAMPLE_URL, ConfigChoices, InitOptions, propose_choices
 from growcache.cli.init_text import as_yaml
 from growcache.cli.propose_options import raw_options
@@ -20,6 +19,7 @@ from growcache.cli.terminal import print_to_stderr, spinner
 from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, MissingLibraryError
 from growcache.formats import check_format
+from growcache.humanize import in_bytes, in_count, plural
 
 Prompt = Callable[..., Any]  # typer.prompt, or a substitute in tests
 

@@ -23,7 +23,6 @@ from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.purge_list import is_purged
 from growcache.cache.sidecar import Sidecar
-from growcache.cli.humanize import generation_note, in_bytes, keep_end, plural
 from growcache.cli.terminal import print_json
 from growcache.errors import (
     CacheMissingError,
@@ -32,6 +31,7 @@ from growcache.errors import (
     PurgedSampleError,
 )
 from growcache.formats.image import image_kind
+from growcache.humanize import generation_note, in_bytes, keep_end, plural
 from growcache.loading.waiting import shown_generation
 from growcache.schema import Field, Origin, Sample, Schema, Value
 from growcache.usercode import printable

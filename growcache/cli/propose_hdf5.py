@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from growcache.cli.humanize import plural
 from growcache.cli.propose_options import array_options, names_text
 from growcache.cli.propose_recordings import Candidate
 from growcache.errors import FormatError
 from growcache.formats.hdf5_dataset import DatasetLayout
+from growcache.humanize import plural
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
 MIN_GROUPS, ALIKE_SHARE = 3, 0.8  # of groups that are samples

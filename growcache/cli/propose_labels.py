@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from growcache.cli.humanize import in_count
 from growcache.cli.propose_options import names_text
+from growcache.humanize import in_count
 
 MIN_MATCHED_SHARE = 0.5  # of the objects, to propose a table
 MAX_LABEL_COLUMNS = 8

@@ -8,7 +8,6 @@ from typing import Any
 
 from growcache.cli.detect_format import DTYPES_BY_SUFFIX, suffix_of
 from growcache.cli.guess_dtype import RAW_SUFFIXES, guess_dtype
-from growcache.cli.humanize import in_bytes, in_count
 from growcache.cli.propose_recordings import (
     Candidate,
     audio_candidates,
@@ -17,6 +16,7 @@ from growcache.cli.propose_recordings import (
 )
 from growcache.formats.compressed import compression_by_name
 from growcache.formats.image import image_kind
+from growcache.humanize import in_bytes, in_count
 from growcache.store.contract import Entry
 
 MAX_CLASSES = 1000

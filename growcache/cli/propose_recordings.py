@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from growcache.cli.humanize import plural
 from growcache.formats.compressed import unpacked_start
+from growcache.humanize import plural
 
 # Options of a format, and sentences about the objects.
 Candidate = tuple[dict[str, Any], Sequence[str]]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from growcache.cli.expected_rate import ReadTiming
-from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.propose_labels import ProposedLabels, ProposedSplit
 from growcache.errors import ConfigError, FormatError, MissingLibraryError
 from growcache.formats import open_format
 from growcache.formats.base import ObjectFormat, Visit, read_partly
+from growcache.humanize import in_bytes, plural
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 

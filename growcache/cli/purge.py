@@ -47,7 +47,6 @@ from growcache.cache.shard_refetches import PURGE_META, number_list, purge_progr
 from growcache.cache.shard_survey import numbers_on_disk
 from growcache.cache.sidecar import Sidecar
 from growcache.cache.status import forget_errors, read_status, service_silence
-from growcache.cli.humanize import in_bytes, plural
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import CacheConfig
 from growcache.errors import (
@@ -57,6 +56,7 @@ from growcache.errors import (
     ConfigError,
     CorruptShardError,
 )
+from growcache.humanize import in_bytes, plural
 from growcache.store.catalog import Catalog
 
 POLL_SECONDS = 0.1

@@ -16,12 +16,12 @@ import numpy as np
 import typer
 
 from growcache.cache.sidecar import version_of
-from growcache.cli.humanize import plural
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import Config
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, ObjectMissingError, StoreError
 from growcache.formats.base import endless_entry
+from growcache.humanize import plural
 from growcache.loading.journal import Journal
 from growcache.replays import Replay, replay
 from growcache.sampling.sources import first_urls, source_of_url

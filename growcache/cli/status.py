@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import IO, Self, TextIO
 
 from growcache.cache.status import Status, left_out_text
-from growcache.cli.humanize import in_bytes, in_count, in_percent, in_time, plural
 from growcache.cli.terminal import (
     fold_to_width,
     print_json,
 )
+from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 
 GROWTH_SECONDS = 30.0  # that growth looks back
 STARVED_SECONDS = 10.0  # twice as long as rates look back

@@ -21,7 +21,14 @@ from growcache.cache.status import (
     Status,
     WorkerStatus,
 )
-from growcache.cli.humanize import (
+from growcache.cli.status import (
+    StatusHistory,
+    coverage_text,
+    state_meaning,
+    status_sentence,
+    trouble_texts,
+)
+from growcache.humanize import (
     in_bytes,
     in_count,
     in_percent,
@@ -29,13 +36,6 @@ from growcache.cli.humanize import (
     keep_end,
     plural,
     shorten_name,
-)
-from growcache.cli.status import (
-    StatusHistory,
-    coverage_text,
-    state_meaning,
-    status_sentence,
-    trouble_texts,
 )
 
 # Of a terminal without Unicode.

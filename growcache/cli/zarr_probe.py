@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from growcache.cli.detect_format import array_path, zarr_url
-from growcache.cli.humanize import in_bytes
 from growcache.cli.propose_hdf5 import SCALED
 from growcache.cli.propose_options import array_options, names_text
 from growcache.cli.propose_recordings import Candidate
 from growcache.errors import FormatError, ObjectMissingError
 from growcache.formats.zarr import open_zarr
 from growcache.formats.zarr_metadata import ZarrMetadata
+from growcache.humanize import in_bytes
 from growcache.store.contract import StoredObject
 
 MAX_CHUNKS_READ = 8  # of an array

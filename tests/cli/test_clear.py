@@ -12,8 +12,8 @@ from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.generations import begin_generation
 from growcache.cache.index.reader import read_index
 from growcache.cli import clear
-from growcache.cli.humanize import in_bytes
 from growcache.errors import CacheMissingError
+from growcache.humanize import in_bytes
 from tests.cache.making import add, opened
 from tests.forked import fork
 

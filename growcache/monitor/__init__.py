@@ -1,0 +1,1 @@
+"""What a service shows: metrics, the page, plans and reports. It only reads."""
