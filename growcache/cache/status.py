@@ -80,6 +80,7 @@ class JobStatus:
     pid: int  # of its latest reader
     waits: WaitsStatus
     open: bool = False  # whether a reader of it lives
+    batches: int = 0  # that its loops received
 
 
 def delivered_fields(
@@ -97,6 +98,7 @@ def delivered_fields(
             job.pid,
             WaitsStatus(job.waits, job.wait_seconds),
             name in living,
+            job.batches,
         )
         for name, job in add_open_leases(sums, leases).items()
     ]

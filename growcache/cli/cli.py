@@ -51,11 +51,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache run growcache.yaml",
         "growcache run growcache.yaml --set cache.max_bytes=50GB --until-full",
         "growcache run growcache.yaml --duration 60 | jq .samples",
+        "growcache run growcache.yaml --http 127.0.0.1:8650",
     ),
     "status": (
         "growcache status ./cache",
         "growcache status ./cache --watch",
         "growcache status ./cache --json | jq .coverage",
+    ),
+    "dashboard": (
+        "growcache dashboard ./cache",
+        "growcache dashboard ./train ./val --http 127.0.0.1:9000",
+        "GROWCACHE_TOKEN=… growcache dashboard ./cache --http 0.0.0.0:8650",
     ),
     "check": (
         "growcache check ./cache",
@@ -274,6 +280,10 @@ def run(
             "--replace", help="Let new samples replace those of another configuration."
         ),
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Start the dashboard, in a process of its own."),
+    ] = None,
 ) -> None:
     """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
 
@@ -281,13 +291,14 @@ def run(
     of state, one a second between, and a last one whose state is stopped.
     Warnings and errors go to the error stream.
     """
+    from growcache.cli.dashboard import dashboard_beside
     from growcache.config_text import load_config
     from growcache.sampling.config_reload import ConfigFile
     from growcache.sampling.run_service import run_service
 
     settings = load_config(config, overrides or (), os.environ)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
-    with choose_reporter() as shown:
+    with dashboard_beside(settings.cache.path, http), choose_reporter() as shown:
         # What was imported stays: to look through it again and again is in vain.
         gc.freeze()
         run_service(
@@ -355,6 +366,40 @@ def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
     from growcache.cli.watch import LiveView
 
     return LiveView(Console(file=stream))
+
+
+@app.command(epilog=examples_epilog("dashboard"))
+def dashboard(
+    caches: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CACHE...", help="Folders of caches.", autocompletion=complete_path
+        ),
+    ],
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where it listens.")
+    ] = "127.0.0.1:8650",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="What viewers have to know, if not GROWCACHE_TOKEN.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(metavar="PATH", help="Where a proxy shows it, such as /growcache.")
+    ] = "/",
+    listen_fd: Annotated[int | None, typer.Option("--listen-fd", hidden=True)] = None,
+) -> None:
+    """Show caches in a browser, and give their metrics to Prometheus, until Ctrl-C.
+
+    It only reads, and no service need run. It listens on this machine's loopback; from
+    elsewhere use ssh -L. Another address needs a token: each request must bring it.
+    """
+    from growcache.cli.dashboard import show_dashboard
+
+    show_dashboard(caches, http, token_file=token_file, prefix=prefix, listen_fd=listen_fd)
 
 
 @app.command(epilog=examples_epilog("check"))

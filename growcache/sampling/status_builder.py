@@ -166,20 +166,6 @@ class StatusBuilder:
         self._cache.meta.set_population(self._parts, self._population_samples)
         self._measured = objects
 
-    def history(self) -> dict[str, float]:
-        totals = self._cache.totals()
-        return {
-            "shards": totals.shards,
-            "samples": totals.samples,
-            "bytes": self._cache.bytes_used,
-            "drawn": totals.drawn,
-            "evicted_samples": totals.evicted_samples,
-            "delivered": totals.delivered,
-            "holes": totals.holes,
-            "failures": self.failures,
-            "egress_bytes": self._budget.spent,
-        }
-
     def status(
         self,
         dispatcher: Dispatcher | None,

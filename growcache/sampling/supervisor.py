@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import is_full_disk
+from growcache.cache.history import history_record
 from growcache.cache.side_files import Identity
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import JobStatus, Status, write_status
 from growcache.config import Config
 from growcache.errors import (
     CacheError,
@@ -134,6 +135,7 @@ class Supervisor:
         self._blocked_since = time.monotonic()
         self._next: dict[str, float] = {}
         self._shown = Status()
+        self._last_jobs: dict[str, JobStatus] = {}  # as the history has them
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
         self._loop = asyncio.get_running_loop()
@@ -165,6 +167,7 @@ class Supervisor:
             if self._dispatcher is not None:
                 self._guard(self._dispatcher.discard_all)
             self._guard(self._show_the_end)
+            self._guard(self._record_history)
             self._guard(self._catalog.close)
             self._guard(lambda: self._write_status(self._shown))
             self._on_status(self._shown)
@@ -514,7 +517,14 @@ class Supervisor:
         self._cache.maintain()
         self._cache.older.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
-            self._cache.index_writer.append_history(self._status.history())
+            self._record_history()
+
+    def _record_history(self) -> None:
+        if self._shown.started_at is None:  # nothing was shown yet
+            return
+        record = history_record(time.time(), self._shown, self._last_jobs)
+        self._cache.index_writer.append_history(record.to_values())
+        self._last_jobs = {job.name: job for job in self._shown.jobs}
 
     def _warn_of_holders(self) -> None:
         now = time.monotonic()

@@ -303,6 +303,22 @@ def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[Sh
     return rows
 
 
+def read_history_rows(layout: CacheLayout, since: float) -> list[tuple[float, str]]:
+    """Return the time and text of each record of the history after ``since``. Raises as `read_index`."""
+    layout.require()
+    query = "SELECT at, record FROM history WHERE at > ? ORDER BY id"
+    try:
+        with reading_index(layout) as connection:
+            rows: list[tuple[float, str]] = connection.execute(query, [since]).fetchall()
+            return rows
+    except sqlite3.Error as error:
+        if "no such table" in str(error):  # created this instant
+            return []
+        if not layout.index.exists():
+            layout.require()
+        raise unreadable_index_error(layout, error) from error
+
+
 def live_digests(root: str | os.PathLike[str]) -> dict[int, str]:
     """Return the digests of the live shards, by number: a cheap second look. Raises as `read_index`."""
     layout = CacheLayout(root)

@@ -1,0 +1,193 @@
+"""The history of a cache: a record each ten seconds, of which older ones are thinned out.
+
+Every field of a record may be missing, because earlier versions wrote fewer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.files import CacheLayout, generation_paths
+from growcache.cache.index.reader import read_history_rows
+from growcache.cache.status import JobStatus, Status
+from growcache.errors import CacheMissingError
+
+MOST_EVENT_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job at one moment; counters are since its first batch."""
+
+    delivered: int | None = None  # samples that its loops received
+    batches: int | None = None
+    wait_seconds: float | None = None  # without a batch, in all
+    epoch: int | None = None
+    reuse: float | None = None
+    ess_samples: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """A cache at one moment; counters are since the cache began, or else since ``run``."""
+
+    at: float  # wall time
+    run: float | None = None  # when the service of that time had started
+    generation: int | None = None
+    state: str | None = None
+    waiting_for: str | None = None  # shortened
+    shards: int | None = None
+    samples: int | None = None
+    bytes: int | None = None
+    max_bytes: int | None = None
+    drawn: int | None = None
+    evicted_samples: int | None = None
+    delivered: int | None = None
+    holes: int | None = None
+    failures: int | None = None
+    egress_bytes: int | None = None
+    requests: int | None = None  # of all kinds, at the store
+    errors: int | None = None  # requests that failed
+    coverage: float | None = None
+    reuse: float | None = None
+    age_seconds_mean: float | None = None
+    samples_per_second: float | None = None
+    jobs: Mapping[str, JobRecord] = field(default_factory=dict)  # that changed since the last
+
+    def to_values(self) -> dict[str, Any]:
+        """Return what is stored, as short as can be: it is written every ten seconds for years."""
+        values = _known_values(self)
+        del values["at"]
+        jobs = {job: _known_values(record) for job, record in values.pop("jobs").items()}
+        return values | ({"jobs": jobs} if jobs else {})
+
+
+SIGNIFICANT_DIGITS = 7
+
+
+def _known_values(record: HistoryRecord | JobRecord) -> dict[str, Any]:
+    found = {one.name: getattr(record, one.name) for one in fields(record)}
+    return {name: _rounded(value) for name, value in found.items() if value is not None}
+
+
+def _rounded(value: object) -> object:
+    """Shorten a number, except a wall time: a record has twenty of them.
+
+    >>> _rounded(0.123456789), _rounded(12345678), _rounded(1795812345.678)
+    (0.1234568, 12345678, 1795812345.678)
+    """
+    if not isinstance(value, float) or abs(value) >= 10**SIGNIFICANT_DIGITS:
+        return value
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+_SAME_NAMES = (
+    *("generation", "state", "shards", "samples", "bytes", "max_bytes", "drawn"),
+    *("evicted_samples", "delivered", "holes", "failures", "egress_bytes"),
+    *("coverage", "reuse", "samples_per_second"),
+)
+
+
+def history_record(
+    at: float, status: Status, last_jobs: Mapping[str, JobStatus]
+) -> HistoryRecord:
+    """Return the record of a status, with the jobs that are not as in ``last_jobs``."""
+    event = status.waiting_for
+    return HistoryRecord(
+        at=at,
+        run=status.started_at,
+        waiting_for=None if event is None else event[:MOST_EVENT_CHARACTERS],
+        jobs={
+            job.name: JobRecord(
+                delivered=job.delivered,
+                batches=job.batches,
+                wait_seconds=job.waits.seconds,
+                epoch=job.epoch,
+                reuse=job.reuse,
+            )
+            for job in status.jobs
+            if last_jobs.get(job.name) != job
+        },
+        **{name: getattr(status, name) for name in _SAME_NAMES},
+    )
+
+
+def read_history(root: str | os.PathLike[str], since: float = 0.0) -> list[HistoryRecord]:
+    """Return the records after ``since`` of all generations of a cache, oldest first.
+
+    CacheMissingError: there is no cache. CacheError: its index is damaged.
+    """
+    missing: CacheMissingError | None = None
+    found: dict[float, HistoryRecord] | None = None
+    for path in generation_paths(Path(root).absolute()):
+        try:
+            rows = read_history_rows(CacheLayout(path), since)
+        except CacheMissingError as error:  # it ended meanwhile, or has not begun
+            missing = error
+            continue
+        found = (found or {}) | {at: _parse_record(at, text) for at, text in rows}
+    if found is None:
+        raise missing or CacheMissingError(f"no cache at {root}")
+    return [found[at] for at in sorted(found)]
+
+
+_TEXTS = ("state", "waiting_for")
+
+
+def _parse_record(at: float, text: str) -> HistoryRecord:
+    """Return what a record says in a way that this version understands."""
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        return HistoryRecord(at)
+    jobs = values.pop("jobs", None)
+    known = {name: values[name] for name in _TEXTS if isinstance(values.get(name), str)}
+    return HistoryRecord(
+        at,
+        jobs={
+            str(job): JobRecord(**_numbers(JobRecord, of_job))
+            for job, of_job in (jobs.items() if isinstance(jobs, dict) else ())
+            if isinstance(of_job, dict)
+        },
+        **known,
+        **{k: v for k, v in _numbers(HistoryRecord, values).items() if k != "at"},
+    )
+
+
+def _numbers(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)} - {*_TEXTS, "jobs"}
+    return {
+        name: values[name]
+        for name in names & values.keys()
+        if isinstance(values[name], int | float) and not isinstance(values[name], bool)
+    }
+
+
+def history_columns(records: list[HistoryRecord]) -> dict[str, Any]:
+    """Return records column by column, as drawing code wants them; what is unknown is None.
+
+    >>> history_columns([HistoryRecord(1.0, samples=5)])["samples"]
+    [5]
+    """
+    names = [one.name for one in fields(HistoryRecord) if one.name != "jobs"]
+    columns = {name: [getattr(record, name) for record in records] for name in names}
+    jobs = dict.fromkeys(job for record in records for job in record.jobs)
+    return {**columns, "jobs": {job: _job_columns(job, records) for job in jobs}}
+
+
+def _job_columns(job: str, records: list[HistoryRecord]) -> dict[str, list[Any]]:
+    """A job that did not change is not in a record, so its last values hold on."""
+    last, rows = JobRecord(), list[JobRecord]()
+    for record in records:
+        last = record.jobs.get(job, last)
+        rows.append(last)
+    get: Callable[[str], list[Any]] = lambda name: [getattr(row, name) for row in rows]  # noqa: E731
+    return {one.name: get(one.name) for one in fields(JobRecord)}

@@ -1,0 +1,67 @@
+"""The caches that a dashboard shows: their names, and what was read of them a moment ago."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from growcache.cache.status import Status, read_status
+
+T = TypeVar("T")
+
+FRESH_SECONDS = 0.9
+COST_SHARE = 0.02  # of the time may go into reading one value anew
+
+
+def named_caches(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the paths by short, distinct names: the last parts that tell them apart.
+
+    >>> list(named_caches([Path("/a/cache"), Path("/b/cache"), Path("/b/eeg")]))
+    ['a/cache', 'b/cache', 'eeg']
+    """
+    whole = list(dict.fromkeys(path.absolute() for path in paths))
+    return {_short_name(path, whole): path for path in whole}
+
+
+def _short_name(path: Path, others: Sequence[Path]) -> str:
+    for count in range(1, len(path.parts)):
+        ends = Counter(other.parts[-count:] for other in others)
+        if ends[path.parts[-count:]] == 1:
+            return "/".join(path.parts[-count:])
+    return str(path)
+
+
+@dataclass(slots=True)
+class FreshValue(Generic[T]):
+    """A value that is read again once it is old, so that many viewers cost as much as one.
+
+    What takes long to read, of a stopped cache with many shards, is read less often.
+    """
+
+    read: Callable[[], T]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _last: T | None = None
+    _due: float = 0.0  # monotonic seconds
+
+    def get(self) -> T:
+        """Return the value. May raise what ``read`` raises."""
+        with self._lock:
+            began = time.monotonic()
+            if self._last is None or began >= self._due:
+                self._last = self.read()
+                ended = time.monotonic()
+                self._due = began + max(FRESH_SECONDS, (ended - began) / COST_SHARE)
+            return self._last
+
+
+def status_readers(caches: Mapping[str, Path]) -> dict[str, Callable[[], Status]]:
+    """Return for each cache a function that reads its status, at most about once a second."""
+    return {
+        name: FreshValue(lambda path=path: read_status(path)).get
+        for name, path in caches.items()
+    }  # type: ignore[misc]
