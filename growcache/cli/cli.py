@@ -61,7 +61,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "dashboard": (
         "growcache dashboard ./cache",
         "growcache dashboard ./train ./val --http 127.0.0.1:9000",
-        "GROWCACHE_TOKEN=… growcache dashboard ./cache --http 0.0.0.0:8650",
+        "growcache dashboard ./cache --http 0.0.0.0:8650 --token-file my.token",
     ),
     "check": (
         "growcache check ./cache",

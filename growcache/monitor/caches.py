@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -61,7 +62,4 @@ class FreshValue(Generic[T]):
 
 def status_readers(caches: Mapping[str, Path]) -> dict[str, Callable[[], Status]]:
     """Return for each cache a function that reads its status, at most about once a second."""
-    return {
-        name: FreshValue(lambda path=path: read_status(path)).get
-        for name, path in caches.items()
-    }  # type: ignore[misc]
+    return {name: FreshValue(partial(read_status, path)).get for name, path in caches.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from growcache.cache.history import read_history
-from tests.sampling.services import make_source, service, status, wait_until, write_config
+from tests.sampling.services import drawn, make_source, service, wait_until, write_config
 
 
 def answer_of(url: str) -> Any:
@@ -38,7 +38,7 @@ def test_it_lives_as_long_as_the_service(tmp_path: Path, end: signal.Signals) ->
     with service(config, "--http", "127.0.0.1:0") as process:
         assert process.stderr is not None
         url = process.stderr.readline().removeprefix("dashboard: ").strip()
-        wait_until(lambda: status(tmp_path / "cache").state == "complete")
+        wait_until(lambda: drawn(tmp_path / "cache") == 120)
         assert answer_of(url + "status.json")["path"] == str(tmp_path / "cache")
         with urllib.request.urlopen(url + "events", timeout=10) as events:
             assert events.readline() == b"event: status\n"

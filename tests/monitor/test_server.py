@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +30,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
         index_writer = filled.cache.index_writer
         index_writer.append_history({"samples": 10, "jobs": {"j": {"delivered": 5}}})
         index_writer.append_history({"samples": 30, "state": "running", "odd": [1]})
-        write_status(
-            filled.root, Status(state="running", samples=30, waiting_for="<b>room</b>")
-        )
+        told = Status(state="running", samples=30, waiting_for="<b>room</b>", pid=os.getpid())
+        write_status(filled.root, replace(told, updated_at=time.time()))
         yield filled
 
 
