@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from growcache.cache.files import CacheLayout, generation_in
-from growcache.cache.formats import open_shard, shard_path
 from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.index.schema import ShardRow
-from growcache.cache.purge_list import is_purged
-from growcache.cache.sidecar import Sidecar
-from growcache.cli.terminal import print_json
-from growcache.errors import (
-    CacheMissingError,
-    ConfigError,
-    CorruptShardError,
-    PurgedSampleError,
+from growcache.cache.stored_samples import (
+    StoredSample,
+    read_stored_sample,
+    samples_spread_over,
 )
+from growcache.cli.terminal import print_json
+from growcache.errors import CacheMissingError, ConfigError
 from growcache.formats.image import image_kind
 from growcache.humanize import generation_note, in_bytes, keep_end, plural
 from growcache.loading.waiting import shown_generation
-from growcache.schema import Field, Origin, Sample, Schema, Value
+from growcache.schema import Field, Schema, Value
 from growcache.usercode import printable
 
 MAX_PEEKED = 8
@@ -41,19 +36,7 @@ PRINTED_VALUES = 64
 PRINTED_CHARACTERS = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class PeekedSample:
-    shard: int
-    i: int
-    sidecar: Sidecar
-    sample: Sample
-
-    @property
-    def origin(self) -> Origin:
-        return self.sidecar.origin(self.i)
-
-
-def sample_at(root: Path, place: str) -> PeekedSample:
+def sample_at(root: Path, place: str) -> StoredSample:
     """Return the sample at ``place`` ("shard:i") of a generation."""
     return _sample_in_view(root, _read_filled_index(root), place)
 
@@ -67,7 +50,7 @@ def _read_filled_index(root: Path) -> IndexView:
     return view
 
 
-def _sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
+def _sample_in_view(root: Path, view: IndexView, place: str) -> StoredSample:
     match = re.fullmatch(r"(\d+):(\d+)", place)
     if not match:
         raise ConfigError(f"--sample expects SHARD:I, such as 12:0, found {place!r}")
@@ -81,39 +64,7 @@ def _sample_in_view(root: Path, view: IndexView, place: str) -> PeekedSample:
         )
     if i >= row.samples:
         raise ConfigError(f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0")
-    return _read_sample(root, row, i)
-
-
-def _samples_spread_over(root: Path, view: IndexView) -> Iterator[PeekedSample]:
-    rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
-    for k in range(min(MAX_PEEKED, len(rows))):
-        row = rows[k * len(rows) // min(MAX_PEEKED, len(rows))]
-        try:
-            yield _read_sample(root, row, 0)
-        except PurgedSampleError:
-            continue
-        except (FileNotFoundError, CorruptShardError):
-            if shard_path(CacheLayout(root), row.number, view.cache_format).exists():
-                raise
-            # evicted since the index was read
-
-
-def _read_sample(root: Path, row: ShardRow, i: int) -> PeekedSample:
-    layout = CacheLayout(root)
-    path = layout.sidecar(row.number)
-    sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
-    if is_purged(layout)(sidecar.origin(i).key):
-        raise PurgedSampleError(
-            f"the object of sample {row.number}:{i} is purged, and the sample is being removed; see "
-            f"what holds it: growcache purge {shlex.quote(str(root))}"
-        )
-    mapped = open_shard(
-        layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
-    )
-    try:
-        return PeekedSample(row.number, i, sidecar, mapped[i])
-    finally:
-        mapped.close()
+    return read_stored_sample(CacheLayout(root), row, i)
 
 
 def summarize_value(value: Value) -> dict[str, Any]:
@@ -139,7 +90,7 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
     if place:
         found = [_sample_in_view(root, view, place)]
     else:
-        found = list(_samples_spread_over(root, view))
+        found = list(samples_spread_over(CacheLayout(root), view, MAX_PEEKED))
     if json:
         _print_json(view, schema, found)
     elif place:
@@ -148,7 +99,7 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
         _print_samples(view, schema, found)
 
 
-def _print_json(view: IndexView, schema: Schema, found: list[PeekedSample]) -> None:
+def _print_json(view: IndexView, schema: Schema, found: list[StoredSample]) -> None:
     value = {
         "schema": [
             {
@@ -179,7 +130,7 @@ MIN_ORIGIN_WIDTH = 24  # cells of where samples are from; with less a table is n
 BORDER_WIDTH = 3  # cells between two columns
 
 
-def _print_samples(view: IndexView, schema: Schema, found: Sequence[PeekedSample]) -> None:
+def _print_samples(view: IndexView, schema: Schema, found: Sequence[StoredSample]) -> None:
     console = Console()
     shards = plural(view.totals.shards, "shard")
     each = "of different sizes" if schema.is_ragged else f"each of {in_bytes(schema.nbytes)}"
@@ -214,7 +165,7 @@ def common_folder(keys: Sequence[str]) -> str:
 
 
 def _sample_table(
-    schema: Schema, found: Sequence[PeekedSample], folder: str, width: int
+    schema: Schema, found: Sequence[StoredSample], folder: str, width: int
 ) -> Table | None:
     """Return the samples as a table; None if it would be too wide to read."""
     headings = ["sample", "from", *(_column_heading(schema[name]) for name in schema.names)]
@@ -238,14 +189,14 @@ def _sample_table(
     return table
 
 
-def _sample_lines(peeked: PeekedSample, folder: str) -> str:
+def _sample_lines(peeked: StoredSample, folder: str) -> str:
     widest = max(map(len, peeked.sample))
     values = peeked.sample.items()
     fields = (f"  {printable(name):<{widest}}  {_value_text(value)}" for name, value in values)
     return "\n".join((f"{_place_text(peeked)}  {_origin_text(peeked, folder)}", *fields))
 
 
-def _print_sample(peeked: PeekedSample) -> None:
+def _print_sample(peeked: StoredSample) -> None:
     console = Console()
     _print_unwrapped(console, f"sample {_place_text(peeked)}\nfrom   {_origin_text(peeked)}")
     if peeked.origin.etag:
@@ -273,11 +224,11 @@ def _print_unwrapped(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _place_text(peeked: PeekedSample) -> str:
+def _place_text(peeked: StoredSample) -> str:
     return f"{peeked.shard}:{peeked.i}"
 
 
-def _origin_text(peeked: PeekedSample, folder: str = "") -> str:
+def _origin_text(peeked: StoredSample, folder: str = "") -> str:
     origin = peeked.origin
     return printable(f"{origin.key.removeprefix(folder)} [{origin.start}:{origin.stop}]")
 

@@ -22,7 +22,8 @@ import typer
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.side_files import Identity, describe_differences, read_identity
-from growcache.cli.peek import PeekedSample, sample_at
+from growcache.cache.stored_samples import StoredSample
+from growcache.cli.peek import sample_at
 from growcache.cli.terminal import fold_to_width, print_json, spinner
 from growcache.config import Config
 from growcache.config_text import from_json_value, load_config
@@ -152,7 +153,7 @@ _DECIDING_SETTINGS = frozenset(
 
 
 def _compare_with_store(
-    root: Path, peeked: PeekedSample, config: Config, identity: Identity
+    root: Path, peeked: StoredSample, config: Config, identity: Identity
 ) -> tuple[str, str]:
     ours = dict(filter(_decides_samples, configured_values(config).items()))
     theirs = dict(filter(_decides_samples, identity.parts.items()))
@@ -193,7 +194,7 @@ def _read_labels(config: Config, identity: Identity) -> Labels | None:
 
 async def _draw_again(
     root: Path,
-    peeked: PeekedSample,
+    peeked: StoredSample,
     config: Config,
     identity: Identity,
     labels: Labels | None,

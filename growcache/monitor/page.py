@@ -1,17 +1,126 @@
-"""The page: what is at `/`."""
+"""The routes of the page: its files, and the JSON that only the page reads. Every one is a GET that changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+
+from growcache.cache.history import read_history
+from growcache.cache.index.inspection import read_holes
+from growcache.cache.index.reader import read_index
+from growcache.cache.status import read_status
+from growcache.errors import CacheError
+from growcache.loading.waiting import shown_generation
+from growcache.monitor.caches import FreshValue, named_caches
+from growcache.monitor.gallery import gallery_of
+from growcache.monitor.hole_reasons import group_holes
+from growcache.monitor.shard_map import read_shard_map
+from growcache.monitor.verdicts import RECENT_SECONDS, answer_questions, recent_changes
+
+Handler: TypeAlias = Callable[[Request], Response]
+
+WEB = Path(__file__).parent / "web"
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+REVALIDATED = {"Cache-Control": "no-cache"}
+DEFAULT_SAMPLES = 12
+MOST_TURN = 1 << 31
 
 
 def routes(caches: Sequence[Path]) -> list[Route]:
-    async def root(request: Request) -> Response:
-        return PlainTextResponse("growcache: see status.json and history.json\n")
+    """Return the routes of the page that shows some caches; the first one is the default."""
+    named = named_caches(caches)
+    answers = _fresh(named, read_answers)
+    maps = _fresh(named, read_shard_map)
 
-    return [Route("/", root)]
+    def cache_of(request: Request) -> str:
+        name = request.query_params.get("cache", next(iter(named)))
+        if name not in named:
+            raise HTTPException(404, f"no cache {name!r}; there is {', '.join(named)}")
+        return name
+
+    def json_of(read: Callable[[str, Request], Any]) -> Handler:
+        return lambda request: json_response(lambda: read(cache_of(request), request))
+
+    def samples(name: str, request: Request) -> Any:
+        count = number_in(request, "count") or DEFAULT_SAMPLES
+        turn = number_in(request, "turn") or 0
+        return gallery_of(named[name], count, turn, number_in(request, "shard"))
+
+    return [
+        Route("/", web_file("index.html")),
+        *(
+            Route(f"/web/{path.name}", web_file(path.name, **REVALIDATED))
+            for path in sorted(WEB.iterdir())
+        ),
+        Route("/answers.json", json_of(lambda name, _: answers[name].get())),
+        Route("/shards.json", json_of(lambda name, _: maps[name].get())),
+        Route("/holes.json", json_of(lambda name, _: read_hole_groups(named[name]))),
+        Route("/samples.json", json_of(samples)),
+    ]
+
+
+def _fresh(
+    named: dict[str, Path], read: Callable[[Path], Any]
+) -> dict[str, FreshValue[dict[str, Any]]]:
+    return {name: FreshValue(lambda path=path: read(path)) for name, path in named.items()}  # type: ignore[misc]
+
+
+def read_answers(cache: Path) -> dict[str, Any]:
+    """Return the answers in words about a cache. Raises as `read_index`."""
+    status = read_status(cache)
+    recent = recent_changes(read_history(cache, time.time() - 2 * RECENT_SECONDS), status)
+    return asdict(answer_questions(status, recent))
+
+
+def read_hole_groups(cache: Path) -> dict[str, Any]:
+    """Return the latest holes by reason, and how many there are in all. Raises as `read_index`."""
+    root = shown_generation(cache)
+    holes = read_holes(root)
+    groups = [asdict(group) for group in group_holes(holes)]
+    return {"total": read_index(root).totals.holes, "noted": len(holes), "groups": groups}
+
+
+def number_in(request: Request, name: str) -> int | None:
+    """Return a number of the query, from 0 on; None where it is not there."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text[:12]) > MOST_TURN:
+        raise HTTPException(
+            400, f"{name} must be a number from 0 to {MOST_TURN}, found {text!r}"
+        )
+    return int(text)
+
+
+def json_response(read: Callable[[], Any]) -> Response:
+    """Return what ``read`` returns; a cache that cannot be read is told in JSON, too."""
+    try:
+        body, code = orjson.dumps(read()), 200
+    except CacheError as error:
+        body, code = orjson.dumps({"error": str(error)}), 503
+    return Response(body, code, media_type="application/json")
+
+
+def web_file(name: str, **headers: str) -> Handler:
+    path = WEB / name
+
+    def handler(request: Request) -> Response:
+        media_type = MEDIA_TYPES.get(path.suffix, "application/octet-stream")
+        return Response(path.read_bytes(), media_type=media_type, headers=headers)
+
+    return handler

@@ -1,0 +1,392 @@
+"""Three questions about a cache, answered in words: is training fed, is the cache growing, what is awaited. Pure.
+
+The page, the terminal and the report show the same answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from growcache.cache.status import JobStatus, Status
+from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
+
+Level = Literal["ok", "warn", "bad"]
+
+RECENT_SECONDS = 300.0
+LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of the time of a loop
+MUCH_REUSE = 4.0  # deliveries of a sample that was drawn
+STARVED_SECONDS = 10.0  # without a byte from the store
+FULL_COVERAGE = 0.9999
+
+FED = "Is training fed?"
+GROWTH = "Is the cache growing or turning over?"
+AWAITED = "What is it waiting for?"
+
+START = "Start the service: growcache run CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    question: str
+    answer: str
+    level: Level = "ok"
+    action: str = ""  # empty where nothing needs to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    fed: Answer
+    growth: Answer
+    awaited: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Recently:
+    """The changes of counters in the last minutes; ``seconds`` is 0 while nothing is known."""
+
+    seconds: float = 0.0
+    samples: int = 0
+    bytes: int = 0
+    drawn: int = 0
+    evicted: int = 0
+    delivered: int = 0
+    waits: Mapping[str, float] = field(default_factory=dict)  # seconds, by job
+
+
+class RecordOfJob(Protocol):
+    @property
+    def wait_seconds(self) -> float | None: ...
+
+
+class Record(Protocol):
+    """What is needed of a record of the history."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def samples(self) -> int | None: ...
+    @property
+    def bytes(self) -> int | None: ...
+    @property
+    def drawn(self) -> int | None: ...
+    @property
+    def evicted_samples(self) -> int | None: ...
+    @property
+    def delivered(self) -> int | None: ...
+    @property
+    def jobs(self) -> Mapping[str, RecordOfJob]: ...  # only those that changed
+
+
+def recent_changes(records: Sequence[Record], status: Status) -> Recently:
+    """Return what changed between a record of some minutes ago, of this run, and ``status``."""
+    now = status.updated_at or 0.0
+    earliest = max(now - RECENT_SECONDS, status.started_at or 0.0)
+    recent = [record for record in records if earliest <= record.at < now]
+    if not recent:
+        return Recently()
+    before = recent[0]
+    return Recently(
+        seconds=now - before.at,
+        samples=status.samples - (before.samples or 0),
+        bytes=status.bytes - (before.bytes or 0),
+        drawn=_growth_of(before.drawn, status.drawn),
+        evicted=_growth_of(before.evicted_samples, status.evicted_samples),
+        delivered=_growth_of(before.delivered, status.delivered),
+        waits={job.name: _recent_wait(recent, job) for job in status.jobs},
+    )
+
+
+def _growth_of(before: int | None, now: int) -> int:
+    return 0 if before is None else max(0, now - before)
+
+
+def _recent_wait(recent: Sequence[Record], job: JobStatus) -> float:
+    """A record names only the jobs that changed, so one that no recent record names has not waited."""
+    waits = (r.jobs[job.name].wait_seconds for r in recent if job.name in r.jobs)
+    before = next((wait for wait in waits if wait is not None), job.waits.seconds)
+    return max(0.0, job.waits.seconds - before)
+
+
+def answer_questions(status: Status, recent: Recently | None = None) -> Answers:
+    recent = recent or Recently()
+    return Answers(_fed(status, recent), _growth(status, recent), _awaited(status))
+
+
+# Is training fed?
+
+
+def wait_share(status: Status, recent: Recently, job: JobStatus) -> float | None:
+    """Return the share of the recent time that each loop of a job waited for data, on average."""
+    if not recent.seconds:
+        return None
+    loops = {(lease.host, lease.pid) for lease in status.leases if lease.job == job.name}
+    return min(1.0, recent.waits.get(job.name, 0.0) / recent.seconds / max(1, len(loops)))
+
+
+def _fed(status: Status, recent: Recently) -> Answer:
+    reading = [job for job in status.jobs if job.open]
+    if not reading:
+        return _unread(status)
+    job = max(reading, key=lambda one: wait_share(status, recent, one) or 0.0)
+    share = wait_share(status, recent, job)
+    if not any(one.delivered for one in reading):
+        text = f"Not yet: job {job.name} has received no sample so far."
+        return Answer(FED, text, "bad" if status.state == "stopped" else "warn")
+    if share is None:
+        text = f"Job {job.name} is reading: {plural(job.delivered, 'sample')} so far."
+        return Answer(FED, text)
+    if share >= LITTLE_WAIT:
+        return _hungry(status, recent, job, share)
+    return _reused(status, recent) or Answer(FED, _fed_text(job, share, recent))
+
+
+def _unread(status: Status) -> Answer:
+    if not status.jobs:
+        if status.samples:
+            return Answer(FED, "No job has read this cache yet; it is ready to be read.")
+        return Answer(FED, "No job has read this cache yet, and it is still empty.")
+    last = status.jobs[-1]
+    received = plural(last.delivered, "sample")
+    return Answer(
+        FED, f"No job is reading now. The last one, {last.name}, received {received}."
+    )
+
+
+def _fed_text(job: JobStatus, share: float, recent: Recently) -> str:
+    rate = in_count(recent.delivered / recent.seconds)
+    span = in_time(recent.seconds)
+    return (
+        f"Yes: {rate} samples/s; job {job.name} waited {in_percent(share)} of the last {span}."
+    )
+
+
+def _hungry(status: Status, recent: Recently, job: JobStatus, share: float) -> Answer:
+    much = share >= MUCH_WAIT
+    span = in_time(recent.seconds)
+    text = (
+        f"{'No' if much else 'Nearly'}: job {job.name} waited {in_percent(share)} of the last {span} "
+        "for its batches."
+    )
+    return Answer(FED, text, "bad" if much else "warn", _feeding_advice(status))
+
+
+def _feeding_advice(status: Status) -> str:
+    if status.wishes:
+        return "It waits while shards of its checkpoint are fetched again; this ends by itself."
+    return (
+        "Batches come from the local disk, so the network is not the cause: raise num_workers if a "
+        "transform is slow, or measure the disk and memory: growcache doctor CONFIG"
+    )
+
+
+def _reused(status: Status, recent: Recently) -> Answer | None:
+    """Return a warning where training sees the same samples again and again, though there are others."""
+    if status.complete or not recent.delivered:
+        return None
+    if recent.drawn and recent.delivered / recent.drawn <= MUCH_REUSE:
+        return None
+    span = in_time(recent.seconds)
+    if not recent.drawn:
+        text = f"Yes, but nothing new has come in the last {span}: it trains on samples that it knows."
+        return Answer(FED, text, "warn", "See what the service is waiting for.")
+    often = f"{recent.delivered / recent.drawn:.1f}"
+    text = f"Yes, but mostly with samples that it knows: {often} delivered for each one drawn."
+    return Answer(FED, text, "warn", _reuse_advice(status))
+
+
+def _reuse_advice(status: Status) -> str:
+    if status.state == "stopped":
+        return START
+    if status.waiting_for:
+        return "New samples come slowly because the service waits; see there."
+    return "If the link has room, raise sampling.workers or sampling.concurrency, or plan it: growcache plan CONFIG"
+
+
+# Is the cache growing or turning over?
+
+
+def _growth(status: Status, recent: Recently) -> Answer:
+    if status.complete or status.state == "complete":
+        return Answer(GROWTH, f"Neither, it is complete: {_why_complete(status)}.")
+    if status.state == "stopped":
+        held = plural(status.samples, "sample")
+        return Answer(GROWTH, f"Neither: no service runs. It keeps {held}.", "warn", START)
+    if status.state == "shrinking":
+        text = f"Shrinking to {in_bytes(status.target_bytes)}, from {in_bytes(status.bytes)}."
+        return Answer(GROWTH, text, "warn")
+    if not recent.seconds:
+        return _growth_at_start(status)
+    if not recent.drawn:
+        return _standing_still(status, recent)
+    rate = in_count(recent.drawn / recent.seconds)
+    if recent.evicted * 2 >= recent.drawn or status.full:
+        return Answer(GROWTH, _turnover_text(status, recent, rate))
+    return Answer(GROWTH, _growing_text(status, recent, rate))
+
+
+def _why_complete(status: Status) -> str:
+    if status.coverage is not None and status.coverage < FULL_COVERAGE:
+        return "it holds all that it may, and nothing leaves"
+    return "everything that can be read is cached" if status.holes else "all samples are cached"
+
+
+def _growth_at_start(status: Status) -> Answer:
+    if not status.drawn:
+        return Answer(GROWTH, "Not yet: nothing has been drawn so far.")
+    rate = in_count(status.samples_per_second)
+    word = "Turning over" if status.full else "Growing"
+    return Answer(GROWTH, f"{word}: {rate} samples/s are drawn.")
+
+
+def _standing_still(status: Status, recent: Recently) -> Answer:
+    span = in_time(recent.seconds)
+    if status.state == "full" and not status.waiting_for:
+        return Answer(GROWTH, "Neither: it is full, and nothing is ever evicted.")
+    text = f"Neither: nothing was drawn in the last {span}."
+    return Answer(GROWTH, text, "warn", "See what the service is waiting for.")
+
+
+def _turnover_text(status: Status, recent: Recently, rate: str) -> str:
+    if not recent.evicted:
+        return f"At its bound: {rate} samples/s are drawn, and older ones will make room."
+    whole = in_time(status.samples * recent.seconds / recent.evicted)
+    return (
+        f"Turning over: {rate} samples/s replace older ones, so all of it is new every {whole}."
+    )
+
+
+def _growing_text(status: Status, recent: Recently, rate: str) -> str:
+    free = status.max_bytes - status.bytes - status.reserved_bytes
+    ends = []
+    if recent.bytes > 0 and free > 0:
+        ends.append((free * recent.seconds / recent.bytes, "full"))
+    if status.coverage is not None and status.population_samples:
+        left = status.population_samples * (1 - status.coverage)
+        ends.append((left * recent.seconds / recent.drawn, "all of it cached"))
+    if not ends:
+        return f"Growing: {rate} samples/s are drawn."
+    seconds, end = min(ends)
+    return f"Growing: {rate} samples/s are drawn; {end} in about {in_time(max(1, seconds))}."
+
+
+# What is it waiting for, and what should I do?
+
+# Beginnings or parts of what a service waits for, each with how bad that is and what helps.
+ADVICE: list[tuple[str, Level, str]] = [
+    (r"^nothing", "ok", ""),
+    (
+        r"the service to go on|the service to answer",
+        "bad",
+        "Let its process go on, or start the service again.",
+    ),
+    (
+        r"^free space on the disk",
+        "bad",
+        "Free space on the disk, or lower cache.max_bytes or cache.min_free.",
+    ),
+    (
+        r"max_egress is reached",
+        "warn",
+        "Raise sampling.max_egress, and start the service again.",
+    ),
+    (r"max_egress leaves", "ok", ""),
+    (
+        r"^credentials",
+        "bad",
+        "Renew the credentials; the service tries again by itself.",
+    ),
+    (
+        r"^room in the index",
+        "warn",
+        "End readers that hang; if it stays so, raise cache.max_bytes.",
+    ),
+    (r"^(the )?listing", "ok", ""),
+    (r"^(the )?groups in flight|^samplers to|^a first object", "ok", ""),
+    (
+        r"^readers to let go of shards.*died",
+        "warn",
+        "If that run will not be resumed, let its shards go: growcache release CACHE",
+    ),
+    (
+        r"^readers to let go of shards",
+        "warn",
+        "It goes on when that reader does; end it if it hangs.",
+    ),
+    (
+        r"^a reader: no job",
+        "ok",
+        "Start the training, or set cache.min_uses: 0 to draw on without it.",
+    ),
+    (
+        r"^job .* to read more shards",
+        "ok",
+        "The link is faster than the training, so nothing is wrong; cache.min_uses: 0 would draw on.",
+    ),
+    (r"^refetches first|^room for shards of a checkpoint", "ok", ""),
+    (r"^usage to fall", "ok", ""),
+    (r"^a higher cache\.max_bytes", "warn", "Raise cache.max_bytes, or clear the cache."),
+    (
+        r"keeps? failing",
+        "warn",
+        "Look at the errors below; the objects are tried again by themselves.",
+    ),
+    (
+        r"^the store",
+        "bad",
+        "Look whether the store is up and reachable from here; it is tried again by itself.",
+    ),
+]
+
+
+def advice_for(waiting_for: str) -> tuple[Level, str]:
+    """Return how bad an awaited event is, and what helps; nothing where it comes by itself.
+
+    >>> advice_for("the listing to go on: everything listed so far is drawn")
+    ('ok', '')
+    >>> advice_for("free space on the disk: it is full")[0]
+    'bad'
+    """
+    found = ((level, action) for part, level, action in ADVICE if re.search(part, waiting_for))
+    return next(found, ("warn", ""))
+
+
+def _awaited(status: Status) -> Answer:
+    if status.state == "stopped":
+        return _stopped(status)
+    if status.waiting_for:
+        level, action = advice_for(status.waiting_for)
+        return Answer(AWAITED, f"For {status.waiting_for}.", level, action)
+    if status.complete or status.state in ("complete", "full"):
+        return Answer(AWAITED, "For nothing.", *_other_advice(status))
+    if _is_starved(status):
+        text = "For the store: no byte has come from it lately."
+        return Answer(AWAITED, text, "bad", advice_for("the store")[1])
+    return Answer(AWAITED, "For nothing: samplers are drawing.", *_other_advice(status))
+
+
+def _stopped(status: Status) -> Answer:
+    if status.complete:
+        return Answer(AWAITED, "For nothing: no service runs, and none is needed.")
+    reading = any(job.open for job in status.jobs)
+    text = "For a service: none runs" + (
+        ", while training reads the cache." if reading else "."
+    )
+    return Answer(AWAITED, text, "bad" if reading else "warn", START)
+
+
+def _is_starved(status: Status) -> bool:
+    is_idle = not status.bytes_per_second and not status.samples_per_second
+    reading = any(worker.state == "reading" for worker in status.worker_states)
+    return is_idle and reading and status.uptime_seconds > STARVED_SECONDS
+
+
+def _other_advice(status: Status) -> tuple[Level, str]:
+    if status.restart_for:
+        keys = ", ".join(status.restart_for)
+        return "warn", f"Restart the service, because the config changed in {keys}."
+    if status.foreign_leases:
+        return "warn", status.foreign_leases[0].advice
+    return "ok", ""

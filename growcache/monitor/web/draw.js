@@ -1,0 +1,334 @@
+/* Time series of a cache's history, drawn by uPlot. The page and the offline report share this file.
+
+   It needs the global `uPlot` (uPlot.iife.min.js), and the rules of uPlot.min.css and draw.css.
+
+     const charts = drawCharts(element, history, {charts: ["cached", "rates"], from, to});
+     charts.update(history);    // the same object with more rows, or another one
+     charts.range(from, to);    // seconds since the epoch; without arguments everything is shown
+     charts.recolour();         // after a change of the theme
+     charts.destroy();
+
+   `history` is what /history.json gives: equally long columns, {at: [...], samples: [...], ...,
+   jobs: {name: {delivered: [...], ...}}}. A column may be missing, and a value may be null.
+   All options may be left out: `charts` (ids, in order; the default is drawCharts.ids), `from` and `to`,
+   `height` in pixels, `onRange(from, to)`, called when the reader has zoomed (undefined: everything).
+   `drawCharts.format` has the formatters of the page: bytes, count, percent, duration. */
+"use strict";
+
+(function () {
+  const POINTS = 720; // of a line; more than that no screen shows
+  const HEIGHT = 148;
+  const COLOURS = ["#2563eb", "#0d9488", "#c2410c", "#7c3aed", "#be185d", "#4d7c0f", "#0369a1", "#92400e"];
+
+  // Formatters
+
+  function scaled(value, units, base) {
+    let step = 0;
+    while (Math.abs(value) >= base * 0.9995 && step < units.length - 1) {
+      value /= base;
+      step += 1;
+    }
+    const digits = Math.abs(value) >= 100 || Number.isInteger(value) ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+    return [value.toFixed(digits), units[step]];
+  }
+
+  const format = {
+    bytes: (value) => scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"], 1000).join(" "),
+    perSecond: (value) => `${format.bytes(value)}/s`,
+    count: (value) => scaled(value, ["", "k", "M", "G", "T"], 1000).join(""),
+    percent: (value) => {
+      const percent = 100 * value;
+      return `${percent === 0 || percent >= 10 ? percent.toFixed(0) : percent.toFixed(percent >= 1 ? 1 : 2)} %`;
+    },
+    ratio: (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(value >= 10 ? 1 : 2)),
+    duration: (value) => {
+      const seconds = Math.max(0, value);
+      if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
+      if (seconds < 90) return `${Math.round(seconds)} s`;
+      if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+      if (seconds < 129600) return `${trimmed(seconds / 3600)} h`;
+      return `${trimmed(seconds / 86400)} d`;
+    },
+    moment: (seconds) => {
+      const date = new Date(1000 * seconds);
+      const two = (number) => String(number).padStart(2, "0");
+      const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+      return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+    },
+  };
+
+  function trimmed(value) {
+    return value.toFixed(value < 10 ? 1 : 0).replace(/\.0$/, "");
+  }
+
+  // The charts, each with its lines: of columns as they are, of their rates, or one of each job
+
+  const value = (column) => ({ column, derive: valuesOf });
+  const rate = (column) => ({ column, derive: ratesOf });
+  const named = (label, line, look) => ({ label, ...line, ...look });
+  const ofJobs = (line) => ({ ...line, jobs: true });
+  const CHARTS = [
+    { id: "cached", title: "Samples cached", unit: format.count, lines: [named("cached", value("samples"), { fill: true })] },
+    {
+      id: "rates", title: "Samples per second", unit: format.count,
+      lines: [named("drawn", rate("drawn")), named("delivered", rate("delivered")), named("evicted", rate("evicted_samples"))],
+    },
+    { id: "wait", title: "Exposed wait, share of time", unit: format.percent, lines: [ofJobs(rate("wait_seconds"))] },
+    {
+      id: "bytes", title: "Bytes on disk", unit: format.bytes,
+      lines: [named("used", value("bytes"), { fill: true }), named("bound", value("max_bytes"), { dash: true })],
+    },
+    { id: "link", title: "Read from the store", unit: format.perSecond, lines: [named("read", rate("egress_bytes"), { fill: true })] },
+    {
+      id: "store", title: "Requests to the store, per second", unit: format.count,
+      lines: [named("requests", rate("requests")), named("errors", rate("errors")), named("tried again", rate("failures"))],
+    },
+    { id: "coverage", title: "Coverage of the population", unit: format.percent, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
+    { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, lines: [named("all jobs", value("reuse")), ofJobs(value("reuse"))] },
+    { id: "ess", title: "Effective sample size", unit: format.count, lines: [ofJobs(value("ess_samples"))] },
+    { id: "age", title: "Mean age of cached samples", unit: format.duration, lines: [named("age", value("age_seconds_mean"))] },
+    {
+      id: "totals", title: "Drawn and evicted, in all", unit: format.count,
+      lines: [named("drawn", value("drawn")), named("evicted", value("evicted_samples"))],
+    },
+    { id: "holes", title: "Holes, in all", unit: format.count, lines: [named("holes", value("holes"))] },
+  ];
+
+  // Columns of the shown rows. Counters are read at these rows only, so a rate is exact between two of them.
+
+  function valuesOf(column, rows) {
+    return rows.map((row) => column[row] ?? null);
+  }
+
+  function ratesOf(column, rows, at) {
+    return rows.map((row, i) => {
+      const before = i ? rows[i - 1] : row - 1;
+      const change = column[row] - column[before];
+      const known = before >= 0 && column[row] != null && column[before] != null;
+      return known && change >= 0 && at[row] > at[before] ? change / (at[row] - at[before]) : null;
+    });
+  }
+
+  function firstRowAt(at, moment) {
+    let low = 0;
+    let high = at.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (at[middle] < moment) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  function shownRows(at, from, to) {
+    const first = Math.max(0, firstRowAt(at, from) - 1);
+    const stop = Math.min(at.length, firstRowAt(at, to) + 1);
+    const rows = [];
+    const step = (to - from) / POINTS;
+    for (let row = first, next = -Infinity; row < stop; row += 1) {
+      if (at[row] >= next || row === stop - 1) {
+        rows.push(row);
+        next = at[row] + step;
+      }
+    }
+    return rows;
+  }
+
+  function linesOf(chart, history) {
+    return chart.lines.flatMap((line) => {
+      if (!line.jobs) return line.column in history ? [{ ...line, data: history[line.column] }] : [];
+      return Object.entries(history.jobs ?? {}).flatMap(([job, columns]) =>
+        line.column in columns ? [{ ...line, label: job, data: columns[line.column] }] : [],
+      );
+    });
+  }
+
+  // Looks
+
+  function colourOf(element, name, otherwise) {
+    return getComputedStyle(element).getPropertyValue(name).trim() || otherwise;
+  }
+
+  function seriesColour(element, i) {
+    const k = i % COLOURS.length;
+    return colourOf(element, `--series-${k + 1}`, COLOURS[k]);
+  }
+
+  function momentLabels(plot, splits, _axis, _space, increment) {
+    const two = (number) => String(number).padStart(2, "0");
+    let day = "";
+    return splits.map((seconds) => {
+      const date = new Date(1000 * seconds);
+      const time = `${two(date.getHours())}:${two(date.getMinutes())}${increment < 60 ? `:${two(date.getSeconds())}` : ""}`;
+      const shown = date.toLocaleDateString("en", { month: "short", day: "numeric" });
+      const isNew = shown !== day && (day !== "" || increment >= 86400);
+      day = shown;
+      return increment >= 86400 ? shown : isNew ? `${time}\n${shown}` : time;
+    });
+  }
+
+  function axesOf(element, unit) {
+    const line = { stroke: () => colourOf(element, "--grid", "#e3e7ec"), width: 1 };
+    const text = {
+      stroke: () => colourOf(element, "--muted", "#5c6773"),
+      font: "11px system-ui, sans-serif",
+      grid: line,
+      ticks: { ...line, size: 4 },
+    };
+    return [
+      { ...text, space: 64, size: 36, values: momentLabels },
+      { ...text, space: 34, size: 58, values: (_plot, splits) => splits.map((split) => (split == null ? "" : unit(split))) },
+    ];
+  }
+
+  function seriesOf(element, lines, unit) {
+    const moment = { label: "at", value: (_plot, at) => (at == null ? "–" : format.moment(at)) };
+    const drawn = lines.map((line, i) => ({
+      label: line.label,
+      stroke: () => seriesColour(element, i),
+      fill: line.fill ? () => `${seriesColour(element, i)}22` : undefined,
+      width: 1.5,
+      dash: line.dash ? [5, 4] : undefined,
+      spanGaps: true,
+      points: { show: false },
+      value: (_plot, shown) => (shown == null ? "–" : unit(shown)),
+    }));
+    return [moment, ...drawn];
+  }
+
+  function fromZero(_plot, least, most) {
+    if (least == null || most == null) return [0, 1];
+    const low = least < 0 ? least : 0;
+    return [low, most > low ? low + (most - low) * 1.08 : low + 1];
+  }
+
+  // One chart
+
+  function makeChart(chart, board) {
+    const figure = document.createElement("figure");
+    const title = figure.appendChild(document.createElement("figcaption"));
+    const place = figure.appendChild(document.createElement("div"));
+    const empty = figure.appendChild(document.createElement("p"));
+    figure.className = "chart";
+    figure.dataset.chart = chart.id;
+    place.className = "chart-plot";
+    empty.className = "chart-empty";
+    empty.textContent = "nothing recorded yet";
+    title.textContent = chart.title;
+    board.element.append(figure);
+    let plot = null;
+    let labels = "";
+
+    function show(history, rows, view) {
+      const lines = linesOf(chart, history);
+      const columns = lines.map((line) => line.derive(line.data, rows, history.at));
+      const known = columns.some((column) => column.some((shown) => shown != null));
+      empty.hidden = known;
+      place.hidden = !known;
+      if (!known) return;
+      const wanted = JSON.stringify(lines.map((line) => line.label));
+      const data = [rows.map((row) => history.at[row]), ...columns];
+      if (plot && wanted === labels) plot.setData(data);
+      else begin(lines, data, view);
+      labels = wanted;
+      describe(lines, columns);
+    }
+
+    function describe(lines, columns) {
+      const last = lines.map((line, i) => {
+        const shown = columns[i].findLast((one) => one != null);
+        return shown == null ? "" : `${line.label} ${chart.unit(shown)}`;
+      });
+      figure.setAttribute("aria-label", `${chart.title}: ${last.filter(Boolean).join(", ")} at the end`);
+    }
+
+    function begin(lines, data, view) {
+      if (plot) plot.destroy();
+      const options = {
+        width: Math.max(220, place.clientWidth),
+        height: board.height,
+        series: seriesOf(board.element, lines, chart.unit),
+        axes: axesOf(board.element, chart.unit),
+        scales: { x: { time: true, range: () => [view.from, view.to] }, y: { range: fromZero } },
+        cursor: { sync: { key: board.key }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+        legend: { markers: { stroke: (_plot, i) => markerColour(i), fill: (_plot, i) => markerColour(i), width: 0 } },
+        hooks: { setSelect: [(drawn) => board.zoom(drawn)] },
+        padding: [8, 10, 0, 0],
+      };
+      plot = new uPlot(options, data, place);
+      plot.over.addEventListener("dblclick", () => board.choose());
+    }
+
+    const markerColour = (i) => `var(--series-${((i - 1) % COLOURS.length) + 1}, ${COLOURS[(i - 1) % COLOURS.length]})`;
+    const fit = () => {
+      const width = Math.max(220, place.clientWidth);
+      if (plot && !place.hidden && plot.width !== width) plot.setSize({ width, height: board.height });
+    };
+    const end = () => {
+      if (plot) plot.destroy();
+      figure.remove();
+    };
+    return { show, fit, end, redraw: () => plot && plot.redraw(false, true) };
+  }
+
+  // All of them
+
+  let boards = 0;
+
+  function drawCharts(element, history, options = {}) {
+    const view = { from: 0, to: 1 };
+    let shown = history;
+    let chosen = [options.from, options.to];
+    const board = { element, height: options.height ?? HEIGHT, key: `growcache-${(boards += 1)}`, zoom, choose };
+    const wanted = options.charts ?? drawCharts.ids;
+    element.classList.add("charts");
+    const charts = wanted.map((id) => makeChart(CHARTS.find((chart) => chart.id === id), board));
+    const watcher = new ResizeObserver(() => charts.forEach((chart) => chart.fit()));
+
+    function update(found = shown) {
+      shown = found;
+      const at = shown.at;
+      if (at.length) {
+        view.from = chosen[0] ?? at[0];
+        view.to = chosen[1] ?? at[at.length - 1];
+        if (view.to <= view.from) view.to = view.from + 1;
+      }
+      const rows = at.length ? shownRows(at, view.from, view.to) : [];
+      charts.forEach((chart) => chart.show(shown, rows, view));
+    }
+
+    function range(from, to) {
+      chosen = [from, to];
+      update();
+    }
+
+    function choose(from, to) {
+      range(from, to);
+      if (options.onRange) options.onRange(from, to);
+    }
+
+    function zoom(plot) {
+      if (plot.select.width < 4) return;
+      const from = plot.posToVal(plot.select.left, "x");
+      const to = plot.posToVal(plot.select.left + plot.select.width, "x");
+      plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+      choose(from, to);
+    }
+
+    update();
+    watcher.observe(element);
+    return {
+      update,
+      range,
+      recolour: () => charts.forEach((chart) => chart.redraw()),
+      destroy: () => {
+        watcher.disconnect();
+        charts.forEach((chart) => chart.end());
+      },
+    };
+  }
+
+  drawCharts.ids = CHARTS.map((chart) => chart.id);
+  drawCharts.format = format;
+  globalThis.drawCharts = drawCharts;
+})();
