@@ -6,13 +6,12 @@ import importlib.util
 import json
 import multiprocessing
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from tests.matrix.case import Case, Finding, run_case
-from tests.matrix.registry import all_cases
+from tests.matrix.case import Case, Finding
+from tests.matrix.registry import all_cases, run_case_number
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 PROCESSES = 2
@@ -28,7 +27,7 @@ def main() -> int:
     runnable = [number for number, case in enumerate(all_cases()) if _can_run(case)]
     # Spawned, because libraries hold locks and threads that a fork would copy.
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(_run, runnable))
+        found = list(pool.map(run_case_number, runnable))
     findings = [
         (all_cases()[number], finding) for number, finding in zip(runnable, found, strict=True)
     ]
@@ -44,11 +43,6 @@ def _can_run(case: Case) -> bool:
     if missing:
         print(f"skipped, because {', '.join(missing)} is not installed: {case.name}")
     return not missing
-
-
-def _run(number: int) -> Finding:
-    with tempfile.TemporaryDirectory() as folder:
-        return run_case(all_cases()[number], Path(folder))
 
 
 def _page(findings: list[tuple[Case, Finding]]) -> str:
