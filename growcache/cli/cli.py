@@ -53,6 +53,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache run growcache.yaml --duration 60 | jq .samples",
         "growcache run growcache.yaml --http 127.0.0.1:8650",
     ),
+    "doctor": (
+        "growcache doctor growcache.yaml",
+        "growcache doctor growcache.yaml --consume 5000/s",
+        "growcache doctor growcache.yaml --json | jq .limit",
+    ),
     "status": (
         "growcache status ./cache",
         "growcache status ./cache --watch",
@@ -313,6 +318,28 @@ def run(
             file=file,
             replace=replace,
         )
+
+
+@app.command(epilog=examples_epilog("doctor"))
+def doctor(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    consume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/s", help="Samples per second that training takes; else a job's own."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure store, disk, memory and machine; say what is wrong and which one limits.
+
+    It reads from the store for a few seconds and writes a file next to the cache, which
+    keeps no name. Exit code 1 where something is wrong.
+    """
+    from growcache.cli.doctor import show_doctor
+
+    raise typer.Exit(show_doctor(config, overrides or (), consume, json=json))
 
 
 @app.command(epilog=examples_epilog("status"))

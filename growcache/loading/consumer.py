@@ -75,7 +75,7 @@ class Consumer:
         self._tracker = PositionTracker(options, Position())
         self._finalizer: weakref.finalize[..., Consumer] | None = None
         self.deliveries = DeliveryCounts(options.root)
-        self._counters = ReaderCounters(CacheLayout(options.root))
+        self._counters = _counters_of(options)
         self._journal = JournalWriter(options) if options.journal is not None else None
         self._counted_pass: int | None = None  # the one that started last, and
         self._delivered_pass: int | None = None  # that of the latest batch
@@ -224,7 +224,7 @@ class Consumer:
     def _forked(self) -> None:
         self.stage, self._close_previous, self._pid = None, None, os.getpid()
         self._switching = False
-        self._counters = ReaderCounters(CacheLayout(self._options.root))
+        self._counters = _counters_of(self._options)
         if self._journal is not None:  # the parent's stays the parent's
             self._journal = JournalWriter(self._options)
         if self._finalizer is not None:
@@ -394,6 +394,12 @@ class Consumer:
         except BaseException:
             self.close()
             raise
+
+
+def _counters_of(options: LoaderOptions) -> ReaderCounters:
+    """A fixed loader needs no service any more, and one rank of a machine speaks for all."""
+    watched = options.root if options.ranks.leads and not options.fixed else None
+    return ReaderCounters(CacheLayout(options.root), watched)
 
 
 def _end_stage(counters: ReaderCounters, stage: Stage) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ from growcache.cache.reader_lease import COUNTERS_SECONDS
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from growcache.loading.framework import Integers
+from growcache.loading.service_watch import ServiceWatches
 from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
 
@@ -105,6 +107,15 @@ class Report:
             if isinstance(value, int | float)
         }
 
+    def _repr_html_(self) -> str:
+        """Return a table for a cell of a notebook."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name.replace('_', ' '))}</th>"
+            f"<td style='text-align:right'>{escape(_shown(name, getattr(self, name)))}</td></tr>"
+            for name in (field.name for field in fields(self))
+        )
+        return f"<table><caption>{escape(str(self))}</caption>{rows}</table>"
+
     def __str__(self) -> str:
         covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"
         skipped = f", {self.skipped} skipped" if self.skipped else ""
@@ -113,6 +124,25 @@ class Report:
             f"reuse {self.reuse:.2f}{covered}, age {self.age_seconds_mean:.0f} s, "
             f"waited {self.wait_seconds:.2f} s, limited by {self.limited_by}{skipped}"
         )
+
+
+def _shown(name: str, value: object) -> str:
+    """Return a value of the report for people.
+
+    >>> _shown("coverage_samples", 0.25), _shown("wait_seconds", 1.234), _shown("samples", 6400)
+    ('25.0 %', '1.2 s', '6,400')
+    >>> _shown("coverage_objects", None), _shown("limited_by", "cache"), _shown("reuse", 2.0)
+    ('unknown', 'cache', '2.00')
+    """
+    if value is None:
+        return "unknown"
+    if not isinstance(value, int | float):
+        return str(value)
+    if name.startswith("coverage"):
+        return f"{value:.1%}".replace("%", " %")
+    if "seconds" in name:
+        return f"{value:,.1f} s"
+    return f"{value:.2f}" if name.startswith("reuse") else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +390,16 @@ def _lease_file(layout: CacheLayout, lease: str) -> Path:
 class ReaderCounters:
     """Used by the loop's thread, except `flush` and `close`."""
 
-    def __init__(self, layout: CacheLayout) -> None:
+    def __init__(self, layout: CacheLayout, watched: Path | None = None) -> None:
+        """``watched``: the cache whose service the loop depends on; None: nothing depends on it."""
         self._layout = layout
+        self.watched = watched
         self._pid = os.getpid()
         self._counters = LeaseCounters(counts=True)
         self._descriptor: int | None = None  # of the lease that they are written into
         self._written = True
         self._written_batches = 0
+        self._seen = (0, 0)  # pass and batches at the last look of the thread
         self._turn = threading.RLock()
 
     def begin_epoch(self, number: int) -> None:
@@ -420,6 +453,11 @@ class ReaderCounters:
                 except OSError:  # a full disk may refuse even to overwrite
                     self._written = False
 
+    def has_progressed(self) -> bool:
+        """Whether batches were received since the last call, which one thread makes."""
+        before, self._seen = self._seen, (self._counters.pass_number, self._counters.batches)
+        return before != self._seen
+
     def close(self) -> None:
         self.flush()
         with self._turn:
@@ -436,6 +474,7 @@ class _CounterThread:
         self.unwritten = threading.Event()  # something was counted that is not written yet
         self.lock = threading.Lock()
         self._counters: weakref.WeakSet[ReaderCounters] = weakref.WeakSet()
+        self._services = ServiceWatches()
         self._runs = False
 
     def write(self, counters: ReaderCounters) -> None:
@@ -458,8 +497,14 @@ class _CounterThread:
             self.unwritten.clear()
             with self.lock:
                 counters = list(self._counters)
+            training: set[Path] = set()
             while counters:
-                counters.pop().flush()
+                one = counters.pop()
+                one.flush()
+                if one.watched is not None and one.has_progressed():
+                    training.add(one.watched)
+                del one  # or its loader could not be freed before the next batch
+            self._services.look(training)
 
 
 counter_thread = _CounterThread()

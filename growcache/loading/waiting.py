@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from growcache.cache.files import (
     FIRST_GENERATION,
@@ -26,7 +26,7 @@ from growcache.cache.files import (
 )
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import LeaseView, RankNote, read_leases
-from growcache.cache.locks import is_locked, lock_holder
+from growcache.cache.locks import is_locked
 from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
 from growcache.cache.system import service_end_reason, watch_directory
@@ -39,30 +39,6 @@ from growcache.errors import (
 )
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot, mean_sample_bytes
-
-_seen_services_lock = threading.Lock()
-_seen_services: dict[
-    Path, dict[str, Any]
-] = {}  # the holder of the supervisor's lock at the last check
-
-
-def warn_if_service_stopped(root: Path, view: IndexView) -> None:
-    layout = CacheLayout(view.root or root)
-    runs = is_locked(layout.supervisor_lock)
-    with _seen_services_lock:
-        if runs:
-            _seen_services[root] = lock_holder(layout.supervisor_lock)
-            return
-        stopped = _seen_services.pop(root, None)
-    if stopped is None or view.complete:
-        return
-    at = time.strftime("%H:%M:%S", time.localtime(read_status(layout.root).updated_at))
-    _log.warning(
-        "the service of the cache %s has stopped (pid %s on %s, at %s): the cache does not grow any "
-        "more; start it again with: growcache run CONFIG",
-        *(root, stopped.get("pid"), stopped.get("host"), at),
-    )
-
 
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
@@ -285,7 +261,6 @@ def wait_for_pass(
     )
     if watch.stopped():
         return view
-    warn_if_service_stopped(options.root, view)
     if view.totals.samples < options.min_pass_samples:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch "

@@ -1,8 +1,21 @@
 """PyTorch's front door: epochs over a cache as dicts of tensors."""
 
+from typing import TYPE_CHECKING, Any
+
 from growcache.torch.loader import EpochDataLoader, EpochLoader, join_parts, take_rows
 
-__all__ = ["EpochDataLoader", "EpochLoader", "join_parts", "take_rows"]
+if TYPE_CHECKING:
+    from growcache.torch.lightning import LightningMetrics
+
+__all__ = ["EpochDataLoader", "EpochLoader", "LightningMetrics", "join_parts", "take_rows"]
 
 # Where users know them to be: in pickles, in tracebacks, in help().
 EpochDataLoader.__module__ = EpochLoader.__module__ = __name__
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LightningMetrics":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from growcache.torch.lightning import LightningMetrics
+
+    return LightningMetrics

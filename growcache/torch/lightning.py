@@ -1,0 +1,75 @@
+"""The callback for Lightning; imported when `growcache.torch.LightningMetrics` is first asked for.
+
+Lightning is one project under two names, and a trainer of either calls only callbacks of its own class. So the callback
+is of every one that the program has imported, or else of the first that is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from growcache.errors import ConfigError, MissingLibraryError
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _bases() -> tuple[type, ...]:
+    found = [name for name in PACKAGES if name in sys.modules]
+    found = found or [name for name in PACKAGES if find_spec(name.partition(".")[0])][:1]
+    if not found:
+        raise MissingLibraryError("LightningMetrics needs Lightning: pip install lightning")
+    return tuple(import_module(name).Callback for name in found)
+
+
+class LightningMetrics(*_bases()):  # type: ignore[misc]
+    """Logs `loader.metrics` to the loggers of a Lightning trainer, at the end of each epoch.
+
+    ``Trainer(callbacks=[LightningMetrics()])`` is enough where the training data is an `EpochDataLoader`. Of several ranks
+    the first one logs, as Lightning does; its figures are its own.
+    """
+
+    def __init__(
+        self, loader: Any = None, *, every_n_steps: int | None = None, prefix: str = "data/"
+    ) -> None:
+        """Take the settings.
+
+        Args:
+            loader: with the method ``metrics``; None takes the trainer's own.
+            every_n_steps: log in the middle of epochs as well, after each so many batches.
+            prefix: of each name.
+        """
+        super().__init__()
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ConfigError(f"every_n_steps: expected at least 1, found {every_n_steps}")
+        self._loader = loader
+        self._every_n_steps = every_n_steps
+        self._prefix = prefix
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log after each so many batches."""
+        if self._every_n_steps is not None and (batch_idx + 1) % self._every_n_steps == 0:
+            self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the epoch."""
+        self._log(trainer)
+
+    def _log(self, trainer: Any) -> None:
+        loader = trainer.train_dataloader if self._loader is None else self._loader
+        if not hasattr(loader, "metrics"):
+            raise ConfigError(
+                "LightningMetrics expected a loader of growcache as the training data, found "
+                f"{type(loader).__name__}; name it: LightningMetrics(loader)"
+            )
+        metrics = loader.metrics(self._prefix)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+
+# Where users know it to be: in pickles, in tracebacks, in help().
+LightningMetrics.__module__ = "growcache.torch"
