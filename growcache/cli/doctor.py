@@ -100,7 +100,7 @@ def _print(findings: Sequence[Finding], limit: Limit) -> None:
             sys.stdout.write(f"{one.level}  {one.about}: {'; '.join(_lines(one))}\n")
         sys.stdout.write(f"limit  {limit.resource}: {'; '.join(_limit_lines(limit))}\n")
         sys.stdout.flush()
-    console.print(_verdict(findings), style="bold")
+    console.print(_verdict(findings, limit), style="bold")
 
 
 def _lines(finding: Finding) -> list[str]:
@@ -120,9 +120,15 @@ def _limit_text(limit: Limit) -> Text:
     return Text("\n".join(printable(line) for line in _limit_lines(limit)))
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _verdict(findings: Sequence[Finding], limit: Limit) -> str:
     counts = {level: sum(one.level == level for one in findings) for level in LEVEL_STYLES}
     if counts["wrong"]:
         more = f", {counts['warn']} to look at" if counts["warn"] else ""
         return f"{counts['wrong']} wrong{more}"
-    return f"nothing is wrong, {counts['warn']} to look at" if counts["warn"] else "all is well"
+    if counts["warn"]:
+        return f"nothing is wrong, {counts['warn']} to look at"
+    return (
+        "all is well"
+        if not limit.advice
+        else f"nothing is wrong; what limits: {limit.resource}"
+    )

@@ -83,7 +83,8 @@ _TROUBLE_ADVICE = {
 
 def _listing(facts: StoreFacts, about: str) -> Iterator[Finding]:
     if facts.trouble:
-        advice = "" if ";" in facts.message else _TROUBLE_ADVICE[facts.trouble]
+        says_what = facts.trouble not in ("throttled", "unreachable") and ";" in facts.message
+        advice = "" if says_what else _TROUBLE_ADVICE[facts.trouble]
         expected = _TROUBLE_EXPECTED[facts.trouble]
         yield Finding("wrong", about, facts.message or facts.trouble, expected, advice)
     elif facts.message:
@@ -131,6 +132,14 @@ def _failures(facts: StoreFacts, about: str) -> Iterator[Finding]:
             f"{plural(count, 'read')} failed: {message}",
             "objects that can be read as listed",
             "each is a hole; above sampling.max_skipped the service stops",
+        )
+    for message, count in facts.unanswered.items():
+        yield Finding(
+            "wrong",
+            about,
+            f"{plural(count, 'read')} had no answer: {message}",
+            "an answer to each read",
+            "check the network and its proxies; a service tries again, and is slower for it",
         )
 
 

@@ -43,6 +43,7 @@ class StoreFacts:
     cpu_share: float = 0.0  # of one core, during the reads
     throttled: int = 0  # answers 503, 429 and the like
     failures: dict[str, int] = field(default_factory=dict)  # reads that failed for good
+    unanswered: dict[str, int] = field(default_factory=dict)  # or broke off
     clock_skew_seconds: float | None = None  # the store's clock less ours
 
     @property

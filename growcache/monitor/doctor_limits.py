@@ -119,7 +119,7 @@ def _cause_of_reads(facts: DoctorFacts, store: StoreFacts) -> _Cause:
         few = workers < facts.machine.cores
         return _Cause(
             "cpu",
-            "decoding keeps a core busy while the store could give more",
+            "reading and decoding keep a core busy, and the store could give more",
             more if few else "a machine with more cores, or objects that decode faster",
         )
     alone, loaded = store.read_seconds, store.loaded_read_seconds

@@ -62,7 +62,7 @@ class _Counts:
         self.nbytes += nbytes
 
     def note_retry(self, error: BaseException) -> None:
-        self.refused += isinstance(error, TransientStoreError) and error.throttled
+        self.refused += is_refusal(error)
 
 
 def measure_store(config: Config, source: SourceConfig, share: float = 1.0) -> StoreFacts:
@@ -104,6 +104,12 @@ def _measure(
         return replace(facts, **trouble_of(error, counts.refused))
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether a store answered that it has too much to do; of a read that was given up, at last."""
+    last = error.__cause__ or error
+    return isinstance(last, TransientStoreError) and last.throttled and last.status is not None
+
+
 def trouble_of(error: Exception, refused: int = 0) -> dict[str, Any]:
     """Return the kind of an error and its message, as fields of `StoreFacts`."""
     kind: StoreTrouble = "unreadable"
@@ -112,7 +118,7 @@ def trouble_of(error: Exception, refused: int = 0) -> dict[str, Any]:
     elif isinstance(error, AccessError):
         kind = "refused"
     elif isinstance(error, TransientStoreError):
-        kind = "throttled" if refused or error.throttled else "unreachable"
+        kind = "throttled" if refused or is_refusal(error) else "unreachable"
     return {"trouble": kind, "message": str(error), "throttled": refused}
 
 
@@ -141,11 +147,15 @@ class _Window:
     samples: int = 0
     seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
     last_read: float = 0.0
     _named: dict[type, str] = field(default_factory=dict)
 
     def fail(self, error: Exception) -> None:
-        self.failures[self._named.setdefault(type(error), str(error))] += 1
+        if is_refusal(error):
+            return  # the store counts its refusals
+        counts = self.unanswered if isinstance(error, TransientStoreError) else self.failures
+        counts[self._named.setdefault(type(error), str(error))] += 1
 
     def count(self, samples: int, began: float) -> None:
         self.reads += 1
@@ -313,12 +323,13 @@ class _StoreProbe:
             cpu_share=min(1.0, (time.process_time() - cpu) / elapsed),
             throttled=self._store.take_answers()[1],
             failures=dict(window.failures),
+            unanswered=dict(window.unanswered),
         )
 
     async def _keep_reading(self, reading: _Reading, window: _Window) -> None:
         most = self._counts.nbytes + MOST_BYTES
         while time.monotonic() < window.ends and self._counts.nbytes < most:
-            if window.failures.total() >= MOST_FAILURES:
+            if window.failures.total() + window.unanswered.total() >= MOST_FAILURES:
                 return
             if reading.cut is None:
                 await self._piece(reading.piece_bytes, window)
