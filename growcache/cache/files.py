@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ def naming_full_disk(what: str) -> Iterator[None]:
 CHECKSUM = "crc32c"
 
 
-def checksummed_json(values: dict[str, Any]) -> bytes:
+def checksummed_json(values: dict[str, Any], *, compact: bool = False) -> bytes:
     sealed = {CHECKSUM: _checksum(values), **values}
-    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    spaces = 0 if compact else orjson.OPT_INDENT_2
+    return orjson.dumps(sealed, option=spaces | orjson.OPT_SORT_KEYS)
 
 
 def verified_json(data: bytes) -> dict[str, Any]:
@@ -174,6 +175,7 @@ class CacheLayout:
     purged = _LayoutPath("purged")  # hashes of keys; it outlives what the cache holds
     ballast = _LayoutPath("ballast")
     status = _LayoutPath("status.json")
+    metrics = _LayoutPath("metrics.json")
     clearing = _LayoutPath("clearing")
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -361,6 +363,27 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         temporary.rename(path)
     if durable:
         fsync_directory(path.parent)
+
+
+def overwrite_in_place(path: Path, versions: Iterable[bytes]) -> None:
+    """Write the first version that fits the file's blocks, for a full disk; if none does, write nothing.
+
+    A concurrent reader may find half of it. Blanks at the end are JSON.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return
+    try:
+        found = os.fstat(descriptor)
+        capacity = max(found.st_size, found.st_blocks * 512)
+        if data := next((data for data in versions if len(data) <= capacity), b""):
+            os.pwrite(descriptor, data.ljust(found.st_size), 0)
+    except OSError as error:  # of file systems that never write in place
+        if not is_full_disk(error):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

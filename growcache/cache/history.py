@@ -6,6 +6,7 @@ Every field of a record may be missing, because earlier versions wrote fewer.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,8 +16,11 @@ import orjson
 
 from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.index.reader import read_history_rows
-from growcache.cache.status import JobStatus, Status
+from growcache.cache.metrics_file import JobMetrics, Metrics
+from growcache.cache.status import Status
 from growcache.errors import CacheMissingError
+from growcache.store.counts import number_in
+from growcache.store.request_counts import OPS, SERVED
 
 MOST_EVENT_CHARACTERS = 80
 
@@ -89,32 +93,42 @@ def _rounded(value: object) -> object:
 
 _SAME_NAMES = (
     *("generation", "state", "shards", "samples", "bytes", "max_bytes", "drawn"),
-    *("evicted_samples", "delivered", "holes", "failures", "egress_bytes"),
-    *("coverage", "reuse", "samples_per_second"),
+    *("evicted_samples", "delivered", "holes", "coverage", "reuse", "samples_per_second"),
 )
 
 
 def history_record(
-    at: float, status: Status, last_jobs: Mapping[str, JobStatus]
+    status: Status, metrics: Metrics, last_jobs: Mapping[str, JobMetrics]
 ) -> HistoryRecord:
-    """Return the record of a status, with the jobs that are not as in ``last_jobs``."""
-    event = status.waiting_for
+    """Return the record of this moment, with the jobs that are not as in ``last_jobs``."""
+    event, requests = status.waiting_for, number_in(metrics.counts, "requests")
+    served = sum(number_in(metrics.counts, "requests", op, SERVED) for op in OPS)
     return HistoryRecord(
-        at=at,
+        at=time.time(),
         run=status.started_at,
         waiting_for=None if event is None else event[:MOST_EVENT_CHARACTERS],
+        failures=int(number_in(metrics.counts, "retries")),
+        egress_bytes=int(number_in(metrics.counts, "egress_bytes")),
+        requests=int(requests),
+        errors=int(requests - served),
+        age_seconds_mean=metrics.age_seconds_mean,
         jobs={
-            job.name: JobRecord(
-                delivered=job.delivered,
-                batches=job.batches,
-                wait_seconds=job.waits.seconds,
-                epoch=job.epoch,
-                reuse=job.reuse,
-            )
-            for job in status.jobs
-            if last_jobs.get(job.name) != job
+            name: _job_record(job)
+            for name, job in metrics.jobs.items()
+            if last_jobs.get(name) != job
         },
         **{name: getattr(status, name) for name in _SAME_NAMES},
+    )
+
+
+def _job_record(job: JobMetrics) -> JobRecord:
+    return JobRecord(
+        delivered=job.delivered,
+        batches=job.batches,
+        wait_seconds=sum(rank.wait_seconds for rank in job.ranks.values()),
+        epoch=job.epoch,
+        reuse=job.reuse,
+        ess_samples=job.ess_samples,
     )
 
 

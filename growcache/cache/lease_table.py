@@ -26,7 +26,8 @@ class _LeaseSummary(NamedTuple):
     held: frozenset[int]  # must not be deleted
     kept: frozenset[int]  # of these, for dead readers, which may come back
     living: frozenset[int]  # of these, for readers that live, or may
-    reads: Counter[int]  # how often unfinished leases read each shard
+    unfinished: dict[str, Counter[int]]  # how often such leases read each shard, by job
+    reads: Counter[int]  # by all jobs
     min_job_uses: UsesOfShard
 
 
@@ -94,6 +95,11 @@ class LeaseTable:
         """Shards held for readers that live, or may."""
         return self._summary().living
 
+    @property
+    def unfinished_uses(self) -> dict[str, Counter[int]]:
+        """How often leases that are not counted yet read each shard, by job."""
+        return self._summary().unfinished
+
     def kept_for(self) -> list[DeadReader]:
         self._summary()
         return self._dead_readers.held_for(self.leases)
@@ -104,7 +110,8 @@ class LeaseTable:
         return count_uses(self.uses, finished, there)
 
     def candidates(self, rows: Iterable[ShardTableRow]) -> list[Candidate]:
-        held, _, _, reads, job_uses = self._summary()
+        summary = self._summary()
+        held, reads, job_uses = summary.held, summary.reads, summary.min_job_uses
         return [
             Candidate(
                 number=(number := row.number),
@@ -130,5 +137,7 @@ class LeaseTable:
             # A dead reader reads nothing any more, so no eviction waits for it.
             live_jobs = {lease.job for lease in living}
             uses = min_job_uses(self.uses, unfinished, live_jobs)
-            self._known = _LeaseSummary(kept | may_live, kept, may_live, reads, uses)
+            self._known = _LeaseSummary(
+                kept | may_live, kept, may_live, unfinished, reads, uses
+            )
         return self._known

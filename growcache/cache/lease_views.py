@@ -405,23 +405,6 @@ class LeaseCounters:
         )
 
 
-def sum_counters(counters: Iterable[LeaseCounters]) -> LeaseCounters:
-    """Return the sums over the leases of one job, and the latest of other fields."""
-    total = LeaseCounters()
-    for one in counters:
-        total.gave_state |= one.gave_state
-        total.counts |= one.counts
-        total.delivered += one.delivered
-        total.batches += one.batches
-        total.waits += one.waits
-        total.wait_seconds += one.wait_seconds
-        total.histogram = [a + b for a, b in zip(total.histogram, one.histogram, strict=True)]
-        total.progress_at = max(total.progress_at, one.progress_at)
-        total.epoch = max(total.epoch, one.epoch)
-        total.pass_number = max(total.pass_number, one.pass_number)
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class ForeignLease:
     path: Path

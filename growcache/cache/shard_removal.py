@@ -6,7 +6,7 @@ COMMIT retired → read the leases → unlink what no lease holds → row says d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +24,15 @@ from growcache.cache.shard_refetches import (
     purge_progress,
 )
 from growcache.cache.space import ShardTable, SpaceAccount
-from growcache.cache.uses import JOBS_META, add_finished_leases, forget_shards, jobs_in_index
+from growcache.cache.uses import (
+    JOBS_META,
+    JobSums,
+    add_finished_leases,
+    add_gone_shards,
+    effective_samples,
+    forget_shards,
+    jobs_in_index,
+)
 from growcache.errors import CacheFullError
 
 LEASES_PER_TRANSACTION = 16
@@ -47,6 +55,7 @@ class ShardRemover:
         )
         self._finished = index_writer.index.finished_leases()
         self.jobs = jobs_in_index(index_writer.index.meta(JOBS_META))
+        self._jobs_changed = False  # since the index was told
         self.refetch_queue = RefetchQueue(index_writer, shard_table)
         self.purging = PurgeProgress()
         self.load_purging()
@@ -86,7 +95,7 @@ class ShardRemover:
             def note() -> None:
                 index.forget_leases(gone)
                 index.finish_leases(counted, time.time())
-                index.set_meta(JOBS_META, {job: sums.to_json() for job, sums in jobs.items()})
+                self._note_jobs(jobs)
 
             counted = [
                 FinishedLease(lease.name, lease.job, lease.used(), lease.delivered)
@@ -195,6 +204,11 @@ class ShardRemover:
         held = held.difference(self.purging.drop) | self.lease_table.living
         held |= self.purging.rewrite
         free = tuple(number for number in self._shard_table.retired if number not in held)
+        if free:
+            uses, unfinished = self.lease_table.uses, self.lease_table.unfinished_uses
+            before, samples_of = self.jobs, self._shard_table.samples_of
+            self.jobs = add_gone_shards(before, free, uses, unfinished, samples_of)
+            self._jobs_changed |= self.jobs != before
         for number in free:
             remove_shard(self._layout, number)
             self._shard_table.remove([number])
@@ -202,7 +216,23 @@ class ShardRemover:
         forget_shards(self.lease_table.uses, free)
         if self._deleted:
             # On a full disk this may fail, although space was freed, because others take it too.
-            index, gone = self._index_writer.index, tuple(self._deleted)
-            self._index_writer.write(lambda: index.set_state(gone, ShardState.DELETED))
+            self._index_writer.write(self._note_deleted)
             self._deleted.clear()
         return free
+
+    def _note_deleted(self) -> None:
+        self._index_writer.index.set_state(self._deleted, ShardState.DELETED)
+        if self._jobs_changed:
+            self._note_jobs(self.jobs)
+            self._jobs_changed = False
+
+    def _note_jobs(self, jobs: Mapping[str, JobSums]) -> None:
+        noted = {job: sums.to_json() for job, sums in jobs.items()}
+        self._index_writer.index.set_meta(JOBS_META, noted)
+
+    def effective_samples(self, job: str) -> float:
+        """Return the effective sample size of all that a job ever received."""
+        done = self.lease_table.uses.get(job, {})
+        unfinished: Mapping[int, int] = self.lease_table.unfinished_uses.get(job, {})
+        sums = self.jobs.get(job, JobSums())
+        return effective_samples(sums, done, unfinished, self._shard_table.samples_of)

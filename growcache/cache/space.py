@@ -44,6 +44,10 @@ class ShardTable:
     def get(self, number: int) -> ShardTableRow | None:
         return self.live.get(number) or self.retired.get(number)
 
+    def samples_of(self, number: int) -> int:
+        row = self.get(number)
+        return 0 if row is None else row.samples
+
     @property
     def bytes(self) -> int:
         return self.live_bytes + self.retired_bytes

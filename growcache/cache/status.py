@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -22,6 +21,7 @@ from growcache.cache.files import (
     directory_of,
     generation_in,
     is_full_disk,
+    overwrite_in_place,
     write_atomic,
 )
 from growcache.cache.index.reader import IndexView, read_index
@@ -232,6 +232,7 @@ class Status:
 
     state: State = "stopped"  # stopped: no supervisor lives
     waiting_for: str | None = None  # the event that lets the next permit out
+    waiting_reason: str | None = None  # the same in one of a few words
     shards: int = 0  # live ones
     samples: int = 0  # of live shards
     bytes: int = 0  # allocated bytes that count against max_bytes
@@ -367,7 +368,7 @@ def write_status(root: str | os.PathLike[str], status: Status) -> None:
     except OSError as error:
         if not is_full_disk(error):
             raise
-        _overwrite_in_place(path, _shorter_versions(status))
+        overwrite_in_place(path, _shorter_versions(status))
 
 
 def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
@@ -377,27 +378,6 @@ def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
     yield status.to_json()
     spare = replace(status, last_errors=[], leases=[], worker_states=[])
     yield replace(spare, foreign_leases=[], jobs=[]).to_json()
-
-
-def _overwrite_in_place(path: Path, versions: Iterable[builtins.bytes]) -> None:
-    """Write the first version that fits the file's blocks; if none does, write nothing.
-
-    A concurrent reader may find half of it, which `_read_status_file` handles.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-    except FileNotFoundError:
-        return
-    try:
-        found = os.fstat(descriptor)
-        capacity = max(found.st_size, found.st_blocks * 512)
-        if data := next((data for data in versions if len(data) <= capacity), b""):
-            os.pwrite(descriptor, data.ljust(found.st_size), 0)  # blanks at the end are JSON
-    except OSError as error:  # of file systems that never write in place
-        if not is_full_disk(error):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _read_status_file(layout: CacheLayout) -> Status:
@@ -443,6 +423,7 @@ def _read_status(layout: CacheLayout) -> Status:
             told,
             state="waiting",
             waiting_for=silence,
+            waiting_reason="service",
             samples_per_second=0.0,
             bytes_per_second=0.0,
         )
@@ -532,6 +513,7 @@ def _stopped(layout: CacheLayout, told: Status) -> Status:
         **delivered_fields(jobs_in_index(view.meta.get(JOBS_META)), uncounted, view.totals),
         state="stopped",
         waiting_for=None,
+        waiting_reason=None,
         bytes=allocated_tree(layout.root),
         catalog_bytes=allocated(layout.catalog),
         workers=0,

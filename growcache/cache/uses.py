@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from growcache.cache.index.schema import KEPT_JOBS
-from growcache.cache.lease_views import WAIT_BUCKETS, LeaseCounters, LeaseView, sum_counters
+from growcache.cache.lease_views import WAIT_BUCKETS, LeaseCounters, LeaseView
 
 if TYPE_CHECKING:  # a status does not need what it imports
     from growcache.cache.space import ShardTable
@@ -71,6 +71,23 @@ JOBS_META = "jobs"  # {job: sums}, in the index
 
 
 @dataclass(frozen=True, slots=True)
+class WaitSums:
+    """The waits of one rank for its batches."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
+
+    def plus(self, counters: LeaseCounters) -> WaitSums:
+        more = zip(self.histogram, counters.wait_histogram(), strict=True)
+        return WaitSums(
+            self.batches + counters.batches,
+            self.seconds + counters.wait_seconds,
+            [a + b for a, b in more],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class JobSums:
     """The sums of a job's leases, in the words of `LeaseCounters`."""
 
@@ -81,29 +98,55 @@ class JobSums:
     wait_histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
     epoch: int = 0
     pid: int = 0
+    ranks: Mapping[str, WaitSums] = field(default_factory=dict)  # of all that shared the cache
+    # Of shards that are gone: the uses of their samples, and the squares of these.
+    gone_uses: int = 0
+    gone_squares: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        ranks = {
+            rank: [sums.batches, sums.seconds, sums.histogram]
+            for rank, sums in self.ranks.items()
+        }
+        return values | {"ranks": ranks}
 
-    def plus(self, counters: LeaseCounters, pid: int) -> JobSums:
+    @classmethod
+    def from_json(cls, noted: Mapping[str, Any]) -> JobSums:
+        """Return what `to_json` wrote; earlier versions did not tell ranks apart."""
+        found = {name: noted[name] for name in cls.__slots__ if name in noted}
+        ranks = {rank: WaitSums(*sums) for rank, sums in found.pop("ranks", {}).items()}
+        sums = cls(**found)
+        if not ranks and sums.batches:
+            whole = WaitSums(sums.batches, sums.wait_seconds, sums.wait_histogram)
+            ranks = {str(FIRST_RANK): whole}
+        return replace(sums, ranks=ranks)
+
+    def plus(self, counters: LeaseCounters, pid: int, rank: int) -> JobSums:
         more = zip(self.wait_histogram, counters.wait_histogram(), strict=True)
-        return JobSums(
-            self.delivered + counters.delivered,
-            self.batches + counters.batches,
-            self.waits + counters.waits,
-            self.wait_seconds + counters.wait_seconds,
-            [a + b for a, b in more],
-            counters.epoch if counters.batches else self.epoch,
-            pid or self.pid,
+        of_rank = self.ranks.get(str(rank), WaitSums()).plus(counters)
+        return replace(
+            self,
+            delivered=self.delivered + counters.delivered,
+            batches=self.batches + counters.batches,
+            waits=self.waits + counters.waits,
+            wait_seconds=self.wait_seconds + counters.wait_seconds,
+            wait_histogram=[a + b for a, b in more],
+            epoch=counters.epoch if counters.batches else self.epoch,
+            pid=pid or self.pid,
+            ranks={**self.ranks, str(rank): of_rank},
         )
 
 
+FIRST_RANK = 0
+
+
+def rank_of(lease: LeaseView) -> int:
+    return FIRST_RANK if lease.ranks is None else lease.ranks.rank
+
+
 def jobs_in_index(meta: Any) -> dict[str, JobSums]:
-    names = JobSums.__slots__
-    return {
-        job: JobSums(**{name: noted[name] for name in names if name in noted})
-        for job, noted in (meta or {}).items()
-    }
+    return {job: JobSums.from_json(noted) for job, noted in (meta or {}).items()}
 
 
 def add_open_leases(
@@ -116,12 +159,15 @@ def add_open_leases(
     found = dict(jobs)
     for job, mine in of_job.items():
         latest = max(mine, key=lambda lease: (lease.open, lease.created))
+        sums = found.get(job, JobSums())
         said = [lease.counters for lease in mine if lease.counters is not None]
-        sums = found.get(job, JobSums()).plus(sum_counters(said), latest.pid)
+        for lease in mine:
+            if lease.counters is not None:
+                sums = sums.plus(lease.counters, latest.pid, rank_of(lease))
         newest = max(said, key=lambda one: one.progress_at, default=None)
         if newest is not None and newest.batches:  # a job that began anew counts from 0 again
             sums = replace(sums, epoch=newest.epoch)
-        found[job] = sums
+        found[job] = replace(sums, pid=latest.pid or sums.pid)
     return found
 
 
@@ -132,12 +178,12 @@ def add_finished_leases(
     found = dict(jobs)
     for lease in sorted(finished, key=lambda lease: lease.created):
         if lease.job:
-            sums = found.pop(lease.job, JobSums())
-            found[lease.job] = sums.plus(_counters_of_lease(lease, shard_table), lease.pid)
+            sums, counters = found.pop(lease.job, JobSums()), _counters_of(lease, shard_table)
+            found[lease.job] = sums.plus(counters, lease.pid, rank_of(lease))
     return dict(list(found.items())[-KEPT_JOBS:])
 
 
-def _counters_of_lease(lease: LeaseView, shard_table: ShardTable) -> LeaseCounters:
+def _counters_of(lease: LeaseView, shard_table: ShardTable) -> LeaseCounters:
     if lease.counters is not None and lease.counters.counts:
         return lease.counters
     rows = [
@@ -145,3 +191,51 @@ def _counters_of_lease(lease: LeaseView, shard_table: ShardTable) -> LeaseCounte
         for number in lease.used()
     ]
     return LeaseCounters(delivered=sum(row.samples for row in rows if row is not None))
+
+
+SamplesOf = Callable[[int], int]  # of a shard; 0 if it is not there
+
+
+def add_gone_shards(
+    jobs: Mapping[str, JobSums],
+    numbers: Iterable[int],
+    uses: UsesByJob,
+    unfinished: Mapping[str, Mapping[int, int]],
+    samples_of: SamplesOf,
+) -> dict[str, JobSums]:
+    """Note how often the samples of shards were used that are about to be forgotten."""
+    numbers, found = list(numbers), dict(jobs)
+    for job in {*uses, *unfinished} - {NO_JOB}:
+        done, now = uses.get(job, {}), unfinished.get(job, {})
+        total = squares = 0
+        for number in numbers:
+            if count := done.get(number, 0) + now.get(number, 0):
+                total += count * samples_of(number)
+                squares += count * count * samples_of(number)
+        if total:
+            sums = found.get(job, JobSums())
+            found[job] = replace(
+                sums,
+                gone_uses=sums.gone_uses + total,
+                gone_squares=sums.gone_squares + squares,
+            )
+    return found
+
+
+def effective_samples(
+    sums: JobSums,
+    done: Mapping[int, int],
+    unfinished: Mapping[int, int],
+    samples_of: SamplesOf,
+) -> float:
+    """Return (Σu)² / Σu² over all samples that a job ever received, by uses of whole shards.
+
+    >>> effective_samples(JobSums(), {1: 1, 2: 1}, {2: 1}, lambda number: 10)
+    18.0
+    """
+    total, squares = sums.gone_uses, sums.gone_squares
+    for number in done.keys() | unfinished.keys():
+        count, samples = done.get(number, 0) + unfinished.get(number, 0), samples_of(number)
+        total += count * samples
+        squares += count * count * samples
+    return total * total / squares if squares else 0.0

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 from growcache.cache.history import history_columns, read_history
+from growcache.cache.metrics_file import Metrics, read_metrics
 from growcache.cache.status import Status
 from growcache.errors import CacheError, ConfigError
 from growcache.monitor import page
 from growcache.monitor.caches import named_caches, status_readers
 from growcache.monitor.guard import KNOWN, Guard
+from growcache.monitor.prometheus import Look, exposition
 
 EVENT_SECONDS = 1.0
 UNAVAILABLE = 503
@@ -35,10 +38,14 @@ class Views:
     def __init__(self, caches: Mapping[str, Path]) -> None:
         self._paths = caches
         self._status = status_readers(caches)
+        self._looks: dict[str, Look] = {
+            name: partial(_look, path, self._status[name]) for name, path in caches.items()
+        }
         self.ending = asyncio.Event()
 
     def routes(self) -> list[Route]:
         return [
+            Route("/metrics", self.metrics),
             Route("/status.json", self.status),
             Route("/caches.json", self.caches),
             Route("/history.json", self.history),
@@ -52,6 +59,11 @@ class Views:
         if name not in self._paths:
             raise HTTPException(404, f"no cache {name!r}; there is {', '.join(self._paths)}")
         return name
+
+    async def metrics(self, request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        body, content_type = await run_in_threadpool(exposition, self._looks, accept)
+        return Response(body, media_type=content_type)
 
     async def status(self, request: Request) -> Response:
         read = self._status[self._name(request)]
@@ -100,6 +112,10 @@ class Views:
             return PlainTextResponse("ready\n")
         reason = f": {missing}" if request.scope[KNOWN] else ""
         return PlainTextResponse(f"not ready{reason}\n", UNAVAILABLE)
+
+
+def _look(path: Path, read: Callable[[], Status]) -> tuple[Status, Metrics | None]:
+    return read(), read_metrics(path)
 
 
 def missing_samples(status: Status, min_samples: float) -> str:

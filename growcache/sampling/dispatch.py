@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from growcache.cache.sidecar import Sidecar
 from growcache.config import Config
@@ -11,6 +11,7 @@ from growcache.sampling.fixed_set import until_reached
 from growcache.sampling.group_queue import NO_ROOM, IssuedPermit
 from growcache.sampling.messages import Message
 from growcache.sampling.permits import PermitIssuer
+from growcache.sampling.rate_limiter import DISK_EVENT, STORE_EVENT
 from growcache.sampling.sampler_pool import (
     MOST_SUSPICION,
     AssignedPermit,
@@ -78,7 +79,7 @@ class Dispatcher(PermitIssuer):
                 self.set_back(permit_id, message["place"], message["error"])
             case "written":
                 slot.forget(permit_id)
-                return self.written(permit_id)
+                return self.written(permit_id, message.get("holes", {}))
             case "failed":
                 slot.forget(permit_id)
                 if message["spent"]:
@@ -190,8 +191,10 @@ class Dispatcher(PermitIssuer):
             self._egress.visits += visits - issued.visited
             issued.visited = visits
 
-    def written(self, permit_id: str) -> list[str]:
-        """Commit a group that is on disk; return the reasons of its holes."""
+    def written(
+        self, permit_id: str, holes: Mapping[str, Mapping[str, int]] | None = None
+    ) -> list[str]:
+        """Commit a group that is on disk, with kinds of holes by shard; return the reasons of its holes."""
         issued = self.writes.permits.get(permit_id)
         if issued is None:
             return []  # of a permit that was taken back
@@ -223,6 +226,8 @@ class Dispatcher(PermitIssuer):
         else:
             self.queue.done(issued.permit.group)
         fresh = [shard for shard in shards if shard.number in issued.fresh]
+        for shard in fresh:
+            self.hole_kinds.update((holes or {}).get(str(shard.number), {}))
         reasons = self._skipped.count(issued.permit, fresh)
         allowed = self._config.sampling.max_skipped
         self._skipped.check(allowed, self._cache.totals(), complete=self.complete)
@@ -270,7 +275,7 @@ class Dispatcher(PermitIssuer):
 
     def _fail(self, group: int, error: str, *, disk: bool) -> None:
         self.failures += 1
-        self._retry_event = "free space on the disk" if disk else "the store to answer"
+        self._retry_event = DISK_EVENT if disk else STORE_EVENT
         self.last_error = printable(error)
         self.queue.failed(group, self._clock(), disk=disk)
 

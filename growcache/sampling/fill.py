@@ -47,6 +47,7 @@ from growcache.sampling.sources import Sources
 from growcache.schema import Array, Origin, Sample, Schema, Value
 from growcache.seeding import derive_seed, generator_at
 from growcache.store.contract import Entry
+from growcache.store.request_counts import failure_code
 from growcache.store.store import MOST_ASKED_OBJECTS
 from growcache.usercode import CodeDigest, UserCode, load_code, short_key
 
@@ -258,12 +259,14 @@ class GroupFiller:
             visited = self.prepared(permit, visit, found, schema)
             if unread is not None:
                 visited.hole = hole_reason(visit.entry.key, unread)
+                visited.hole_kind = failure_code(unread)
             visited.entry = now
             return visited
         except TransientStoreError:
             raise
         except (StoreError, FormatError) as error:
-            return VisitResult(hole=hole_reason(visit.entry.key, error), entry=now)
+            reason = hole_reason(visit.entry.key, error)
+            return VisitResult(hole=reason, hole_kind=failure_code(error), entry=now)
 
     async def _renewed(self, visit: PartVisit) -> PartVisit:
         entry, *partners = [
@@ -281,6 +284,7 @@ class GroupFiller:
         """Transform the samples; others than the schema's are a hole, FormatError where all are."""
         visited = VisitResult()
         odd: FormatError | None = None
+        began = time.monotonic()
         for index, (sample, start, end) in enumerate(found):
             try:
                 made = self._transformed(permit, visit, (sample, start, end), index)
@@ -294,10 +298,13 @@ class GroupFiller:
             if made is not None:
                 visited.samples.append(made)
                 visited.origins.append((start, end))
+        if self._transform is not None:
+            visited.transform_seconds = time.monotonic() - began
         if odd is not None:
             if not visited.samples:
                 raise odd
             visited.hole = hole_reason(visit.entry.key, odd)
+            visited.hole_kind = failure_code(odd)
         return visited
 
     def _transformed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,13 @@ from growcache.sampling.fixed_set import FixedSet
 from growcache.sampling.group_queue import GroupQueue, IssuedPermit, Refetch, RefetchScheduler
 from growcache.sampling.messages import PartVisit, Permit, stored_bytes
 from growcache.sampling.objects import Objects
-from growcache.sampling.rate_limiter import CircuitBreaker, LimiterInputs, Verdict, decide
+from growcache.sampling.rate_limiter import (
+    DISK_EVENT,
+    CircuitBreaker,
+    LimiterInputs,
+    Verdict,
+    decide,
+)
 from growcache.sampling.sizing import SizeEstimate, Sizing, takes_some_samples
 from growcache.sampling.space_allocator import FULL_FOR_GOOD, SpaceAllocator, WriteQueue
 from growcache.store.catalog import Catalog
@@ -87,12 +94,13 @@ class PermitIssuer:
         self._drawn_before = cache.totals().drawn
         self._forecast = SizeEstimate(sizing, identity.sizes["record_bytes"])
         self._skipped = HoleCounter()
+        self.hole_kinds: Counter[str] = Counter()  # of holes that were committed in this run
         self.breaker = CircuitBreaker()
         self.failures = 0
         self.last_error = self._retry_event = ""
         self._budget = budget or ByteBudget()
         self._egress = EgressEstimate(self._budget)
-        self.verdict = Verdict(False, "waiting", "the first samplers to start")
+        self.verdict = Verdict(False, "waiting", "the first samplers to start", reason="start")
 
     def next_permit(self) -> Permit | None:
         now = self._clock()
@@ -129,7 +137,7 @@ class PermitIssuer:
             self.makeups.record(draw)
             self._cache.meta.issue(draw.group)
         except CacheFullError as error:
-            self.verdict = Verdict(False, "waiting", f"free space on the disk: {error}")
+            self.verdict = Verdict(False, "waiting", f"{DISK_EVENT}: {error}", reason="disk")
             return False
         if draw.group not in self._cache.meta.deferrals.makeups:
             self.round = draw.round

@@ -44,6 +44,22 @@ def reads_wanted(concurrency: int) -> int:
 
 LimiterState = Literal["running", "waiting", "full", "complete"]
 
+# What a permit waits for, in a word: the label `reason` of growcache_waiting_seconds_total.
+WaitReason = Literal[
+    "start",  # samplers, the schema, labels, a purge list
+    "store",  # its answer, credentials, objects that keep failing
+    "listing",
+    "refetch",  # shards of a checkpoint come first
+    "work",  # groups in flight, the last that are wanted
+    "budget",  # max_egress, --samples, max_samples
+    "disk",  # free space, whatever the bound says
+    "index",
+    "room",  # below the bound
+    "readers",  # that hold shards, or have to use them more often
+    "complete",
+]
+DISK_EVENT, STORE_EVENT = "free space on the disk", "the store to answer"
+
 
 @dataclass(frozen=True, slots=True)
 class LimiterInputs:
@@ -55,7 +71,7 @@ class LimiterInputs:
     retrying: int = 0  # failed groups that wait for another try
     max_retrying: int = 1  # this many hold new groups back
     last_error: str = ""
-    retry_event: str = "the store to answer"  # lets the next try succeed
+    retry_event: str = STORE_EVENT  # lets the next try succeed
     drawn_samples: int = 0  # of this run, those in flight included
     max_drawn_samples: int | None = None
     set_samples: float = 0.0  # of a fixed set, those expected of the groups in flight included
@@ -88,6 +104,7 @@ class Verdict:
     state: LimiterState = "running"
     waiting_for: str | None = None  # an event, in words
     final: bool = False  # nothing in this run can change it
+    reason: WaitReason | None = None  # of the same event
 
 
 GRANTED = Verdict(True)
@@ -96,56 +113,67 @@ LISTING_FIRST = "the listing to end: room is kept for the rest of it"
 
 def decide(outlook: LimiterInputs) -> Verdict:
     if outlook.refused:
-        return _wait(outlook.refused)
+        return _wait(outlook.refused, "store")
     if outlook.for_refetch:
         return _for_budgets(outlook) or _for_refetch_room(outlook) or GRANTED
     if outlook.refetches:
         return _for_refetches(outlook)
     if outlook.complete:
-        return Verdict(False, "complete", final=True)
+        return Verdict(False, "complete", final=True, reason="complete")
     return _for_work(outlook) or _for_budgets(outlook) or _for_room(outlook) or GRANTED
 
 
-def _wait(event: str) -> Verdict:
-    return Verdict(False, "waiting", event)
+def _wait(event: str, reason: WaitReason) -> Verdict:
+    return Verdict(False, "waiting", event, reason=reason)
 
 
 def _for_refetches(o: LimiterInputs) -> Verdict:
     if o.refetches_unlisted:
-        return _wait("the listing to end: shards of a checkpoint were never drawn here")
+        return _wait(
+            "the listing to end: shards of a checkpoint were never drawn here", "listing"
+        )
     groups = "1 group" if o.refetches == 1 else f"{o.refetches} groups"
-    return _wait(f"refetches first: {groups} that a checkpoint needs")
+    return _wait(f"refetches first: {groups} that a checkpoint needs", "refetch")
 
 
 def _for_refetch_room(o: LimiterInputs) -> Verdict | None:
     if o.group_bytes <= o.room_bytes + o.evictable_bytes + o.clearing_bytes:
         return None
-    return _wait(f"room for shards of a checkpoint: {o.holders}")
+    return _wait(f"room for shards of a checkpoint: {o.holders}", "readers")
 
 
 def _for_work(o: LimiterInputs) -> Verdict | None:
     if o.retrying >= o.max_retrying:
-        return _wait(f"{o.retry_event} ({o.last_error})")
+        reason: WaitReason = "disk" if o.retry_event == DISK_EVENT else "store"
+        return _wait(f"{o.retry_event} ({o.last_error})", reason)
     if not o.parts_known and not o.listing_complete and o.needs_whole_listing:
-        return _wait("the listing to end: what share a stratum has follows from all of it")
+        return _wait(
+            "the listing to end: what share a stratum has follows from all of it", "listing"
+        )
     if not o.parts_known and not o.listing_complete:
-        return _wait("the listing to go on: everything listed so far is drawn")
+        return _wait("the listing to go on: everything listed so far is drawn", "listing")
     if not o.parts_known:
-        return _wait(o.set_aside or "the groups in flight, the last of this round")
+        if o.set_aside:
+            return _wait(o.set_aside, "store")
+        return _wait("the groups in flight, the last of this round", "work")
     return None
 
 
 def _for_budgets(o: LimiterInputs) -> Verdict | None:
     if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
-        return _wait("the groups in flight: --samples is reached")
+        return _wait("the groups in flight: --samples is reached", "budget")
     if o.max_set_samples is not None and o.set_samples >= o.max_set_samples:
-        return _wait("the groups in flight: with them cache.max_samples may be reached")
+        return _wait(
+            "the groups in flight: with them cache.max_samples may be reached", "budget"
+        )
     if o.max_egress_bytes is not None and (verdict := _for_egress(o, o.max_egress_bytes)):
         return verdict
     if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut
-        return _wait("free space on the disk: less than cache.min_free is left")
+        return _wait("free space on the disk: less than cache.min_free is left", "disk")
     if not o.index_ok:
-        return _wait("room in the index: its budget is used up, or a reader holds its log")
+        return _wait(
+            "room in the index: its budget is used up, or a reader holds its log", "index"
+        )
     return None
 
 
@@ -153,25 +181,28 @@ def _for_egress(o: LimiterInputs, most: int) -> Verdict | None:
     """At its end the budget is left to the groups in flight, because what an unfinished group read is lost."""
     if o.egress_spent or o.egress_bytes >= most:
         event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
-        return Verdict(False, "waiting", event, final=True)
+        return Verdict(False, "waiting", event, final=True, reason="budget")
     if o.egress_in_flight and o.egress_bytes + o.egress_in_flight + o.group_egress > most:
-        return _wait("the groups in flight: they may need what sampling.max_egress leaves")
+        return _wait(
+            "the groups in flight: they may need what sampling.max_egress leaves", "budget"
+        )
     return None
 
 
 def _for_room(o: LimiterInputs) -> Verdict | None:
     if o.shrinking:
-        return _wait("usage to fall below cache.max_bytes, which was lowered")
+        return _wait("usage to fall below cache.max_bytes, which was lowered", "room")
     short = o.group_bytes - o.room_bytes
     if short <= 0:
         return None
     if not o.evicts:
-        return Verdict(False, "full", final=True)
+        return Verdict(False, "full", final=True, reason="room")
     if short <= o.evictable_bytes + o.clearing_bytes:
         return None  # held shards are retired ahead, and the sampler waits in memory
     if short <= o.listing_bytes + o.evictable_bytes + o.clearing_bytes:
-        return _wait(LISTING_FIRST)
-    return Verdict(False, "full", o.unused or "shards that may be evicted")
+        return _wait(LISTING_FIRST, "listing")
+    event = o.unused or "shards that may be evicted"
+    return Verdict(False, "full", event, reason="readers" if o.unused else "room")
 
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0

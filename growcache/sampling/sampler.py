@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,6 +58,7 @@ from growcache.sampling.messages import (
     unpack,
 )
 from growcache.sampling.rate_limiter import reads_wanted
+from growcache.sampling.sampler_counts import SamplerCounts, hole_kinds
 from growcache.sampling.sampler_memory import GroupLimits
 from growcache.sampling.schema_probe import SchemaProbe
 from growcache.sampling.sources import open_sources
@@ -164,6 +165,7 @@ class Sampler:
         self._seed = sampling.seed
         self._reads_wanted = reads_wanted(sampling.concurrency)
         self._progress = Progress()
+        self._counts = SamplerCounts()
         self._bookings = ReadBookings(line.send)
         self._transform: SampleTransform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
@@ -269,13 +271,14 @@ class Sampler:
         self._progress.parts[permit.id] = 0
         self._progress.visits_left += len(permit.visits)
         try:
-            visited = await self._filler.visit_all(
-                permit,
-                self._schema,
-                lambda: self._visited(permit.id),
-                self._limits,
-                lambda place, error: self._set_aside(permit.id, place, error),
-            )
+            with self._counts.timed("fetch"):
+                visited = await self._filler.visit_all(
+                    permit,
+                    self._schema,
+                    lambda: self._visited(permit.id),
+                    self._limits,
+                    lambda place, error: self._set_aside(permit.id, place, error),
+                )
             if permit.made_up and none_came(permit, visited):
                 self._fail(permit, "every object of it keeps failing", set_aside=True)
                 return
@@ -288,10 +291,14 @@ class Sampler:
                 self._fingerprint,
                 self._cache_format,
             )
-            shards = await asyncio.to_thread(encode)
+            if self._transform is not None:
+                seconds = sum(visit.transform_seconds for visit in visited)
+                self._counts.observe("transform", seconds)
+            with self._counts.timed("encode"):
+                shards = await asyncio.to_thread(encode)
             while (lengths := await self._ask_for_room(permit, shards)) is not None:
                 shards = await asyncio.to_thread(encode, lengths)
-            await self._write(permit, shards)
+            await self._write(permit, shards, hole_kinds(permit, visited))
         except BudgetSpentError as error:
             self._fail(permit, str(error), spent=True)
         except StoreRefusedError as error:
@@ -316,30 +323,34 @@ class Sampler:
         samples = [shard.sidecar.samples for shard in shards]
         self._line.send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
         answered = self._grants[permit.id]
-        await answered.wait()
+        with self._counts.timed("reserve"):
+            await answered.wait()
         lengths = self._cuts.pop(permit.id, None)
         if lengths is not None and permit.id not in self._revoked:
             answered.clear()
         return lengths
 
-    async def _write(self, permit: Permit, shards: list[EncodedShard]) -> None:
+    async def _write(
+        self, permit: Permit, shards: list[EncodedShard], holes: Mapping[str, Mapping[str, int]]
+    ) -> None:
         if permit.id in self._revoked:
             return  # its reader is gone
         try:
-            for shard in shards:
-                await asyncio.to_thread(
-                    write_incoming,
-                    self._layout,
-                    permit.id,
-                    shard.sidecar,
-                    shard.files,
-                    direct=self._direct,
-                )
+            with self._counts.timed("write"):
+                for shard in shards:
+                    await asyncio.to_thread(
+                        write_incoming,
+                        self._layout,
+                        permit.id,
+                        shard.sidecar,
+                        shard.files,
+                        direct=self._direct,
+                    )
         except OSError:
             discard_incoming(self._layout, permit.id, permit.shards)
             raise
         self.report()  # first, so that budgets count these bytes before the next permit
-        self._line.send({"type": "written", "id": permit.id})
+        self._line.send({"type": "written", "id": permit.id, "holes": holes})
 
     def _fail(
         self,
@@ -383,6 +394,7 @@ class Sampler:
             progress = self._progress.take_message()
             answers = self._sources.take_answers()
             more = {"unbooked": unbooked, "paced": paced, "answers": answers}
+            more["counts"] = self._counts.take()
             self._line.send({**progress, **more})
 
     def _visited(self, permit_id: str) -> None:

@@ -51,8 +51,10 @@ class VisitResult:
     # The first row or byte of each sample, and one past the last.
     origins: list[tuple[int, int]] = field(default_factory=list)
     hole: str | None = None  # why samples are missing
+    hole_kind: str = "other"  # the same in a word, for metrics
     left_out: bool = False  # its part is drawn later
     entry: Entry | None = None  # the version that was read, if not the listed one
+    transform_seconds: float = 0.0
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import generation_in
@@ -33,7 +33,12 @@ from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.messages import Message, awaited_event
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import Population
-from growcache.sampling.rate_limiter import OutageNotice, StoreSilence
+from growcache.sampling.rate_limiter import (
+    DISK_EVENT,
+    OutageNotice,
+    StoreSilence,
+    WaitReason,
+)
 from growcache.sampling.sampler_pool import SamplerPool
 from growcache.sampling.sizing import RAMP_END
 from growcache.sampling.space_allocator import Rate
@@ -91,6 +96,12 @@ def _left_out_before(root: Path) -> dict[str, int]:
         return read_status(root).left_out
     except (GrowcacheError, OSError, ValueError):
         return {}
+
+
+class Waiting(NamedTuple):
+    state: State
+    event: str | None = None
+    reason: WaitReason | None = None
 
 
 class StatusBuilder:
@@ -184,22 +195,23 @@ class StatusBuilder:
         now = time.monotonic()
         self._samples.note(now, totals.drawn)
         self._bytes.note(now, self._budget.spent)
-        state: State
-        waiting_for: str | None
         if stopped:
-            state, waiting_for = "stopped", None
+            waiting = Waiting("stopped")
         elif disk_full:
-            state, waiting_for = "waiting", "free space on the disk: it is full"
+            waiting = Waiting("waiting", f"{DISK_EVENT}: it is full", "disk")
         elif dispatcher is None:
-            state, waiting_for = "waiting", printable(self._silent_store(now) or startup_event)
+            silent_store = self._silent_store(now)
+            reason: WaitReason = "store" if silent_store else "start"
+            waiting = Waiting("waiting", printable(silent_store or startup_event), reason)
         else:
             silent_store = self.silences[SAMPLERS].waiting_for(now)
-            state, waiting_for = self._state(dispatcher, printable(silent_store))
+            waiting = self._waiting(dispatcher, printable(silent_store))
         identity = cache.meta.identity
         return Status(
             **fields | {"pid": None if stopped else self._process["pid"]},
-            state=state,
-            waiting_for=waiting_for,
+            state=waiting.state,
+            waiting_for=waiting.event,
+            waiting_reason=waiting.reason,
             population=self._parts,
             population_samples=self._population_samples,
             coverage=self._coverage(dispatcher),
@@ -231,23 +243,27 @@ class StatusBuilder:
             restart_for=restart_for,
         )
 
-    def _state(self, dispatcher: Dispatcher, silent_store: str) -> tuple[State, str | None]:
+    def _waiting(self, dispatcher: Dispatcher, silent_store: str) -> Waiting:
         complete, verdict = self._cache.meta.complete, dispatcher.verdict
         refused, writes = dispatcher.breaker.waiting_for, dispatcher.writes
         if refused and not complete:
-            return "waiting", refused
+            return Waiting("waiting", refused, "store")
         if self._cache.shrinking:
-            return "shrinking", dispatcher.space.awaited_to_shrink()
+            return Waiting("shrinking", dispatcher.space.awaited_to_shrink(), "room")
         if writes.blocked and writes.stuck:
-            return "waiting" if dispatcher.space.evicts else "full", writes.blocked
+            if writes.short_of_disk:
+                return Waiting("waiting", writes.blocked, "disk")
+            if not dispatcher.space.evicts:
+                return Waiting("full", writes.blocked, "room")
+            return Waiting("waiting", writes.blocked, "readers")
         if complete:
-            return "complete", None
+            return Waiting("complete", None, "complete")
         if silent_store and dispatcher.at_work:
-            return "waiting", silent_store
+            return Waiting("waiting", silent_store, "store")
         if verdict.granted or (verdict.state == "waiting" and writes.permits):
             # Work is under way; the status still says why no further permit is granted.
-            return "running", verdict.waiting_for
-        return verdict.state, verdict.waiting_for
+            return Waiting("running", verdict.waiting_for, verdict.reason)
+        return Waiting(verdict.state, verdict.waiting_for, verdict.reason)
 
     def _mixed(self, dispatcher: Dispatcher | None) -> list[SourceStatus]:
         weights = self._config.weights

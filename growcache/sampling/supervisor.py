@@ -11,14 +11,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from growcache.cache.cache import Cache
 from growcache.cache.files import is_full_disk
-from growcache.cache.history import history_record
 from growcache.cache.side_files import Identity
-from growcache.cache.status import JobStatus, Status, write_status
+from growcache.cache.status import Status
 from growcache.config import Config
 from growcache.errors import (
     CacheError,
@@ -49,6 +48,7 @@ from growcache.sampling.messages import (
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.permits import RunLimits
 from growcache.sampling.read_limits import ReadLimits
+from growcache.sampling.records import Records
 from growcache.sampling.sampler_pool import SamplerDeath, SamplerPool, SamplerSlot
 from growcache.sampling.schema_search import FoundIdentity, SchemaSearch
 from growcache.sampling.shared_purges import SharedPurges
@@ -109,6 +109,7 @@ class Supervisor:
             len(config.sources), sampling.workers, sampling.concurrency
         )
         self._status = StatusBuilder(config, cache, self._catalog, self._objects, self._budget)
+        self._records = Records(cache)
         self._dispatcher: Dispatcher | None = None
         self._identity: Identity | None = None
         self._introduction: Message | None = None
@@ -135,7 +136,6 @@ class Supervisor:
         self._blocked_since = time.monotonic()
         self._next: dict[str, float] = {}
         self._shown = Status()
-        self._last_jobs: dict[str, JobStatus] = {}  # as the history has them
 
     async def run(self, parent: int | None, *, handle_interrupt: bool = True) -> Status:
         self._loop = asyncio.get_running_loop()
@@ -167,9 +167,10 @@ class Supervisor:
             if self._dispatcher is not None:
                 self._guard(self._dispatcher.discard_all)
             self._guard(self._show_the_end)
-            self._guard(self._record_history)
+            self._guard(lambda: self._records.write_metrics(self._shown, self._hole_kinds))
+            self._guard(lambda: self._records.append_history(self._shown))
             self._guard(self._catalog.close)
-            self._guard(lambda: self._write_status(self._shown))
+            self._guard(lambda: self._records.write_status(self._shown))
             self._on_status(self._shown)
         if self._error is not None:
             raise self._error
@@ -322,6 +323,7 @@ class Supervisor:
                 if self._dispatcher is not None:
                     self._dispatcher.visited(permit_id, done)
         self._status.note_progress(message)
+        self._records.metrics.add(message["counts"])
         self._read_limits.answered(message["answers"], time.monotonic())
         self._read_limits.hand_out(self._pool.slots)
 
@@ -517,14 +519,7 @@ class Supervisor:
         self._cache.maintain()
         self._cache.older.maintain()
         if self._due("history", time.monotonic(), HISTORY_SECONDS):
-            self._record_history()
-
-    def _record_history(self) -> None:
-        if self._shown.started_at is None:  # nothing was shown yet
-            return
-        record = history_record(time.time(), self._shown, self._last_jobs)
-        self._cache.index_writer.append_history(record.to_values())
-        self._last_jobs = {job.name: job for job in self._shown.jobs}
+            self._records.append_history(self._shown)
 
     def _warn_of_holders(self) -> None:
         now = time.monotonic()
@@ -566,8 +561,7 @@ class Supervisor:
         for said in self._status.outage_messages(self._dispatcher, time.monotonic()):
             _log.warning("%s", said)
         self._on_status(self._shown)
-        if self._due("status", time.monotonic(), 2 * SHOW_SECONDS):
-            self._write_status(self._shown)
+        self._records.show(self._shown, self._hole_kinds, time.monotonic())
 
     def _show_the_end(self) -> None:
         # First without a look at the cache, because it may be gone.
@@ -581,9 +575,9 @@ class Supervisor:
         )
         self._shown = self._current_status(stopped=True)
 
-    def _write_status(self, status: Status) -> None:
-        self._cache.require_in_place()  # the folder may belong to another service by now
-        write_status(self._config.cache.path, status)
+    @property
+    def _hole_kinds(self) -> Mapping[str, int]:
+        return self._dispatcher.hole_kinds if self._dispatcher is not None else {}
 
     def _current_status(self, *, stopped: bool = False) -> Status:
         endless = self._introduction is not None and not self._introduction["listed"]

@@ -12,9 +12,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from growcache.errors import StoreError
+from growcache.store.request_counts import CANCELLED, GET, PROCESS_REQUESTS, Read
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,9 +71,6 @@ def slow_seconds(recent: list[float]) -> float:
     return max(LEAST_SECONDS, high, round(3 * median, 6))
 
 
-Read: TypeAlias = Callable[["Entry", int, int], Awaitable["Buffer"]]
-
-
 class _Race:
     """A read and its hedge."""
 
@@ -116,11 +114,14 @@ class Hedging:
             self._look_later()
         try:
             data = await get(entry, start, stop)
+            PROCESS_REQUESTS.served_get(time.monotonic() - race.began, stop - start)
         except asyncio.CancelledError:
+            PROCESS_REQUESTS.ended(GET, CANCELLED)
             if race.won is None or task.uncancel() > race.cancelling:
                 raise  # from outside
             data = race.won
-        except StoreError:
+        except StoreError as error:
+            PROCESS_REQUESTS.failed(GET, error)
             race.task = None
             if race.hedge is None:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
 
 class ReadSlots:
@@ -48,3 +49,13 @@ class ReadSlots:
 
     async def __aexit__(self, *error: object) -> None:
         self.release()
+
+
+class ReadMeter(Protocol):
+    is_limited: bool  # whether a budget is set
+
+    async def book(self, nbytes: int) -> None:
+        """Wait until a read may begin; BudgetSpentError if it never may."""
+
+    def give_back(self, nbytes: int) -> None:
+        """Give back the bytes of an attempt that the store answered with an error."""

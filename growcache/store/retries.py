@@ -26,6 +26,7 @@ from growcache.errors import (
     StoreRefusedError,
     TransientStoreError,
 )
+from growcache.store.request_counts import PROCESS_REQUESTS
 from growcache.store.store_errors import UnsupportedKeyError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class RetryPolicy:
 
     def report(self, error: BaseException) -> None:
         """Report a failure that is retried, so that a waiting sampler does not seem to be stuck."""
+        PROCESS_REQUESTS.retried(error)
         if self._on_retry is not None:
             self._on_retry(error)
 
@@ -220,16 +222,20 @@ class RenewableBackend:
     def listing(self, location: Location, after: str | None) -> Iterator[Page]:
         generation = self.generation
         try:
-            yield from self.connected().listing(location, after)
+            pages = self.connected().listing(location, after)
+            yield from PROCESS_REQUESTS.counted_pages(pages)
         except StoreRefusedError:
             self.renew(generation)
             raise
 
     def head(self, key: str) -> Entry:
-        return self.connected().head(key)
+        return PROCESS_REQUESTS.counted_head(self.connected().head, key)
 
     def get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
         return self.connected().get(entry, start, stop)
+
+    def counted_get(self, entry: Entry, start: int, stop: int) -> Awaitable[Buffer]:
+        return PROCESS_REQUESTS.counted_get(self.connected().get, entry, start, stop)
 
     async def close(self) -> None:
         if self.backend is not None:
@@ -344,7 +350,7 @@ class StoreProbe:
         async for one in entries:
             requested_at = time.monotonic()
             try:
-                await self._client.get(one, 0, 1)
+                await self._client.counted_get(one, 0, 1)
             except ObjectChangedError:  # it gives the object, of another version
                 return True
             except StoreRefusedError:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from growcache.config_source import SourceConfig
 from growcache.errors import (
@@ -31,7 +31,8 @@ from growcache.store.listing import (
     UnsortedError,
     UrlListing,
 )
-from growcache.store.read_slots import ReadSlots
+from growcache.store.read_slots import ReadMeter, ReadSlots
+from growcache.store.request_counts import CANCELLED, GET, PROCESS_REQUESTS
 from growcache.store.response_check import (
     BrokenReadError,
     check_length,
@@ -62,16 +63,6 @@ logger = logging.getLogger(__name__)
 
 MOST_ASKED_OBJECTS = 2  # other objects, to find out whether only one fails
 _CONCURRENT_HEADS = 16  # objects of known names that are requested at once
-
-
-class ReadMeter(Protocol):
-    is_limited: bool  # whether a budget is set
-
-    async def book(self, nbytes: int) -> None:
-        """Wait until a read may begin; BudgetSpentError if it never may."""
-
-    def give_back(self, nbytes: int) -> None:
-        """Give back the bytes of an attempt that the store answered with an error."""
 
 
 class RemoteStore:
@@ -137,13 +128,22 @@ class RemoteStore:
             await self._meter.book(stop - start)
         try:  # without the function of a retry, because a read seldom needs one
             if self._hedging is None:
+                began = time.monotonic()
                 data = await client.get(entry, start, stop)
+                check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+                PROCESS_REQUESTS.served_get(time.monotonic() - began, stop - start)
             else:
                 data = await self._hedging.race(client.get, entry, start, stop)
-            check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
+                check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
             self._served += 1
             return data
+        except asyncio.CancelledError:
+            if self._hedging is None:
+                PROCESS_REQUESTS.ended(GET, CANCELLED)
+            raise
         except StoreError as error:
+            if self._hedging is None:  # a race counts both of its requests
+                PROCESS_REQUESTS.failed(GET, error)
             self._note_failure(error, stop - start)
             if is_transient(error) and self.given_up(entry):
                 raise
@@ -174,7 +174,7 @@ class RemoteStore:
         if self._meter is not None:
             await self._meter.book(stop - start)
         try:
-            data = await self._clients[entry.store].get(entry, start, stop)
+            data = await self._clients[entry.store].counted_get(entry, start, stop)
             check_length(entry, (start, stop), len(data))  # type: ignore[arg-type]
             return data
         except StoreError as error:
@@ -212,7 +212,7 @@ class RemoteStore:
         for entry in entries[:MOST_ASKED_OBJECTS]:
             try:
                 async with asyncio.timeout(stalled_seconds(self._retries.timeout_seconds)):
-                    await self._clients[entry.store].get(entry, 0, 1)
+                    await self._clients[entry.store].counted_get(entry, 0, 1)
             except (ObjectMissingError, ObjectChangedError):
                 return True
             except (StoreError, TimeoutError):

@@ -1,0 +1,262 @@
+"""The metrics of caches in Prometheus' text format.
+
+Counters come from ``metrics.json``, gauges from the status. Every name begins with ``growcache_`` and every sample has the label
+``cache``; no label holds a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from growcache import __version__
+from growcache.cache.lease_views import WAIT_BOUNDS
+from growcache.cache.metrics_file import JobMetrics, Metrics
+from growcache.cache.status import Status
+from growcache.errors import CacheError
+from growcache.sampling.sampler_counts import STAGE_BOUNDS
+from growcache.store.counts import number_in
+from growcache.store.request_counts import REQUEST_BOUNDS
+
+STATES = ("running", "complete", "full", "waiting", "shrinking", "stopped")
+
+
+class Seen(NamedTuple):
+    """A cache as it was seen; without a status it cannot be read."""
+
+    name: str
+    status: Status | None
+    metrics: Metrics
+
+
+Look = Callable[[], tuple[Status, Metrics | None]]
+
+
+def exposition(looks: Mapping[str, Look], accept: str) -> tuple[bytes, str]:
+    """Return the text for one scrape and its content type; ``accept`` is the request's header."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_CachesCollector([_see(name, look) for name, look in looks.items()]))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _see(name: str, look: Look) -> Seen:
+    try:
+        status, metrics = look()
+    except CacheError:
+        return Seen(name, None, Metrics())
+    return Seen(name, status, metrics or Metrics())
+
+
+class _CachesCollector(Collector):
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily(
+            "growcache_build_info", "The version of the dashboard.", labels=["version"]
+        )
+        build.add_metric([__version__], 1)
+        yield build
+        there = [one for one in self._seen if one.status is not None]
+        yield _up(self._seen)
+        for make in (_counters, _histograms, _job_counters, _gauges, _job_gauges):
+            yield from make(there)
+
+
+def _up(seen: Iterable[Seen]) -> Metric:
+    family = GaugeMetricFamily(
+        "growcache_up", "1 where a service runs on the cache.", labels=["cache"]
+    )
+    for one in seen:
+        runs = one.status is not None and one.status.state != "stopped"
+        family.add_metric([one.name], float(runs))
+    return family
+
+
+# Name, help, labels, and where the counts are.
+_COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("growcache_samples_drawn", "Samples that were drawn into the cache.", (), "drawn"),
+    ("growcache_samples_evicted", "Samples that were evicted again.", (), "evicted"),
+    (
+        "growcache_store_requests",
+        "Requests to the store: get, head, or a page of a listing; by what became of them.",
+        ("op", "code"),
+        "requests",
+    ),
+    ("growcache_store_read_bytes", "Bytes of served reads.", (), "read_bytes"),
+    ("growcache_store_retries", "Failures that were retried.", ("reason",), "retries"),
+    ("growcache_holes", "Visits that yielded nothing for good.", ("reason",), "holes"),
+    (
+        "growcache_waiting_seconds",
+        "Time in which no further group might be filled, by what it waited for.",
+        ("reason",),
+        "waiting_seconds",
+    ),
+)
+
+
+def _counters(seen: Sequence[Seen]) -> Iterator[Metric]:
+    for name, text, labels, key in _COUNTERS:
+        family = CounterMetricFamily(name, text, labels=["cache", *labels])
+        for one in seen:
+            for values, number in _leaves(one.metrics, (key,), len(labels)):
+                family.add_metric([one.name, *values], number)
+        yield family
+
+
+def _leaves(
+    metrics: Metrics, path: tuple[str, ...], depth: int
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the numbers below a path of the counts, with the keys that lead to them."""
+    if not depth:
+        yield (), number_in(metrics.counts, *path)
+        return
+    found: object = metrics.counts
+    for key in path:
+        found = found.get(key, {}) if isinstance(found, dict) else {}
+    for key in sorted(found if isinstance(found, dict) else ()):
+        for keys, number in _leaves(metrics, (*path, key), depth - 1):
+            yield (key, *keys), number
+
+
+_HISTOGRAMS = (
+    (
+        "growcache_store_read_seconds",
+        "How long served requests took.",
+        "op",
+        "request_seconds",
+        REQUEST_BOUNDS,
+    ),
+    (
+        "growcache_group_seconds",
+        "How long the stages of filling a group of shards took.",
+        "stage",
+        "group_seconds",
+        STAGE_BOUNDS,
+    ),
+)
+
+
+def _histograms(seen: Sequence[Seen]) -> Iterator[Metric]:
+    for name, text, label, key, bounds in _HISTOGRAMS:
+        family = HistogramMetricFamily(name, text, labels=["cache", label])
+        for one in seen:
+            found = one.metrics.counts.get(key, {})
+            for value, buckets in sorted(found.items() if isinstance(found, dict) else ()):
+                if isinstance(buckets, list) and len(buckets) == len(bounds) + 2:
+                    family.add_metric(
+                        [one.name, value], cumulative(bounds, buckets[:-1]), buckets[-1]
+                    )
+        yield family
+
+
+def cumulative(bounds: Sequence[float], buckets: Sequence[float]) -> list[tuple[str, float]]:
+    """Return buckets as Prometheus has them: what is at most each bound.
+
+    >>> cumulative((0.1, 1.0), [2, 0, 1])
+    [('0.1', 2), ('1.0', 2), ('+Inf', 3)]
+    """
+    names = [*map(str, bounds), "+Inf"]
+    return list(zip(names, accumulate(buckets), strict=True))
+
+
+def _of_jobs(seen: Sequence[Seen]) -> Iterator[tuple[str, str, JobMetrics]]:
+    for one in seen:
+        for job, metrics in one.metrics.jobs.items():
+            yield one.name, job, metrics
+
+
+def _job_counters(seen: Sequence[Seen]) -> Iterator[Metric]:
+    delivered = CounterMetricFamily(
+        "growcache_samples_delivered",
+        "Samples that training loops received.",
+        labels=["cache", "job"],
+    )
+    waits = HistogramMetricFamily(
+        "growcache_batch_wait_seconds",
+        "The exposed wait: how long a training loop was without its next batch.",
+        labels=["cache", "job", "rank"],
+    )
+    for cache, job, metrics in _of_jobs(seen):
+        delivered.add_metric([cache, job], metrics.delivered)
+        for rank, sums in sorted(metrics.ranks.items()):
+            buckets = cumulative(WAIT_BOUNDS, sums.wait_buckets)
+            waits.add_metric([cache, job, rank], buckets, sums.wait_seconds)
+    yield delivered
+    yield waits
+
+
+_STATUS_GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+    ("cache_bytes", "Bytes on disk that count against the bound.", lambda s: s.bytes),
+    ("cache_max_bytes", "The bound in force.", lambda s: s.max_bytes),
+    ("cache_samples", "Samples in the cache.", lambda s: s.samples),
+    ("cache_shards", "Shards in the cache.", lambda s: s.shards),
+    ("coverage_ratio", "Distinct samples drawn, as a share of all.", lambda s: s.coverage),
+    (
+        "population_samples",
+        "Samples of the source, estimated; once it is listed.",
+        lambda s: s.population_samples,
+    ),
+    ("listing_complete", "1 once the source is listed.", lambda s: s.listing_complete),
+    ("samplers", "Living sampler processes.", lambda s: s.workers),
+    ("status_timestamp_seconds", "When the service said this.", lambda s: s.updated_at),
+)
+
+
+def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
+    for name, text, value_of in _STATUS_GAUGES:
+        family = GaugeMetricFamily(f"growcache_{name}", text, labels=["cache"])
+        for one in seen:
+            if one.status is not None and (value := value_of(one.status)) is not None:
+                family.add_metric([one.name], float(value))
+        yield family
+    state = GaugeMetricFamily(
+        "growcache_state", "1 for the state of the service.", labels=["cache", "state"]
+    )
+    ages = GaugeMetricFamily(
+        "growcache_sample_age_seconds",
+        "How long ago the cached samples were drawn, by quantile.",
+        labels=["cache", "quantile"],
+    )
+    for one in seen:
+        for word in STATES:
+            state.add_metric(
+                [one.name, word], float(one.status is not None and one.status.state == word)
+            )
+        for quantile, seconds in one.metrics.age_seconds.items():
+            ages.add_metric([one.name, quantile], seconds)
+    yield state
+    yield ages
+
+
+_JOB_GAUGES: tuple[tuple[str, str, Callable[[JobMetrics], float | None]], ...] = (
+    ("reuse_ratio", "Samples delivered to a job, over samples drawn.", lambda j: j.reuse),
+    (
+        "ess_samples",
+        "The effective sample size (Σu)²/Σu² of all that a job received.",
+        lambda j: j.ess_samples,
+    ),
+    ("epoch", "The latest epoch that a job began.", lambda j: j.epoch),
+    ("leases", "Snapshots that living readers of a job hold.", lambda j: j.leases),
+)
+
+
+def _job_gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
+    for name, text, value_of in _JOB_GAUGES:
+        family = GaugeMetricFamily(f"growcache_{name}", text, labels=["cache", "job"])
+        for cache, job, metrics in _of_jobs(seen):
+            if (value := value_of(metrics)) is not None:
+                family.add_metric([cache, job], float(value))
+        yield family
