@@ -7,6 +7,7 @@ Counters come from ``metrics.json``, gauges from the status. Every name begins w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from growcache import __version__
 from growcache.cache.lease_views import WAIT_BOUNDS
 from growcache.cache.metrics_file import JobMetrics, Metrics
 from growcache.cache.status import Status
@@ -67,7 +67,7 @@ class _CachesCollector(Collector):
         build = GaugeMetricFamily(
             "growcache_build_info", "The version of the dashboard.", labels=["version"]
         )
-        build.add_metric([__version__], 1)
+        build.add_metric([version("growcache")], 1)
         yield build
         there = [one for one in self._seen if one.status is not None]
         yield _up(self._seen)
