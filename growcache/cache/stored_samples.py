@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.formats import open_shard, shard_path
-from growcache.cache.index.reader import IndexView
-from growcache.cache.index.schema import ShardRow
 from growcache.cache.purge_list import is_purged
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError, PurgedSampleError
@@ -28,37 +26,44 @@ class StoredSample:
         return self.sidecar.origin(self.i)
 
 
-def read_stored_sample(layout: CacheLayout, row: ShardRow, i: int) -> StoredSample:
+def read_stored_sample(layout: CacheLayout, shard: int, i: int) -> StoredSample:
     """Return a sample. PurgedSampleError: it is being removed. CorruptShardError, FileNotFoundError."""
-    path = layout.sidecar(row.number)
+    path = layout.sidecar(shard)
     sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     if is_purged(layout)(sidecar.origin(i).key):
         raise PurgedSampleError(
-            f"the object of sample {row.number}:{i} is purged, and the sample is being removed; see "
+            f"the object of sample {shard}:{i} is purged, and the sample is being removed; see "
             f"what holds it: growcache purge {shlex.quote(str(layout.root))}"
         )
-    mapped = open_shard(
-        layout, row.number, sidecar.samples, sidecar.schema, sidecar.cache_format
-    )
+    mapped = open_shard(layout, shard, sidecar.samples, sidecar.schema, sidecar.cache_format)
     try:
-        return StoredSample(row.number, i, sidecar, mapped[i])
+        return StoredSample(shard, i, sidecar, mapped[i])
     finally:
         mapped.close()
 
 
-def samples_spread_over(
-    layout: CacheLayout, view: IndexView, count: int, turn: int = 0
+def spread_places(
+    shards: Sequence[tuple[int, int]], count: int, turn: int = 0
+) -> list[tuple[int, int]]:
+    """Return places (shard, sample) spread evenly over shards, of (number, samples); each turn gives others.
+
+    >>> spread_places([(3, 9), (5, 9), (8, 9), (9, 9)], 2), spread_places([(3, 9), (5, 2)], 9, turn=1)
+    ([(3, 0), (8, 0)], [(5, 1), (3, 1)])
+    """
+    count = min(count, len(shards))
+    chosen = [shards[(k * len(shards) // count + turn) % len(shards)] for k in range(count)]
+    return [(number, turn % samples) for number, samples in chosen]
+
+
+def read_samples(
+    layout: CacheLayout, places: Iterable[tuple[int, int]], cache_format: str
 ) -> Iterator[StoredSample]:
-    """Yield samples of shards that are spread evenly over the cache; each ``turn`` gives others."""
-    rows = sorted((r for r in view.shards if r.samples), key=lambda row: row.number)
-    count = min(count, len(rows))
-    for k in range(count):
-        row = rows[(k * len(rows) // count + turn) % len(rows)]
+    """Yield the samples at places, without those that were purged or evicted since the index was read."""
+    for number, i in places:
         try:
-            yield read_stored_sample(layout, row, turn % row.samples)
+            yield read_stored_sample(layout, number, i)
         except PurgedSampleError:
             continue
         except (FileNotFoundError, CorruptShardError):
-            if shard_path(layout, row.number, view.cache_format).exists():
+            if shard_path(layout, number, cache_format).exists():
                 raise
-            # evicted since the index was read

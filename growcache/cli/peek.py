@@ -20,8 +20,9 @@ from growcache.cache.files import CacheLayout, generation_in
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.stored_samples import (
     StoredSample,
+    read_samples,
     read_stored_sample,
-    samples_spread_over,
+    spread_places,
 )
 from growcache.cli.terminal import print_json
 from growcache.errors import CacheMissingError, ConfigError
@@ -64,7 +65,7 @@ def _sample_in_view(root: Path, view: IndexView, place: str) -> StoredSample:
         )
     if i >= row.samples:
         raise ConfigError(f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0")
-    return read_stored_sample(CacheLayout(root), row, i)
+    return read_stored_sample(CacheLayout(root), shard, i)
 
 
 def summarize_value(value: Value) -> dict[str, Any]:
@@ -90,7 +91,9 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
     if place:
         found = [_sample_in_view(root, view, place)]
     else:
-        found = list(samples_spread_over(CacheLayout(root), view, MAX_PEEKED))
+        shards = sorted((row.number, row.samples) for row in view.shards if row.samples)
+        places = spread_places(shards, MAX_PEEKED)
+        found = list(read_samples(CacheLayout(root), places, view.cache_format))
     if json:
         _print_json(view, schema, found)
     elif place:

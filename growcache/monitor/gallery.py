@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.stored_samples import (
-    StoredSample,
-    read_stored_sample,
-    samples_spread_over,
-)
-from growcache.errors import CorruptShardError, PurgedSampleError
+from growcache.cache.index.inspection import ShardColumns, read_shard_columns
+from growcache.cache.index.reader import known_identity
+from growcache.cache.stored_samples import StoredSample, read_samples, spread_places
+from growcache.errors import CorruptShardError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.sample_views import field_view
 from growcache.usercode import printable
@@ -42,41 +38,42 @@ def sample_view(stored: StoredSample) -> dict[str, Any]:
 
 def gallery_of(cache: Path, count: int, turn: int, shard: int | None) -> dict[str, Any]:
     """Return samples of the whole cache, or of one shard; each ``turn`` shows others. Raises as `read_index`."""
-    root = shown_generation(cache)
-    layout, view = CacheLayout(root), read_index(root)
+    layout = CacheLayout(shown_generation(cache))
+    columns, identity = read_shard_columns(layout.root), known_identity(layout)
     count = max(1, min(count, MOST_SAMPLES))
+    places = (
+        _places_in(columns, count, turn)
+        if shard is None
+        else _places_of(columns, count, turn, shard)
+    )
+    samples, error = [], ""
     try:
-        found = (
-            _of_cache(layout, view, count, turn)
-            if shard is None
-            else _of_shard(layout, view, count, turn, shard)
-        )
-        samples, error = [sample_view(stored) for stored in found], ""
-    except (CorruptShardError, PurgedSampleError) as failure:
-        samples, error = [], printable(str(failure))
-    schema = printable(str(view.schema)) if view.schema else ""
+        for stored in read_samples(layout, places, identity.cache_format if identity else ""):
+            samples.append(sample_view(stored))
+    except CorruptShardError as failure:
+        error = printable(str(failure))
+    schema = printable(str(identity.schema)) if identity else ""
     return {
         "schema": schema[:SHOWN_SCHEMA_CHARACTERS],
         "samples": samples,
-        "cached": view.totals.samples,
+        "cached": int(columns.samples[columns.retired == 0].sum()),
         "error": error,
     }
 
 
-def _of_cache(
-    layout: CacheLayout, view: IndexView, count: int, turn: int
-) -> Iterable[StoredSample]:
-    return samples_spread_over(layout, view, count, turn)
+def _places_in(columns: ShardColumns, count: int, turn: int) -> list[tuple[int, int]]:
+    live = columns.retired == 0
+    shards = zip(columns.numbers[live].tolist(), columns.samples[live].tolist(), strict=True)
+    return spread_places(list(shards), count, turn)
 
 
-def _of_shard(
-    layout: CacheLayout, view: IndexView, count: int, turn: int, shard: int
-) -> Iterator[StoredSample]:
-    row = next((row for row in view.shards if row.number == shard), None)
-    if row is None:
-        return
-    for k in range(min(count, row.samples)):
-        try:
-            yield read_stored_sample(layout, row, (turn * count + k) % row.samples)
-        except FileNotFoundError:  # evicted since the index was read
-            return
+def _places_of(
+    columns: ShardColumns, count: int, turn: int, shard: int
+) -> list[tuple[int, int]]:
+    """Return consecutive places of a shard; none where it is evicted."""
+    found = columns.samples[(columns.numbers == shard) & (columns.retired == 0)].tolist()
+    return [
+        (shard, (turn * count + k) % samples)
+        for samples in found
+        for k in range(min(count, samples))
+    ]

@@ -16,15 +16,19 @@ from starlette.routing import Route
 
 from growcache.cache.history import read_history
 from growcache.cache.index.inspection import read_holes
-from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
-from growcache.errors import CacheError
+from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.caches import FreshValue, named_caches
 from growcache.monitor.gallery import gallery_of
 from growcache.monitor.hole_reasons import group_holes
 from growcache.monitor.shard_map import read_shard_map
-from growcache.monitor.verdicts import RECENT_SECONDS, answer_questions, recent_changes
+from growcache.monitor.verdicts import (
+    RECENT_SECONDS,
+    answer_questions,
+    answers_without_cache,
+    recent_changes,
+)
 
 Handler: TypeAlias = Callable[[Request], Response]
 
@@ -82,17 +86,19 @@ def _fresh(
 
 def read_answers(cache: Path) -> dict[str, Any]:
     """Return the answers in words about a cache. Raises as `read_index`."""
-    status = read_status(cache)
+    try:
+        status = read_status(cache)
+    except CacheMissingError:
+        return asdict(answers_without_cache(str(cache)))
     recent = recent_changes(read_history(cache, time.time() - 2 * RECENT_SECONDS), status)
     return asdict(answer_questions(status, recent))
 
 
 def read_hole_groups(cache: Path) -> dict[str, Any]:
     """Return the latest holes by reason, and how many there are in all. Raises as `read_index`."""
-    root = shown_generation(cache)
-    holes = read_holes(root)
+    total, holes = read_holes(shown_generation(cache))
     groups = [asdict(group) for group in group_holes(holes)]
-    return {"total": read_index(root).totals.holes, "noted": len(holes), "groups": groups}
+    return {"total": total, "noted": len(holes), "groups": groups}
 
 
 def number_in(request: Request, name: str) -> int | None:

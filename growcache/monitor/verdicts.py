@@ -110,9 +110,29 @@ def _recent_wait(recent: Sequence[Record], job: JobStatus) -> float:
     return max(0.0, job.waits.seconds - before)
 
 
+def answers_without_cache(path: str) -> Answers:
+    """Return the answers while there is no cache at a path."""
+    return Answers(
+        Answer(FED, "Not yet: there is no cache to read.", "warn"),
+        Answer(GROWTH, f"Neither: there is no cache at {path} yet.", "warn"),
+        Answer(AWAITED, "For a service that makes it.", "warn", START),
+    )
+
+
 def answer_questions(status: Status, recent: Recently | None = None) -> Answers:
     recent = recent or Recently()
     return Answers(_fed(status, recent), _growth(status, recent), _awaited(status))
+
+
+def _about(seconds: float) -> str:
+    """Return a duration as one says it: of minutes and more, without the smaller unit where that says little.
+
+    >>> _about(42), _about(295), _about(2530), _about(7300)
+    ('42 s', '5 min', '42 min', '2 h 1 min')
+    """
+    if seconds < 90 or seconds >= 3600:
+        return in_time(seconds)
+    return f"{round(seconds / 60)} min"
 
 
 # Is training fed?
@@ -157,7 +177,7 @@ def _unread(status: Status) -> Answer:
 
 def _fed_text(job: JobStatus, share: float, recent: Recently) -> str:
     rate = in_count(recent.delivered / recent.seconds)
-    span = in_time(recent.seconds)
+    span = _about(recent.seconds)
     return (
         f"Yes: {rate} samples/s; job {job.name} waited {in_percent(share)} of the last {span}."
     )
@@ -165,7 +185,7 @@ def _fed_text(job: JobStatus, share: float, recent: Recently) -> str:
 
 def _hungry(status: Status, recent: Recently, job: JobStatus, share: float) -> Answer:
     much = share >= MUCH_WAIT
-    span = in_time(recent.seconds)
+    span = _about(recent.seconds)
     text = (
         f"{'No' if much else 'Nearly'}: job {job.name} waited {in_percent(share)} of the last {span} "
         "for its batches."
@@ -188,7 +208,7 @@ def _reused(status: Status, recent: Recently) -> Answer | None:
         return None
     if recent.drawn and recent.delivered / recent.drawn <= MUCH_REUSE:
         return None
-    span = in_time(recent.seconds)
+    span = _about(recent.seconds)
     if not recent.drawn:
         text = f"Yes, but nothing new has come in the last {span}: it trains on samples that it knows."
         return Answer(FED, text, "warn", "See what the service is waiting for.")
@@ -213,13 +233,13 @@ def _growth(status: Status, recent: Recently) -> Answer:
         return Answer(GROWTH, f"Neither, it is complete: {_why_complete(status)}.")
     if status.state == "stopped":
         held = plural(status.samples, "sample")
-        return Answer(GROWTH, f"Neither: no service runs. It keeps {held}.", "warn", START)
+        return Answer(GROWTH, f"Neither: no service runs. It keeps {held}.", "warn")
     if status.state == "shrinking":
         text = f"Shrinking to {in_bytes(status.target_bytes)}, from {in_bytes(status.bytes)}."
         return Answer(GROWTH, text, "warn")
     if not recent.seconds:
         return _growth_at_start(status)
-    if not recent.drawn:
+    if not recent.drawn or (status.state == "waiting" and not status.samples_per_second):
         return _standing_still(status, recent)
     rate = in_count(recent.drawn / recent.seconds)
     if recent.evicted * 2 >= recent.drawn or status.full:
@@ -242,17 +262,18 @@ def _growth_at_start(status: Status) -> Answer:
 
 
 def _standing_still(status: Status, recent: Recently) -> Answer:
-    span = in_time(recent.seconds)
     if status.state == "full" and not status.waiting_for:
         return Answer(GROWTH, "Neither: it is full, and nothing is ever evicted.")
-    text = f"Neither: nothing was drawn in the last {span}."
+    text = f"Neither: nothing was drawn in the last {_about(recent.seconds)}."
+    if recent.drawn:
+        text = f"Neither now; {plural(recent.drawn, 'sample')} came in the last {_about(recent.seconds)}."
     return Answer(GROWTH, text, "warn", "See what the service is waiting for.")
 
 
 def _turnover_text(status: Status, recent: Recently, rate: str) -> str:
     if not recent.evicted:
         return f"At its bound: {rate} samples/s are drawn, and older ones will make room."
-    whole = in_time(status.samples * recent.seconds / recent.evicted)
+    whole = _about(status.samples * recent.seconds / recent.evicted)
     return (
         f"Turning over: {rate} samples/s replace older ones, so all of it is new every {whole}."
     )
@@ -269,7 +290,7 @@ def _growing_text(status: Status, recent: Recently, rate: str) -> str:
     if not ends:
         return f"Growing: {rate} samples/s are drawn."
     seconds, end = min(ends)
-    return f"Growing: {rate} samples/s are drawn; {end} in about {in_time(max(1, seconds))}."
+    return f"Growing: {rate} samples/s are drawn; {end} in about {_about(max(1, seconds))}."
 
 
 # What is it waiting for, and what should I do?

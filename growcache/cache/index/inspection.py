@@ -51,11 +51,14 @@ def read_shard_columns(root: str | os.PathLike[str]) -> ShardColumns:
     return ShardColumns(numbers, drawn_at, uses, samples, allocated, retired, counted)
 
 
-def read_holes(root: str | os.PathLike[str]) -> list[HoleRow]:
-    """Return the latest holes that are noted, oldest first. Raises as `read_index`."""
-    query = "SELECT shard, key, part, reason FROM holes ORDER BY id"
-    (rows,) = _fetch(root, (query, []))
-    return [HoleRow(*row) for row in rows]
+def read_holes(root: str | os.PathLike[str]) -> tuple[int, list[HoleRow]]:
+    """Return how many holes there are, and the latest ones, oldest first. Raises as `read_index`."""
+    noted, totals = _fetch(
+        root,
+        ("SELECT shard, key, part, reason FROM holes ORDER BY id", []),
+        ("SELECT value FROM totals WHERE name = 'holes'", []),
+    )
+    return sum(value for (value,) in totals), [HoleRow(*row) for row in noted]
 
 
 def _fetch(root: str | os.PathLike[str], *queries: tuple[str, list[int]]) -> list[list[Any]]:

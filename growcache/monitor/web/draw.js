@@ -17,7 +17,13 @@
 
 (function () {
   const POINTS = 720; // of a line; more than that no screen shows
-  const HEIGHT = 148;
+  const HEIGHT = 9.25; // of a chart, in the root's font sizes
+  const TEXT = 0.69;
+  const MOST_LINES = 8; // of jobs; the latest ones are last
+  const MINUTE = 60;
+  const HOUR = 60 * MINUTE;
+  const DAY = 24 * HOUR;
+  const DURATIONS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, ...[1, 2, 5, 10, 20, 30].map((n) => n * MINUTE), ...[1, 2, 3, 6, 12].map((n) => n * HOUR), ...[1, 2, 5, 10, 20, 50, 100, 200].map((n) => n * DAY)];
   const COLOURS = ["#2563eb", "#0d9488", "#c2410c", "#7c3aed", "#be185d", "#4d7c0f", "#0369a1", "#92400e"];
 
   // Formatters
@@ -38,16 +44,17 @@
     count: (value) => scaled(value, ["", "k", "M", "G", "T"], 1000).join(""),
     percent: (value) => {
       const percent = 100 * value;
-      return `${percent === 0 || percent >= 10 ? percent.toFixed(0) : percent.toFixed(percent >= 1 ? 1 : 2)} %`;
+      if (percent === 0 || percent >= 10) return `${percent < 100 ? Math.min(99, Math.round(percent)) : Math.round(percent)} %`;
+      return `${percent.toFixed(percent >= 1 ? 1 : 2)} %`;
     },
     ratio: (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(value >= 10 ? 1 : 2)),
     duration: (value) => {
       const seconds = Math.max(0, value);
       if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
-      if (seconds < 90) return `${Math.round(seconds)} s`;
-      if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-      if (seconds < 129600) return `${trimmed(seconds / 3600)} h`;
-      return `${trimmed(seconds / 86400)} d`;
+      if (seconds < 1.5 * MINUTE && seconds !== MINUTE) return `${Math.round(seconds)} s`;
+      if (seconds < HOUR) return `${Math.round(seconds / MINUTE)} min`;
+      if (seconds < 1.5 * DAY && seconds !== DAY) return `${trimmed(seconds / HOUR)} h`;
+      return `${trimmed(seconds / DAY)} d`;
     },
     moment: (seconds) => {
       const date = new Date(1000 * seconds);
@@ -86,7 +93,7 @@
     { id: "coverage", title: "Coverage of the population", unit: format.percent, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
     { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, lines: [named("all jobs", value("reuse")), ofJobs(value("reuse"))] },
     { id: "ess", title: "Effective sample size", unit: format.count, lines: [ofJobs(value("ess_samples"))] },
-    { id: "age", title: "Mean age of cached samples", unit: format.duration, lines: [named("age", value("age_seconds_mean"))] },
+    { id: "age", title: "Mean age of cached samples", unit: format.duration, steps: DURATIONS, lines: [named("age", value("age_seconds_mean"))] },
     {
       id: "totals", title: "Drawn and evicted, in all", unit: format.count,
       lines: [named("drawn", value("drawn")), named("evicted", value("evicted_samples"))],
@@ -137,7 +144,7 @@
   function linesOf(chart, history) {
     return chart.lines.flatMap((line) => {
       if (!line.jobs) return line.column in history ? [{ ...line, data: history[line.column] }] : [];
-      return Object.entries(history.jobs ?? {}).flatMap(([job, columns]) =>
+      return Object.entries(history.jobs ?? {}).slice(-MOST_LINES).flatMap(([job, columns]) =>
         line.column in columns ? [{ ...line, label: job, data: columns[line.column] }] : [],
       );
     });
@@ -156,33 +163,35 @@
 
   function momentLabels(plot, splits, _axis, _space, increment) {
     const two = (number) => String(number).padStart(2, "0");
-    let day = "";
     return splits.map((seconds) => {
       const date = new Date(1000 * seconds);
-      const time = `${two(date.getHours())}:${two(date.getMinutes())}${increment < 60 ? `:${two(date.getSeconds())}` : ""}`;
-      const shown = date.toLocaleDateString("en", { month: "short", day: "numeric" });
-      const isNew = shown !== day && (day !== "" || increment >= 86400);
-      day = shown;
-      return increment >= 86400 ? shown : isNew ? `${time}\n${shown}` : time;
+      const isMidnight = !date.getHours() && !date.getMinutes() && !date.getSeconds();
+      if (increment >= DAY || isMidnight) return date.toLocaleDateString("en", { month: "short", day: "numeric" });
+      return `${two(date.getHours())}:${two(date.getMinutes())}${increment < MINUTE ? `:${two(date.getSeconds())}` : ""}`;
     });
   }
 
-  function axesOf(element, unit) {
+  function rootSize() {
+    return parseFloat(getComputedStyle(document.documentElement).fontSize) || 16;
+  }
+
+  function axesOf(element, { unit, steps }) {
+    const rem = rootSize();
     const line = { stroke: () => colourOf(element, "--grid", "#e3e7ec"), width: 1 };
     const text = {
       stroke: () => colourOf(element, "--muted", "#5c6773"),
-      font: "11px system-ui, sans-serif",
+      font: `${Math.round(TEXT * rem)}px system-ui, sans-serif`,
       grid: line,
       ticks: { ...line, size: 4 },
     };
     return [
-      { ...text, space: 64, size: 36, values: momentLabels },
-      { ...text, space: 34, size: 58, values: (_plot, splits) => splits.map((split) => (split == null ? "" : unit(split))) },
+      { ...text, space: 4 * rem, size: 1.5 * rem, gap: 3, values: momentLabels },
+      { ...text, space: 2.1 * rem, size: 3.7 * rem, ...(steps ? { incrs: steps } : {}), values: (_plot, splits) => splits.map((split) => (split == null ? "" : unit(split))) },
     ];
   }
 
   function seriesOf(element, lines, unit) {
-    const moment = { label: "at", value: (_plot, at) => (at == null ? "–" : format.moment(at)) };
+    const moment = { label: "at" };
     const drawn = lines.map((line, i) => ({
       label: line.label,
       stroke: () => seriesColour(element, i),
@@ -191,9 +200,17 @@
       dash: line.dash ? [5, 4] : undefined,
       spanGaps: true,
       points: { show: false },
-      value: (_plot, shown) => (shown == null ? "–" : unit(shown)),
+      value: (plot, shown, series) => valueText(shown ?? lastOf(plot.data[series]), unit),
     }));
     return [moment, ...drawn];
+  }
+
+  function lastOf(column) {
+    return column.findLast((value) => value != null);
+  }
+
+  function valueText(value, unit) {
+    return value == null ? "–" : unit(value);
   }
 
   function fromZero(_plot, least, most) {
@@ -215,6 +232,8 @@
     empty.className = "chart-empty";
     empty.textContent = "nothing recorded yet";
     title.textContent = chart.title;
+    const when = title.appendChild(document.createElement("span")); // of the cursor
+    when.className = "chart-when";
     board.element.append(figure);
     let plot = null;
     let labels = "";
@@ -236,10 +255,15 @@
 
     function describe(lines, columns) {
       const last = lines.map((line, i) => {
-        const shown = columns[i].findLast((one) => one != null);
+        const shown = lastOf(columns[i]);
         return shown == null ? "" : `${line.label} ${chart.unit(shown)}`;
       });
       figure.setAttribute("aria-label", `${chart.title}: ${last.filter(Boolean).join(", ")} at the end`);
+    }
+
+    function tellWhen(drawn) {
+      const { idx } = drawn.legend;
+      when.textContent = idx == null ? "" : format.moment(drawn.data[0][idx]);
     }
 
     function begin(lines, data, view) {
@@ -248,12 +272,12 @@
         width: Math.max(220, place.clientWidth),
         height: board.height,
         series: seriesOf(board.element, lines, chart.unit),
-        axes: axesOf(board.element, chart.unit),
+        axes: axesOf(board.element, chart),
         scales: { x: { time: true, range: () => [view.from, view.to] }, y: { range: fromZero } },
         cursor: { sync: { key: board.key }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
         legend: { markers: { stroke: (_plot, i) => markerColour(i), fill: (_plot, i) => markerColour(i), width: 0 } },
-        hooks: { setSelect: [(drawn) => board.zoom(drawn)] },
-        padding: [8, 10, 0, 0],
+        hooks: { setSelect: [(drawn) => board.zoom(drawn)], setLegend: [tellWhen] },
+        padding: [8, 20, 0, 0],
       };
       plot = new uPlot(options, data, place);
       plot.over.addEventListener("dblclick", () => board.choose());
@@ -279,7 +303,7 @@
     const view = { from: 0, to: 1 };
     let shown = history;
     let chosen = [options.from, options.to];
-    const board = { element, height: options.height ?? HEIGHT, key: `growcache-${(boards += 1)}`, zoom, choose };
+    const board = { element, height: options.height ?? HEIGHT * rootSize(), key: `growcache-${(boards += 1)}`, zoom, choose };
     const wanted = options.charts ?? drawCharts.ids;
     element.classList.add("charts");
     const charts = wanted.map((id) => makeChart(CHARTS.find((chart) => chart.id === id), board));

@@ -7,6 +7,7 @@ const TRACE = { width: 260, height: 84 };
 const LEVELS = 1000; // of a trace, from its least value to its greatest
 const PNG = "data:image/png;base64,";
 const PIXELATED = 96; // pictures below so many pixels are shown larger
+const COUNT = 8;
 const LINES = 6; // colours of traces
 
 function number(value) {
@@ -79,13 +80,13 @@ function body(field) {
   if (field.kind === "trace") return trace(field);
   if (field.kind === "picture") return picture(field);
   const more = field.more ? " …" : "";
-  const text = element("pre", { class: `value ${field.kind}`, dir: "auto" }, `${field.text}${more}`);
+  const text = element("pre", { class: "value", dir: "auto" }, `${field.text}${more}`);
   return field.note ? element("div", {}, text, element("p", { class: "note" }, field.note)) : text;
 }
 
 function fieldView(field) {
   const head = element("div", { class: "field-head" }, foreign(field.name, { class: "field-name" }), element("span", { class: "field-facts" }, facts(field)));
-  return element("div", { class: `field ${field.kind}` }, head, body(field));
+  return element("div", { class: "field", "data-kind": field.kind }, head, body(field));
 }
 
 function card(sample) {
@@ -106,7 +107,7 @@ export function makeGallery(load) {
 
   async function refresh() {
     const asked = (wanted += 1);
-    const answer = await load({ turn, ...(shard == null ? {} : { shard }) });
+    const answer = await load({ turn, count: COUNT, ...(shard == null ? {} : { shard }) });
     if (answer && asked === wanted) show(answer);
   }
 

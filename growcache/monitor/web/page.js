@@ -3,7 +3,7 @@
 import { byId, element, press, setText, store, stored } from "./dom.js";
 import { makeGallery } from "./gallery.js";
 import { makeMap } from "./map.js";
-import { showAnswers, showHoles, showStatus } from "./panels.js";
+import { showAnswers, showHoles, showNoStatus, showStatus } from "./panels.js";
 
 const EVERY = { answers: 5, shards: 15, holes: 30, history: 60 }; // seconds between two readings
 const REDRAW_SECONDS = 2;
@@ -64,6 +64,8 @@ async function readInto(name, show, mark) {
   performance.mark(`growcache:${mark}`);
 }
 
+/* What is not there yet cannot be read again and again. */
+const readWhereThere = (reader) => () => document.hidden || (document.body.dataset.missing != null && reader !== readAnswers) || reader();
 const readAnswers = () => readInto("answers.json", showAnswers, "answers");
 const readShards = () => readInto("shards.json", (answer) => map.show(answer), "map");
 const readHoles = () => readInto("holes.json", showHoles, "holes");
@@ -191,7 +193,7 @@ function recolour() {
 
 // Caches
 
-async function open(name) {
+async function open({ name, status }) {
   if (state.events) state.events.close();
   Object.assign(state, { cache: name, history: null, fetchedTo: 0, zoom: null, events: null });
   problem("");
@@ -200,9 +202,22 @@ async function open(name) {
   map.clear();
   gallery.reset();
   document.title = name ? `${name} · growcache` : "growcache";
+  setMissing(!status);
+  if (status) showStatus(status);
   follow();
-  await Promise.all([readAnswers(), readHistory(), readShards(), readHoles(), gallery.refresh()]);
+  await readAll();
+}
+
+async function readAll() {
+  const { missing } = document.body.dataset;
+  if (missing == null) await Promise.all([readAnswers(), readHistory(), readShards(), readHoles(), gallery.refresh()]);
+  else await readAnswers();
   performance.mark("growcache:whole");
+}
+
+async function openNamed(name) {
+  const caches = (await read("caches.json")) ?? [];
+  await open(caches.find((cache) => cache.name === name) ?? { name });
 }
 
 function follow() {
@@ -210,7 +225,7 @@ function follow() {
   const events = new EventSource(`events?${search}`);
   events.addEventListener("open", () => setLink(true));
   events.addEventListener("error", () => setLink(false));
-  events.addEventListener("problem", (event) => problem(JSON.parse(event.data).error));
+  events.addEventListener("problem", (event) => onProblem(JSON.parse(event.data).error));
   events.addEventListener("status", (event) => onStatus(JSON.parse(event.data)));
   state.events = events;
 }
@@ -219,7 +234,15 @@ function onStatus(status) {
   setLink(true);
   problem("");
   showStatus(status);
+  if (setMissing(false)) readAll();
   extendByStatus(status);
+}
+
+/* Of a cache that is not there yet the answers say enough. */
+function onProblem(text) {
+  setLink(true);
+  const said = document.body.dataset.missing != null && document.querySelector("[data-answer][data-level]");
+  problem(said ? "" : text);
 }
 
 function showChooser(caches) {
@@ -228,8 +251,17 @@ function showChooser(caches) {
   byId("chooser").hidden = caches.length < 2;
   select.addEventListener("change", () => {
     history.replaceState(null, "", `?${new URLSearchParams({ cache: select.value })}`);
-    open(select.value);
+    openNamed(select.value);
   });
+}
+
+/* Returns whether that has changed. A cache that is not there yet has answers, and nothing below them. */
+function setMissing(missing) {
+  const before = document.body.dataset.missing != null;
+  if (missing) document.body.dataset.missing = "";
+  else delete document.body.dataset.missing;
+  if (missing && !before) showNoStatus();
+  return before !== missing;
 }
 
 // Keys
@@ -261,16 +293,14 @@ async function start() {
   document.addEventListener("keydown", onKey);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   for (const [name, reader] of Object.entries({ answers: readAnswers, shards: readShards, holes: readHoles, history: readHistory })) {
-    setInterval(() => document.hidden || reader(), 1000 * EVERY[name]);
+    setInterval(readWhereThere(reader), 1000 * EVERY[name]);
   }
   const asked = new URLSearchParams(location.search).get("cache");
   const caches = (await read("caches.json")) ?? [];
   showChooser(caches);
   const chosen = caches.find((cache) => cache.name === asked) ?? caches[0];
   if (chosen) byId("cache").value = chosen.name;
-  const first = caches.find((cache) => cache === chosen)?.status;
-  if (first) showStatus(first);
-  await open(chosen?.name ?? null);
+  await open(chosen ?? { name: null });
 }
 
 start();

@@ -75,18 +75,18 @@ function tableOf(name, heads, empty) {
   const place = document.querySelector(`[data-table="${name}"]`);
   return onChange((rows) => {
     if (!rows.length) return place.replaceChildren(element("p", { class: "nothing" }, empty));
-    const head = element("tr", {}, ...heads.map((one) => element("th", { scope: "col" }, one)));
+    const head = heads.length > 0 && element("thead", {}, element("tr", {}, ...heads.map((one) => element("th", { scope: "col" }, one))));
     const lines = rows.slice(0, MOST_ROWS).map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, foreign(cell)))));
     const more = rows.length - MOST_ROWS;
     const note = more > 0 ? element("p", { class: "nothing" }, `and ${more} more`) : "";
-    return place.replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...lines)), note);
+    return place.replaceChildren(element("table", {}, head, element("tbody", {}, ...lines)), note);
   });
 }
 
 const showJobs = tableOf("jobs", ["job", "received", "reuse", "epoch", "waited", "reader"], "No job has read this cache yet.");
 const showLeases = tableOf("leases", ["job", "holds", "for", "process"], "No reader holds anything back from eviction.");
 const showSamplers = tableOf("samplers", ["sampler", "state", "progress"], "No sampler runs.");
-const showSources = tableOf("sources", ["what", ""], "Nothing is listed yet.");
+const showSources = tableOf("sources", [], "Nothing is listed yet.");
 
 const jobRow = (job) => [
   job.name, inCount(job.delivered), `${job.reuse.toFixed(1)} ×`, String(job.epoch),
@@ -156,6 +156,13 @@ export const showAnswers = onChange((answers) => {
     setText(place.querySelector(".action"), answer.action);
   }
 });
+
+export function showNoStatus() {
+  byId("state").dataset.state = "unknown";
+  setText(byId("state"), "no cache");
+  setText(byId("path"), "");
+  setText(byId("footer"), "");
+}
 
 export function showStatus(status) {
   const state = byId("state");

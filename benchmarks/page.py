@@ -1,0 +1,166 @@
+"""How long the dashboard's page takes in a browser: a cache of 10^5 shards, and a week of history.
+
+The page is opened in a headless Chromium with an empty profile, from a `growcache dashboard` on the same
+machine. The seconds are the browser's own performance marks, counted from the start of the navigation: answers in words, all charts, the map with
+a cell per shard, samples, and the whole page. Of most shards there is only the row in the index, because no other file of theirs is
+read. The history is what a service keeps of a record each ten seconds, of two jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Child, median, parser, report, verdict
+from benchmarks.synthetic_cache import SyntheticCache
+from growcache.cache.history import HistoryRecord, JobRecord
+from growcache.cache.space import fixed_budget
+from growcache.cache.status import JobStatus, Status, WaitsStatus, write_status
+from tests.browsers import missing, running_browser
+
+MAX_BYTES = 200_000_000_000
+SHARDS, QUICK_SHARDS = 100_000, 5_000
+REAL_EVERY = 250  # of the shards have their files
+SAMPLES = 4
+WEEK, QUICK_SPAN, RECORD_SECONDS = 7 * 86_400, 86_400, 10
+START_SECONDS = 60
+MARKS = ("answers", "charts", "map", "whole")
+GOAL_SECONDS = 1.0
+
+
+@contextmanager
+def running_cache(root: Path, shards: int, span: int) -> Iterator[None]:
+    """Write a cache that looks as after ``span`` seconds of a service, which holds its lock."""
+    with SyntheticCache(root, "<f4", (8, 250), max_bytes=MAX_BYTES) as cache:
+        cache.add_thousands(range(0, shards, REAL_EVERY), SAMPLES)
+        fill_index(root, shards, span, time.time())
+        yield
+
+
+def fill_index(root: Path, shards: int, span: int, now: float) -> None:
+    """Add rows of shards without files, and the history."""
+    with closing(sqlite3.connect(root / "index.sqlite")) as index, index:
+        columns = [row[1] for row in index.execute("PRAGMA table_info(shards)")]
+        copied = [{"number": "n", "seq": "n", "group_number": "n"}.get(c, c) for c in columns]
+        index.execute(
+            "WITH RECURSIVE every(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM every WHERE n + 1 < ?1) "
+            f"INSERT OR IGNORE INTO shards SELECT {', '.join(copied)} FROM every "
+            "JOIN shards ON number = n - n % ?2",
+            [shards, REAL_EVERY],
+        )
+        index.execute(
+            "UPDATE shards SET seq = number, uses = (number * 7919 >> 4) % 6, "
+            "drawn_at = ? + number * ?",
+            [now - span, span / shards],
+        )
+        records = ((r.at, json.dumps(r.to_values())) for r in history(now, span))
+        index.executemany("INSERT INTO history (at, record) VALUES (?, ?)", records)
+
+
+def kept_records(count: int, keep: int) -> list[int]:
+    """Return the ordinals of the records that a service keeps, which thins out the older three quarters."""
+    kept: list[int] = []
+    for k in range(count):
+        kept.append(k)
+        if len(kept) > keep:
+            old = len(kept) * 3 // 4
+            kept = kept[:old:2] + kept[old:]
+    return kept
+
+
+def history(now: float, span: int) -> Iterator[HistoryRecord]:
+    keep = fixed_budget(MAX_BYTES).kept_history
+    kept = {*kept_records(span // RECORD_SECONDS, keep)}
+    return (record for k, record in enumerate(all_records(now, span)) if k in kept)
+
+
+def all_records(now: float, span: int) -> Iterator[HistoryRecord]:
+    drawn, bound = 0.0, span * 50.0
+    for k in range(span // RECORD_SECONDS):
+        drawn += RECORD_SECONDS * (150 + 60 * math.sin(k / 700))
+        held = min(drawn, bound)
+        jobs = {
+            name: JobRecord(int(drawn * share), k, k * 0.02 * share, k // 300, share, held)
+            for name, share in (("resnet", 1.3), ("sweep", 0.8))
+        }
+        yield HistoryRecord(
+            at=now - span + k * RECORD_SECONDS, run=now - span, state="running",
+            shards=int(held / SAMPLES), samples=int(held), bytes=int(held * 9000),
+            max_bytes=int(bound * 9000), drawn=int(drawn), evicted_samples=int(drawn - held),
+            delivered=int(drawn * 2.1), holes=k // 2000, failures=k // 90,
+            egress_bytes=int(drawn * 9000), requests=int(drawn), errors=k // 90,
+            coverage=drawn / span / 400, reuse=2.1, age_seconds_mean=min(k * 5.0, span / 3),
+            samples_per_second=150.0, jobs=jobs,
+        )  # fmt: skip
+
+
+def last_status(span: int, shards: int) -> Status:
+    jobs = [
+        JobStatus(name, 10**8, 1.3, 200, 1, WaitsStatus(40, 90.0))
+        for name in ("resnet", "sweep")
+    ]
+    told = Status(state="running", shards=shards, samples=shards * SAMPLES, jobs=jobs)
+    started = time.time() - span
+    return replace(told, pid=os.getpid(), started_at=started, bytes=10**10, max_bytes=MAX_BYTES)
+
+
+@contextmanager
+def dashboard(root: Path, log: Path) -> Iterator[str]:
+    """Run ``growcache dashboard``; yield its address."""
+    child = Child.growcache("dashboard", str(root), "--http", "127.0.0.1:0", log=log)
+    try:
+        while not (found := re.search(r"http://\S+", log.read_text(encoding="utf-8"))):
+            child.check(START_SECONDS)
+            time.sleep(0.05)
+        yield found[0]
+    finally:
+        child.interrupt()
+
+
+def open_page(root: Path, url: str, status: Status) -> dict[str, float]:
+    """Return the seconds to each mark, in a browser that has seen nothing before."""
+    write_status(root, replace(status, updated_at=time.time()))
+    with running_browser() as browser:
+        browser.resize(1280, 900)
+        browser.open(url, "performance.getEntriesByName('growcache:whole').length")
+        return {
+            name: browser.ask(f"performance.getEntriesByName('growcache:{name}')[0].startTime")
+            / 1e3
+            for name in MARKS
+        }
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--shards", type=int)
+    given = arguments.parse_args()
+    if why := missing():
+        sys.exit(f"the page needs a browser: {why}")
+    shards = given.shards or (QUICK_SHARDS if given.quick else SHARDS)
+    span = QUICK_SPAN if given.quick else WEEK
+    with tempfile.TemporaryDirectory(dir=given.directory) as folder:
+        root, status = Path(folder) / "cache", last_status(span, shards)
+        with running_cache(root, shards, span), dashboard(root, Path(folder) / "log") as url:
+            open_page(root, url, status)  # the server reads files for the first time, too
+            count = given.rounds or (1 if given.quick else 5)
+            rounds = [open_page(root, url, status) for _ in range(count)]
+    row: dict[str, Any] = {"shards": shards, "days of history": span / 86_400}
+    row |= {f"{name} s": median([found[name] for found in rounds]) for name in MARKS}
+    row["whole page"] = verdict(row["whole s"], GOAL_SECONDS, at_most=True)
+    report("Seconds from navigation to what the page shows", [row], given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
