@@ -39,12 +39,14 @@ class GuardedBucket:
         endpoint: the server's address.
         answers: how many requests were answered as they wanted, and
         refusals: how many were not.
+        sent: bytes of objects.
     """
 
     folder: Path
     endpoint: str = ""
     answers: int = 0
     refusals: int = 0
+    sent: int = 0
     _everybody: Answer | None = None
     _of_keys: dict[str, Answer] = field(default_factory=dict)
     _known: set[str] | None = None
@@ -120,7 +122,11 @@ class _Handler(Handler):
             self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         headers = {**DATED, "ETag": _etag(path), "Accept-Ranges": "bytes"}
-        self.answer_object(path.read_bytes(), headers)
+        data = path.read_bytes()
+        if self.command == "GET":
+            start, stop, _ = self.span(len(data))
+            self.bucket.sent += stop - start
+        self.answer_object(data, headers)
 
 
 class _Server(Server):
