@@ -47,6 +47,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache init - --format raw",
     ),
     "schema": ("growcache schema",),
+    "plan": (
+        "growcache plan growcache.yaml --consume 400",
+        "growcache plan growcache.yaml --consume 400 --link 25MB",
+        "growcache plan growcache.yaml --sweep cache.max_bytes=50GB,100GB",
+        "growcache plan growcache.yaml --consume 400 --json | jq .reuse",
+    ),
     "run": (
         "growcache run growcache.yaml",
         "growcache run growcache.yaml --set cache.max_bytes=50GB --until-full",
@@ -258,6 +264,56 @@ def schema() -> None:
     from growcache.cli.config_schema import config_schema
 
     typer.echo(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command("plan", epilog=examples_epilog("plan"))
+def plan_command(
+    config: ConfigArgument,
+    consume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/s", help="Samples per second that training takes; else a job is watched."
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES/s", help="Of all reads together; else it is measured."),
+    ] = None,
+    overrides: SetOption = None,
+    horizon: Annotated[
+        str, typer.Option(metavar="TIME", help="For which coverage, reuse and the like hold.")
+    ] = "1h",
+    min_samples: Annotated[
+        int | None,
+        typer.Option("--min-samples", min=1, help="As the loader gets it; 1000 if not given."),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="REGION/CLASS", help="Of the store, or a YAML file with prices."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=A,B,C", help="Compare values of a setting."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict first batch, growth, reuse, coverage, requests, egress and cost of a config.
+
+    It lists the source for some seconds, reads a few samples (at most some tens
+    of MB), and simulates the service. Each figure says whether it is measured,
+    given or assumed.
+    """
+    from growcache.cli.plan import number_of, seconds_of, show_plan, size_of
+    from growcache.monitor.plan_inputs import Given
+
+    given = Given(
+        None if consume is None else number_of("--consume", consume),
+        None if link is None else size_of("--link", link),
+        min_samples,
+        seconds_of(horizon),
+        price,
+    )
+    show_plan(config, overrides or (), given, sweep, json=json)
 
 
 @app.command(epilog=examples_epilog("run"))

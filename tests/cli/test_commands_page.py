@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import typer.main
+from rich.console import Group
 
 from benchmarks.picture import as_svg
 from growcache.cache.reader_lease import Lease
@@ -31,11 +32,15 @@ from growcache.cache.status import (
     WorkerStatus,
 )
 from growcache.cli.cli import app, main
+from growcache.cli.plan import Planned, pictures
 from growcache.cli.status import StatusHistory
 from growcache.cli.view import StatusPicture
+from growcache.monitor.plan import plan, plan_values
+from growcache.monitor.plan_warnings import warnings_of
 from growcache.numpy import EpochLoader
 from tests.cli.terminals import COMMAND
 from tests.cli.test_view import drawn
+from tests.monitor.planning import plan_inputs
 from tests.tables import DOCS
 
 PAGE = DOCS / "commands.md"
@@ -188,6 +193,24 @@ def test_status_as_json_has_these_keys_too(
     with Lease.create(here / "cache", "train", [0, 1]):
         seen |= hold(documented, as_json("growcache status cache --json", capsys))
     assert seen == set(documented)
+
+
+def test_the_tables_of_a_plan(write_tables: bool) -> None:
+    inputs = plan_inputs(consume=1000.0, max_bytes="200GB", error=0.1)
+    outcome = plan(inputs)
+    warned = warnings_of(inputs, outcome)
+    drawn_plan = drawn(Group(*pictures([Planned("", inputs, outcome, warned)])), 80)
+    shown(
+        "plan",
+        f"$ growcache plan growcache.yaml --consume 1000\n{drawn_plan}",
+        writes=write_tables,
+    )
+    (documented,) = keys(section("plan"))
+    found = plan_values(inputs, outcome, warned)
+    figures = {name for name in outcome.figures if f"`{name}`" in section("plan")}
+    assert figures == set(outcome.figures)
+    assert set(found) - figures == set(documented) - {"set", "*figures*"}
+    assert {f"`{name}`" in section("plan") for name in outcome.curve} == {True}
 
 
 def test_the_picture_of_a_status(write_tables: bool) -> None:

@@ -1,0 +1,190 @@
+"""The inputs of a plan: what a look at source, disk and cache shows, what the user gave, and what is assumed."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from growcache.cache.files import CacheLayout, allocated_tree
+from growcache.cache.space import min_free_bytes
+from growcache.cache.status import read_status
+from growcache.cache.system import memory_bytes
+from growcache.config import Config
+from growcache.errors import GrowcacheError
+from growcache.monitor.plan import Figure, PlanInputs
+from growcache.monitor.plan_source import Look, Timings
+from growcache.monitor.prices import Price, find_price, usual_price
+
+STARTUP_SECONDS = Figure(1.5, 1.0, 3.0, "assumed")  # of supervisor and samplers
+MIN_SAMPLES = 1000  # the default of a loader
+LINK_ERROR = 0.05  # of a rate that was measured for seconds
+DISK_BYTES = 32_000_000  # written to measure the disk
+USUAL_DISK = Figure(500e6, 100e6, 2e9, "assumed")  # bytes per second
+JOB_SECONDS = 2.0  # for which a running job is watched
+LEAST_CPU = 20e-6  # seconds of a visit, which no measurement on one is worth more than
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user says; None where it is to be measured or assumed."""
+
+    consume: float | None = None  # samples per second
+    link: float | None = None  # bytes per second
+    min_samples: int | None = None
+    horizon_seconds: float = 3600.0
+    price: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured on this machine, once for all configurations that are compared."""
+
+    disk_bytes_per_second: Figure
+    consumption: Figure | None
+
+
+def look_at_machine(config: Config, given: Given) -> Machine:
+    return Machine(
+        disk_speed(config.cache.path), _consumption(config.cache.path, given.consume)
+    )
+
+
+def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> PlanInputs:
+    """Return the inputs of one configuration, whose source was looked at."""
+    timings = look.timings
+    link, seconds = _link(timings, given.link)
+    price = find_price(given.price) if given.price else _usual_price(config)
+    return PlanInputs(
+        config=config,
+        sizing=look.sizing,
+        parts=look.parts,
+        shard_bytes=look.shard_bytes,
+        record_bytes=look.record_bytes,
+        sample_bytes=look.sample_bytes,
+        catalog_bytes=look.catalog_bytes,
+        link_bytes_per_second=link,
+        limited_by=timings.limited_by if given.link is None else "link",
+        visit_seconds=seconds,
+        visit_bytes=Figure.exact(timings.visit_bytes, "measured"),
+        visit_requests=Figure.exact(timings.requests / timings.visits, "measured"),
+        visit_samples=Figure.exact(max(1e-6, look.samples_of_visit), "measured"),
+        cpu_seconds=Figure.exact(max(LEAST_CPU, timings.cpu_seconds), "measured"),
+        disk_bytes_per_second=machine.disk_bytes_per_second,
+        free_bytes=Figure.exact(free_for_cache(config), "measured"),
+        startup_seconds=STARTUP_SECONDS.plus(look.first_page_seconds + look.probe_seconds),
+        population_samples=_population(look),
+        consumption=machine.consumption,
+        min_samples=Figure.exact(
+            given.min_samples or MIN_SAMPLES, "given" if given.min_samples else "assumed"
+        ),
+        price=price,
+        price_basis="given" if given.price else "assumed",
+        is_listed=look.is_whole,
+        memory_bytes=memory_bytes(),
+        cores=len(os.sched_getaffinity(0)),
+        horizon_seconds=given.horizon_seconds,
+    )
+
+
+def _link(timings: Timings, given: float | None) -> tuple[Figure, Figure]:
+    """Return the link's bytes per second, and the seconds of a visit that is alone."""
+    alone = timings.alone_seconds
+    if given is not None:
+        transfer = timings.visit_bytes / given
+        return Figure.exact(given, "given"), Figure.exact(max(alone, transfer), "measured")
+    rates = Figure(
+        timings.rates[0],
+        min(timings.rates) * (1 - LINK_ERROR),
+        max(timings.rates) * (1 + LINK_ERROR),
+        "measured",
+    )
+    no_limit = Figure.exact(math.inf, "measured")
+    match timings.limited_by:
+        case "link":
+            return rates.times(timings.visit_bytes), Figure.exact(alone, "measured")
+        case "latency":
+            return no_limit, rates.dividing(timings.in_flight)
+    return no_limit, Figure.exact(alone, "measured")
+
+
+def _population(look: Look) -> Figure:
+    samples = look.population_samples
+    if look.is_endless:
+        return Figure(math.inf, None, None, "measured")
+    return Figure(samples, samples, samples if look.is_whole else None, "measured")
+
+
+def _usual_price(config: Config) -> Price | None:
+    sources = [source for source in config.sources if source.dataset is None]
+    urls = [url for source in sources for url in source.url]
+    options = [source.storage_options for source in sources]
+    return usual_price(urls, [one.get("endpoint_url") for one in options]) if urls else None
+
+
+# ------------------------------------------------------------------------ this machine
+
+
+def _existing_parent(path: Path) -> Path:
+    absolute = path.absolute()
+    return next(one for one in (absolute, *absolute.parents) if one.is_dir())
+
+
+def free_for_cache(config: Config) -> float:
+    """Return the bytes that a cache may have there: free ones, less `min_free`, and those that it has."""
+    path = _existing_parent(config.cache.path)
+    disk = os.statvfs(path)
+    free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    held = allocated_tree(config.cache.path) if config.cache.path.is_dir() else 0
+    return float(max(0, free + held - min_free_bytes(config.cache.min_free, total)))
+
+
+def disk_speed(path: Path) -> Figure:
+    """Write and sync some megabytes where the cache will be, without leaving a file."""
+    data = os.urandom(1 << 20)
+    try:
+        with TemporaryFile(dir=_existing_parent(path)) as file:
+            began = time.monotonic()
+            for _ in range(DISK_BYTES >> 20):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            speed = DISK_BYTES / max(1e-6, time.monotonic() - began)
+    except OSError:
+        return USUAL_DISK
+    return Figure.exact(speed, "measured")
+
+
+def _consumption(path: Path, given: float | None) -> Figure | None:
+    if given is not None:
+        return Figure.exact(given, "given")
+    measured = running_consumption(path)
+    return (
+        None
+        if measured is None
+        else Figure(measured, 0.9 * measured, 1.1 * measured, "measured")
+    )
+
+
+def running_consumption(path: Path) -> float | None:
+    """Return the samples per second that the jobs of a cache take; None where none runs."""
+    with suppress(GrowcacheError, OSError, ValueError):
+        if not CacheLayout(path).root.is_dir():
+            return None
+        first = read_status(path)
+        if not any(job.open for job in first.jobs):
+            return None
+        began = time.monotonic()
+        time.sleep(JOB_SECONDS)
+        last = read_status(path)
+        delivered = last.delivered - first.delivered
+        waited = sum(j.waits.seconds for j in last.jobs) - sum(
+            j.waits.seconds for j in first.jobs
+        )
+        seconds = time.monotonic() - began - max(0.0, waited)
+        return delivered / seconds if delivered > 0 and seconds > 0 else None
+    return None

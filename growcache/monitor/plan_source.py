@@ -1,0 +1,460 @@
+"""A short look at a source, with the samplers' own code: list, probe, and time a few visits.
+
+The visits are those that a new cache would draw first, with as many reads in flight as the samplers have together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from growcache.cache.formats import CACHE_FORMATS
+from growcache.cache.sidecar import Sidecar
+from growcache.config import Config
+from growcache.errors import FormatError, SamplingError, TransientStoreError
+from growcache.formats import names_decide
+from growcache.formats.base import Measure, endless_entry
+from growcache.monitor.plan_cache import ShardBytes
+from growcache.monitor.plan_simulation import Parts
+from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
+from growcache.sampling.fill import GroupFiller, encode_group, load_transform
+from growcache.sampling.labels import read_labels
+from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.objects import Objects, Split, field_join
+from growcache.sampling.orders import Floats, Ints
+from growcache.sampling.population import (
+    ObjectStrata,
+    Population,
+    block_draws,
+    block_quotas,
+    owned_lanes,
+    source_names,
+    source_shares,
+    stratum_names,
+    stratum_shares,
+)
+from growcache.sampling.sampler_memory import VisitResult
+from growcache.sampling.schema_probe import SchemaProbe
+from growcache.sampling.schema_search import PROBED
+from growcache.sampling.sizing import (
+    MeasuredSource,
+    Sizing,
+    measure_sizing,
+    objects_take_turns,
+    takes_some_samples,
+)
+from growcache.sampling.sources import Sources, first_urls, open_listings, open_sources
+from growcache.schema import Schema
+from growcache.store.catalog import Catalog
+from growcache.store.contract import Entry
+
+LISTING_SECONDS = 4.0
+MOST_LISTED = 50_000
+ALONE_VISITS = 4  # one after the other; the first one opens the connection
+TIMED_SECONDS = 3.0
+TIMED_BYTES = 32_000_000
+MOST_TIMED = 1024  # visits
+WAVES = 3.0  # of reads in flight, at least, in what is timed
+MEASURED_SHARE = 0.8  # of what latency or one processor allows: the rest is for the link
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """What visits took. ``rates``: visits per second, in all and in each half."""
+
+    alone_seconds: float
+    rates: tuple[float, ...]
+    cpu_seconds: float  # of a visit
+    visits: int
+    nbytes: int
+    requests: int
+    samples: int
+    in_flight: int
+
+    @property
+    def visit_bytes(self) -> float:
+        return self.nbytes / self.visits
+
+    @property
+    def limited_by(self) -> str:
+        """The limit of the measured rate: ``latency``, ``processor`` or ``link``."""
+        rate = self.rates[0]
+        if rate * self.cpu_seconds > MEASURED_SHARE:
+            return "processor"
+        reachable = self.in_flight / self.alone_seconds
+        return "latency" if rate > MEASURED_SHARE * reachable else "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found at a source."""
+
+    objects: int
+    is_whole: bool  # the listing, to its end
+    is_endless: bool  # samples come from a user's function
+    parts: Parts
+    population_samples: float
+    sizing: Sizing
+    schema: Schema
+    sample_bytes: float
+    record_bytes: int
+    shard_bytes: ShardBytes
+    catalog_bytes: int  # of the objects that were listed
+    first_page_seconds: float
+    listing_seconds: float
+    probe_seconds: float
+    timings: Timings
+    samples_of_visit: float
+    measured: tuple[MeasuredSource, ...] = ()
+
+    def with_bound(self, config: Config) -> Look | None:
+        """Return the same look for another bound; None where other visits would be made."""
+        sizing = measure_sizing(config, self.measured, self.schema, self.sample_bytes)
+        same = sizing.samples_per_object == self.sizing.samples_per_object
+        same &= sizing.partitionings == self.sizing.partitionings
+        return replace(self, sizing=sizing) if same else None
+
+
+def look_at_source(config: Config) -> Look:
+    here = str(Path.cwd())
+    if here not in sys.path:  # where samplers find the user's code, too
+        sys.path.insert(0, here)
+    with tempfile.TemporaryDirectory(prefix="growcache-plan-") as scratch:
+        return asyncio.run(_look(config, Path(scratch)))
+
+
+@dataclass(slots=True)
+class _Read:
+    nbytes: int = 0
+    requests: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self.requests += 1
+
+
+async def _look(config: Config, scratch: Path) -> Look:
+    sampling, read = config.sampling, _Read()
+    in_flight = sampling.workers * sampling.concurrency
+    transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
+    sources = open_sources(
+        config.sources,
+        concurrency=in_flight,
+        timeout_seconds=sampling.timeout_seconds,
+        on_bytes=read.add,
+    )
+    try:
+        listed = await asyncio.to_thread(_list_some, config, sources)
+        with closing(Catalog.open(scratch / "catalog.bin")) as catalog:
+            objects = _objects(config, catalog, listed)
+            filler = GroupFiller(
+                sources,
+                transform,
+                sampling.seed,
+                in_flight,
+                weighted=sampling.strata is not None,
+            )
+            began = time.monotonic()
+            measured, schema, nbytes = await _probe(config, sources, filler, objects)
+            probe_seconds = time.monotonic() - began
+            sizing = measure_sizing(config, measured, schema, nbytes)
+            drawn = _Drawn(config, catalog, objects, sizing)
+            timings, visited = await _time(config, filler, drawn, schema, read)
+            shards = _encoded(config, schema, visited)
+            population = 0.0
+            if sources.listed:
+                population = sum(n for _, n in drawn.population.sources(len(catalog)))
+            catalog.flush()
+            return Look(
+                objects=len(catalog),
+                is_whole=listed.is_whole,
+                is_endless=not sources.listed,
+                parts=drawn.parts if sources.listed else Parts((1.0,), (np.inf,), True),
+                population_samples=population if sources.listed else np.inf,
+                sizing=sizing,
+                schema=schema,
+                sample_bytes=nbytes,
+                record_bytes=CACHE_FORMATS[config.cache.format].record_bytes(schema, nbytes),
+                shard_bytes=shards,
+                catalog_bytes=catalog.allocated_bytes,
+                first_page_seconds=listed.first_page_seconds,
+                listing_seconds=listed.seconds,
+                probe_seconds=probe_seconds,
+                timings=timings,
+                samples_of_visit=timings.samples / timings.visits,
+                measured=tuple(measured),
+            )
+    finally:
+        await sources.close()
+
+
+# ------------------------------------------------------------------------ listing
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    entries: list[Entry]
+    is_whole: bool
+    first_page_seconds: float
+    seconds: float
+
+
+def _list_some(config: Config, sources: Sources) -> _Listed:
+    if not sources.listed:
+        return _Listed([endless_entry(config.sources[0].format)], True, 0.0, 0.0)
+    listings = open_listings(
+        config.sources,
+        timeout_seconds=config.sampling.timeout_seconds,
+        on_retry=lambda error: None,
+        lengths=sources.lengths,
+    )
+    began, entries, first = time.monotonic(), list[Entry](), 0.0
+    for page in listings.pages():
+        now = time.monotonic() - began
+        first = first or now
+        entries += page
+        shown = {entry.store for entry in entries} if len(config.sources) > 1 else {0}
+        if (now > LISTING_SECONDS or len(entries) >= MOST_LISTED) and len(shown) >= len(
+            config.sources
+        ):
+            return _Listed(entries, False, first, now)
+    if not entries:
+        urls = ", ".join(config.urls)
+        raise SamplingError(
+            f"the listing is empty: no object matches {urls}; check bucket, prefix and glob in "
+            "source.url"
+        )
+    return _Listed(entries, True, first, time.monotonic() - began)
+
+
+def _objects(config: Config, catalog: Catalog, listed: _Listed) -> Objects:
+    catalog.append(listed.entries)
+    objects = Objects(
+        catalog,
+        Split(config.split) if config.split is not None else None,
+        field_join(config.sources),
+        skips=True,  # a part of a listing lacks partners
+        firsts=first_urls(config.sources),
+    )
+    if any(source.labels is not None for source in config.sources):
+        objects.labels = read_labels(config.sources, config.sampling.timeout_seconds)
+    objects.look(len(catalog))
+    if not objects.counts(len(catalog)).all():
+        raise SamplingError(
+            "a source has no object to draw from among those listed; check source.url, "
+            "source.labels and split"
+        )
+    return objects
+
+
+# ------------------------------------------------------------------------ probing
+
+
+async def _probe(
+    config: Config, sources: Sources, filler: GroupFiller, objects: Objects
+) -> tuple[list[MeasuredSource], Schema, float]:
+    """Return measures, schema and mean bytes of a sample, as `SchemaSearch` finds them."""
+    declared = None
+    if config.sampling.schema != "auto":
+        declared = Schema.declared(config.sampling.schema)
+    probe = SchemaProbe(sources, filler, config.sampling.seed, declared)
+    measured, schemas, sizes = [], [], []
+    for number, (source, object_format) in enumerate(
+        zip(config.sources, sources.formats, strict=True)
+    ):
+        found = await probe.probe(objects.visits(objects.numbers(number, 0, PROBED)))
+        if reason := found.get("transient"):
+            raise TransientStoreError(f"waited for {reason}")
+        if reason := found.get("mixed") or found.get("errors"):
+            raise FormatError(reason if isinstance(reason, str) else reason[0])
+        ranged = object_format.ranged
+        measured.append(
+            MeasuredSource(
+                Measure(**found["measure"]),
+                found["samples_per_object"],
+                ranged,
+                ranged and names_decide(source),
+            )
+        )
+        schemas.append(Schema.from_json(found["schema"]))
+        sizes.append(found["sample_bytes"])
+    weights = config.weights or (1.0,)
+    return measured, Schema.covering(schemas), float(np.average(sizes, weights=weights))
+
+
+# ------------------------------------------------------------------------ drawing
+
+
+class _Drawn:
+    """The parts of what was listed, in the order in which a new cache draws them."""
+
+    def __init__(
+        self, config: Config, catalog: Catalog, objects: Objects, sizing: Sizing
+    ) -> None:
+        sampling, listed = config.sampling, len(catalog)
+        lanes = owned_lanes(sampling.node, sampling.nodes)
+        self.population = Population(catalog, objects, sizing)
+        strata, quotas = self._strata(config, objects, listed, lanes)
+        replacement = sampling.order == "replacement"
+        self._draws = Draws(
+            sampling.seed, sizing, turns=objects_take_turns(sampling), replacement=replacement
+        )
+        self._draws.add(DrawnEdition(0, 0, strata, lanes, quotas))
+        shares = np.ones(1) if quotas is None else quotas / quotas.sum()
+        pairs = [
+            (float(s), float(n)) for s, n in zip(shares, strata.own, strict=True) if s and n
+        ]
+        self.parts = Parts(
+            tuple(share for share, _ in pairs), tuple(n for _, n in pairs), replacement
+        )
+
+    def _strata(
+        self, config: Config, objects: Objects, listed: int, lanes: str | None
+    ) -> tuple[EditionStrata, Ints | None]:
+        weights, strata_config = config.weights, config.sampling.strata
+        if weights is not None:
+            names = [str(number) for number in range(len(weights))]
+            strata = ObjectStrata(objects, self.population, source_names, names)
+            found = strata.strata(listed, lanes)
+            wanted: Floats = source_shares(
+                weights, found.own, self.population.per_visit(listed)
+            )
+            return found, block_quotas(wanted, block_draws(wanted))
+        if strata_config is None:
+            return self.population.strata(listed, lanes), None
+        by_objects = config.sampling.weight_by == "objects"
+        strata = ObjectStrata(
+            objects, self.population, stratum_names(config), by_objects=by_objects
+        )
+        found = strata.strata(listed, lanes)
+        shares = stratum_shares(found.names, found.natural, strata_config.weights)
+        return found, block_quotas(shares)
+
+    def visits(self) -> Iterator[PartVisit]:
+        for group in count():
+            draw = self._draws.group(group)
+            if draw is None:
+                return
+            yield from self.population.visits(draw)
+
+
+# ------------------------------------------------------------------------ timing
+
+
+async def _time(
+    config: Config, filler: GroupFiller, drawn: _Drawn, schema: Schema, read: _Read
+) -> tuple[Timings, list[tuple[PartVisit, VisitResult]]]:
+    sampling = config.sampling
+    visits, in_flight = drawn.visits(), sampling.workers * sampling.concurrency
+    take = None
+    if takes_some_samples(sampling):
+        take = 1 if sampling.samples_per_object == "auto" else sampling.samples_per_object
+
+    async def fill(
+        some: Sequence[PartVisit], on_visit: Callable[[], None] = lambda: None
+    ) -> list[tuple[PartVisit, VisitResult]]:
+        permit = _permit(some, take)
+        results = await filler.visit_all(permit, schema, on_visit)
+        return list(zip(some, results, strict=True))
+
+    kept, seconds = [], []
+    for visit in islice(visits, ALONE_VISITS):
+        began = time.monotonic()
+        kept += await fill([visit])
+        seconds.append(time.monotonic() - began)
+    if not seconds:
+        raise SamplingError("there is no part to draw")
+    alone = median(seconds[1:] or seconds)
+    kept += await fill(list(islice(visits, in_flight)))  # which opens all connections
+    wanted = await _how_many(fill, visits, in_flight, kept, read)
+    before, cpu, ends = (read.nbytes, read.requests), time.process_time(), list[float]()
+    began = time.monotonic()
+    timed = await fill(
+        list(islice(visits, wanted)), lambda: ends.append(time.monotonic() - began)
+    )
+    found = kept + timed
+    count = len(timed) or 1
+    rates = _rates(ends, alone) if timed else (in_flight / alone,)
+    nbytes, requests = read.nbytes - before[0], read.requests - before[1]
+    if not timed:  # the source is so small that all of it was read before
+        count, nbytes, requests = len(found), read.nbytes, read.requests
+    timings = Timings(
+        alone,
+        rates,
+        (time.process_time() - cpu) / count,
+        count,
+        nbytes,
+        requests,
+        sum(len(result.samples) for _, result in (timed or found)),
+        in_flight,
+    )
+    return timings, found
+
+
+async def _how_many(
+    fill: Callable[[Sequence[PartVisit]], object],
+    visits: Iterator[PartVisit],
+    in_flight: int,
+    kept: list[tuple[PartVisit, VisitResult]],
+    read: _Read,
+) -> int:
+    """Return how many visits can be timed in some seconds, by those of one wave."""
+    before, began = read.nbytes, time.monotonic()
+    wave = list(islice(visits, in_flight))
+    if not wave:
+        return 0
+    kept += await fill(wave)  # type: ignore[misc]
+    seconds = max(1e-3, time.monotonic() - began)
+    each = max(1.0, (read.nbytes - before) / len(wave))
+    most = min(len(wave) * TIMED_SECONDS / seconds, TIMED_BYTES / each, MOST_TIMED)
+    return int(max(min(WAVES * in_flight, 2 * most), most, 1))
+
+
+def _rates(ends: Sequence[float], alone: float) -> tuple[float, ...]:
+    """Return visits per second: over all of the time, and in each half, without the first reads' start."""
+    ends = sorted(ends)
+    whole = len(ends) / max(1e-6, ends[-1])
+    if len(ends) < 8:
+        return (whole,)
+    middle = len(ends) // 2
+    first = middle / max(1e-6, ends[middle - 1])
+    last = (len(ends) - middle) / max(1e-6, ends[-1] - ends[middle - 1])
+    return whole, first, last
+
+
+def _permit(visits: Sequence[PartVisit], take: int | None) -> Permit:
+    return Permit("plan", 0, 0, 0, (0,), tuple(visits), take)
+
+
+def _encoded(
+    config: Config, schema: Schema, visited: Sequence[tuple[PartVisit, VisitResult]]
+) -> ShardBytes:
+    """Return what shards take per sample, of those that were read, in the cache's own encoding."""
+    filled = [one for one in visited if one[1].samples]
+    if not filled:
+        raise FormatError(
+            next(
+                (r.hole for _, r in visited if r.hole),
+                "no sample could be read",
+            )
+        )
+    permit = _permit([visit for visit, _ in filled], None)
+    results = [result for _, result in filled]
+    shards = encode_group(permit, results, schema, "", config.cache.format)
+    sidecar = shards[0].sidecar
+    record = sum(file.nbytes for file in sidecar.files) / max(1, sidecar.samples)
+    return ShardBytes(record, _bytes_of(sidecar) / max(1, sidecar.samples))
+
+
+def _bytes_of(sidecar: Sidecar) -> int:
+    return len(sidecar.to_bytes())

@@ -1,0 +1,112 @@
+"""What stores charge for reading: a table that ships with the package, or one of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from growcache.errors import ConfigError
+from growcache.store.urls import parse_url
+
+GB = 1e9
+LIST_KEYS = 1000  # that one list request returns
+NUMBERS = ("egress_per_gb", "retrieval_per_gb", "per_1000_get", "per_1000_list")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars of one class of storage in one region."""
+
+    provider: str
+    region: str
+    storage_class: str
+    egress_per_gb: float
+    per_1000_get: float
+    per_1000_list: float = 0.0
+    retrieval_per_gb: float = 0.0
+    seen: str = ""  # when the page said so
+    source: str = ""  # the URL of that page
+
+    @property
+    def name(self) -> str:
+        return f"{self.region}/{self.storage_class}"
+
+    def to_json(self, basis: str) -> dict[str, str | float]:
+        return {**asdict(self), "basis": basis}
+
+    def dollars(self, egress_bytes: float, requests: float, lists: float = 0.0) -> float:
+        """Return the cost of reads.
+
+        >>> Price("p", "r", "c", 0.09, 0.0004).dollars(1e12, 1e6)
+        90.4
+        """
+        per_gb = self.egress_per_gb + self.retrieval_per_gb
+        return (
+            egress_bytes / GB * per_gb
+            + requests / 1000 * self.per_1000_get
+            + lists / 1000 * self.per_1000_list
+        )
+
+
+def known_prices() -> list[Price]:
+    text = files("growcache.monitor").joinpath("prices.yaml").read_text(encoding="utf-8")
+    return _prices(yaml.safe_load(text), "prices.yaml")
+
+
+def find_price(wanted: str) -> Price:
+    """Return the price of ``REGION/CLASS``, or the first one of a YAML file; ConfigError if there is none."""
+    if wanted.endswith((".yaml", ".yml")):
+        path = Path(wanted)
+        try:
+            return _prices(yaml.safe_load(path.read_text(encoding="utf-8")), wanted)[0]
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--price: cannot read {wanted}: {error}") from None
+    prices = known_prices()
+    for price in prices:
+        if wanted in (price.name, f"{price.provider}/{price.name}"):
+            return price
+    names = ", ".join(price.name for price in prices)
+    raise ConfigError(
+        f"--price: expected REGION/CLASS or a YAML file, found {wanted!r}; known are {names}"
+    )
+
+
+def usual_price(urls: Sequence[str], endpoints: Sequence[object]) -> Price | None:
+    """Return the price of a provider's usual region, by the URLs; None where no provider is known."""
+    if any(endpoints):
+        return None
+    providers = {"s3": "aws", "s3a": "aws", "gs": "google", "gcs": "google"}
+    found = {providers.get(parse_url(url).scheme) for url in urls}
+    if len(found) != 1 or (provider := found.pop()) is None:
+        return None
+    return next(price for price in known_prices() if price.provider == provider)
+
+
+def _prices(rows: Any, label: str) -> list[Price]:
+    rows = rows if isinstance(rows, list) else [rows]
+    found = [_price(row, label) for row in rows]
+    if not found:
+        raise ConfigError(f"{label}: expected a price, found none")
+    return found
+
+
+def _price(row: Any, label: str) -> Price:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{label}: expected mappings with egress_per_gb and per_1000_get")
+    values = {"provider": "own", "region": "own", "class": "own", **row}
+    for name in NUMBERS:
+        number = values.get(name, 0.0)
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
+            raise ConfigError(f"{label}: {name}: expected US dollars, found {number!r}")
+    if missing := [name for name in ("egress_per_gb", "per_1000_get") if name not in values]:
+        raise ConfigError(f"{label}: a price lacks {' and '.join(missing)}")
+    texts = {
+        name: str(values.get(name, "")) for name in ("provider", "region", "seen", "source")
+    }
+    numbers = {name: float(values.get(name, 0)) for name in NUMBERS}
+    return Price(storage_class=str(values["class"]), **texts, **numbers)  # type: ignore[arg-type]
