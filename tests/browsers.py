@@ -88,7 +88,18 @@ class Browser:
         return found
 
     def click(self, selector: str) -> None:
+        self.ask(
+            "document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector
+        )
         self.driver.find_element("css selector", selector).click()
+
+    def drag(self, selector: str, start: int, stop: int) -> None:
+        """Drag the mouse over an element, from ``start`` to ``stop`` pixels from its middle."""
+        from selenium.webdriver import ActionChains
+
+        target = self.driver.find_element("css selector", selector)
+        actions = ActionChains(self.driver).move_to_element_with_offset(target, start, 0)
+        actions.click_and_hold().move_by_offset(stop - start, 0).release().perform()
 
     def press(self, *keys: str) -> None:
         """Press keys where the focus is."""

@@ -299,7 +299,7 @@ def _growing_text(status: Status, recent: Recently, rate: str) -> str:
 ADVICE: list[tuple[str, Level, str]] = [
     (r"^nothing", "ok", ""),
     (
-        r"the service to go on|the service to answer",
+        r"^the service to (go on|answer)",
         "bad",
         "Let its process go on, or start the service again.",
     ),
@@ -309,11 +309,10 @@ ADVICE: list[tuple[str, Level, str]] = [
         "Free space on the disk, or lower cache.max_bytes or cache.min_free.",
     ),
     (
-        r"max_egress is reached",
+        r"^a new run: sampling\.max_egress",
         "warn",
         "Raise sampling.max_egress, and start the service again.",
     ),
-    (r"max_egress leaves", "ok", ""),
     (
         r"^credentials",
         "bad",
@@ -327,7 +326,7 @@ ADVICE: list[tuple[str, Level, str]] = [
     (r"^(the )?listing", "ok", ""),
     (r"^(the )?groups in flight|^samplers to|^a first object", "ok", ""),
     (
-        r"^readers to let go of shards.*died",
+        r"^readers to let go of shards.* reader died",
         "warn",
         "If that run will not be resumed, let its shards go: growcache release CACHE",
     ),
@@ -350,7 +349,7 @@ ADVICE: list[tuple[str, Level, str]] = [
     (r"^usage to fall", "ok", ""),
     (r"^a higher cache\.max_bytes", "warn", "Raise cache.max_bytes, or clear the cache."),
     (
-        r"keeps? failing",
+        r"^[\d,]+ objects? keeps? failing",
         "warn",
         "Look at the errors below; the objects are tried again by themselves.",
     ),
