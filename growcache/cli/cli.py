@@ -72,6 +72,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "dashboard": (
         "growcache dashboard ./cache",
         "growcache dashboard ./train ./val --http 127.0.0.1:9000",
+        "growcache dashboard --grafana > growcache-dashboard.json",
         "growcache dashboard ./cache --http 0.0.0.0:8650 --token-file my.token",
     ),
     "check": (
@@ -454,11 +455,11 @@ def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
 @app.command(epilog=examples_epilog("dashboard"))
 def dashboard(
     caches: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="CACHE...", help="Folders of caches.", autocompletion=complete_path
         ),
-    ],
+    ] = None,
     http: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where it listens.")
     ] = "127.0.0.1:8650",
@@ -473,6 +474,12 @@ def dashboard(
     prefix: Annotated[
         str, typer.Option(metavar="PATH", help="Where a proxy shows it, such as /growcache.")
     ] = "/",
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Print a dashboard for Grafana instead.")
+    ] = False,
+    alerts: Annotated[
+        bool, typer.Option("--alerts", help="Print alert rules for Prometheus instead.")
+    ] = False,
     listen_fd: Annotated[int | None, typer.Option("--listen-fd", hidden=True)] = None,
 ) -> None:
     """Show caches in a browser, and give their metrics to Prometheus, until Ctrl-C.
@@ -480,8 +487,13 @@ def dashboard(
     It only reads, and no service need run. It listens on this machine's loopback; from
     elsewhere use ssh -L. Another address needs a token: each request must bring it.
     """
-    from growcache.cli.dashboard import show_dashboard
+    from growcache.cli.dashboard import shipped_file, show_dashboard
 
+    if grafana or alerts:
+        typer.echo(shipped_file("grafana.json" if grafana else "alerts.yaml"), nl=False)
+        return
+    if not caches:
+        raise ConfigError("name the folder of a cache: growcache dashboard ./cache")
     show_dashboard(caches, http, token_file=token_file, prefix=prefix, listen_fd=listen_fd)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,11 @@ from growcache.usercode import child_environment
 STOP_SECONDS = 5.0
 
 log = logging.getLogger("growcache")
+
+
+def shipped_file(name: str) -> str:
+    """Return a file for Prometheus or Grafana that comes with the package."""
+    return resources.files("growcache.monitor").joinpath(name).read_text(encoding="utf-8")
 
 
 def _http_server() -> ModuleType:

@@ -6,6 +6,7 @@ Counters come from ``metrics.json``, gauges from the status. Every name begins w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
@@ -38,6 +39,7 @@ class Seen(NamedTuple):
     name: str
     status: Status | None
     metrics: Metrics
+    free_bytes: int | None = None  # on the disk, for this user
 
 
 Look = Callable[[], tuple[Status, Metrics | None]]
@@ -56,7 +58,15 @@ def _see(name: str, look: Look) -> Seen:
         status, metrics = look()
     except CacheError:
         return Seen(name, None, Metrics())
-    return Seen(name, status, metrics or Metrics())
+    return Seen(name, status, metrics or Metrics(), _free_bytes(status.path))
+
+
+def _free_bytes(path: str) -> int | None:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize
 
 
 class _CachesCollector(Collector):
@@ -222,21 +232,25 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
             if one.status is not None and (value := value_of(one.status)) is not None:
                 family.add_metric([one.name], float(value))
         yield family
+    free = GaugeMetricFamily(
+        "growcache_disk_free_bytes", "Free on the disk of the cache.", labels=["cache"]
+    )
     state = GaugeMetricFamily(
         "growcache_state", "1 for the state of the service.", labels=["cache", "state"]
     )
-    ages = GaugeMetricFamily(
-        "growcache_sample_age_seconds",
-        "How long ago the cached samples were drawn, by quantile.",
-        labels=["cache", "quantile"],
+    ages = Metric(  # only summaries may have quantiles
+        "growcache_sample_age_seconds", "How long ago the cached samples were drawn.", "summary"
     )
     for one in seen:
+        if one.free_bytes is not None:
+            free.add_metric([one.name], one.free_bytes)
         for word in STATES:
             state.add_metric(
                 [one.name, word], float(one.status is not None and one.status.state == word)
             )
         for quantile, seconds in one.metrics.age_seconds.items():
-            ages.add_metric([one.name, quantile], seconds)
+            ages.add_sample(ages.name, {"cache": one.name, "quantile": quantile}, seconds)
+    yield free
     yield state
     yield ages
 

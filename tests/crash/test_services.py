@@ -116,8 +116,11 @@ def _fresh(folder: Path, cache_format: str) -> Path:
 
 
 def _counts(call: Call) -> bool:
-    # The status is written by the clock.
-    return call.result >= 0 and not any("status.json" in path for path in call.paths)
+    # Status and metrics are written by the clock.
+    by_clock = any(
+        name in path for path in call.paths for name in ("status.json", "metrics.json")
+    )
+    return call.result >= 0 and not by_clock
 
 
 def _traced_run(config: Path, what: str, *more: str) -> int:

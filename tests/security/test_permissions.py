@@ -84,7 +84,7 @@ def test_a_running_service_and_its_reader(tmp_path: Path, cache_format: str) -> 
     assert seen == {}
     wanted = {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "catalog.bin"}
     wanted |= {"identity.json", "issued", "editions.json", "ballast", "status.json"}
-    wanted |= {"supervisor.lock", "samplers.lock", "00000000.json"}
+    wanted |= {"metrics.json", "supervisor.lock", "samplers.lock", "00000000.json"}
     assert wanted <= names
     assert any(name.endswith(".lease") for name in names)
 
