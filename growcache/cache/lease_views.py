@@ -347,7 +347,7 @@ class LeaseCounters:
     batches: int = 0
     waits: int = 0  # batches later than the first of WAIT_BOUNDS
     wait_seconds: float = 0.0  # without a batch, in all
-    # Of these waits; the first bucket is empty here, see wait_histogram.
+    # Of these waits; the first bucket is empty here, because batches that did not wait are the rest.
     histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def receive(self, samples: int, now: float) -> None:
@@ -368,10 +368,6 @@ class LeaseCounters:
         if seconds > WAIT_BOUNDS[0]:
             self.waits += 1
             self.histogram[bisect_left(WAIT_BOUNDS, seconds)] += 1
-
-    def wait_histogram(self) -> list[int]:
-        """Return the batches by the bucket of their wait, with those that did not wait."""
-        return [max(0, self.batches - self.waits), *self.histogram[1:]]
 
     def pack(self) -> bytes:
         flags = _GAVE_STATE * self.gave_state | _COUNTS * self.counts

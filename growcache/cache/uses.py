@@ -79,12 +79,18 @@ class WaitSums:
     histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def plus(self, counters: LeaseCounters) -> WaitSums:
-        more = zip(self.histogram, counters.wait_histogram(), strict=True)
-        return WaitSums(
-            self.batches + counters.batches,
-            self.seconds + counters.wait_seconds,
-            [a + b for a, b in more],
-        )
+        batches = self.batches + counters.batches
+        histogram = _with_waits(self.histogram, counters, batches)
+        return WaitSums(batches, self.seconds + counters.wait_seconds, histogram)
+
+
+def _with_waits(histogram: list[int], counters: LeaseCounters, batches: int) -> list[int]:
+    """Add the waits of a lease; ``batches`` are all, of which those left over did not wait.
+
+    A wait may be counted in one lease, and the batch that ends it in the next.
+    """
+    waits = [a + b for a, b in zip(histogram[1:], counters.histogram[1:], strict=True)]
+    return [max(0, batches - sum(waits)), *waits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +129,15 @@ class JobSums:
         return replace(sums, ranks=ranks)
 
     def plus(self, counters: LeaseCounters, pid: int, rank: int) -> JobSums:
-        more = zip(self.wait_histogram, counters.wait_histogram(), strict=True)
+        batches = self.batches + counters.batches
         of_rank = self.ranks.get(str(rank), WaitSums()).plus(counters)
         return replace(
             self,
             delivered=self.delivered + counters.delivered,
-            batches=self.batches + counters.batches,
+            batches=batches,
             waits=self.waits + counters.waits,
             wait_seconds=self.wait_seconds + counters.wait_seconds,
-            wait_histogram=[a + b for a, b in more],
+            wait_histogram=_with_waits(self.wait_histogram, counters, batches),
             epoch=counters.epoch if counters.batches else self.epoch,
             pid=pid or self.pid,
             ranks={**self.ranks, str(rank): of_rank},

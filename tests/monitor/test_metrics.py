@@ -26,6 +26,7 @@ from growcache.cache.metrics_file import (
 from growcache.cache.status import Status, read_status
 from growcache.cache.uses import (
     JobSums,
+    WaitSums,
     add_gone_shards,
     effective_samples,
     jobs_in_index,
@@ -163,7 +164,8 @@ def test_buckets_of_waits_do_not_fall_between_a_wait_and_its_batch() -> None:
     counters, shown = LeaseCounters(), RankMetrics()
     for step in ("receive", "receive", "wait", "receive"):
         counters.receive(1, 0.0) if step == "receive" else counters.wait(0.3)
-        before, now = shown, RankMetrics(counters.wait_seconds, counters.wait_histogram())
+        before, sums = shown, WaitSums().plus(counters)
+        now = RankMetrics(sums.seconds, sums.histogram)
         shown = now.not_below(before)
         assert all(a >= b for a, b in zip(shown.wait_buckets, before.wait_buckets, strict=True))
     assert sum(shown.wait_buckets) == counters.batches == 3
@@ -174,7 +176,11 @@ def test_buckets_of_waits_do_not_fall_between_a_wait_and_its_batch() -> None:
 def test_sums_of_a_job_keep_its_ranks() -> None:
     counters = LeaseCounters(counts=True)
     counters.wait(0.3)
-    counters.receive(8, 0.0)
+    only_waited = JobSums().plus(counters, 7, 0)
+    counters = LeaseCounters(counts=True)
+    counters.receive(8, 0.0)  # what was waited for, under another lease
+    assert sum(only_waited.plus(counters, 7, 0).ranks["0"].histogram) == 1
+    counters.wait(0.3)
     sums = JobSums().plus(counters, 7, 0).plus(counters, 8, 3)
     assert jobs_in_index({"j": sums.to_json()}) == {"j": sums}
     assert (sums.batches, sums.ranks["0"].batches, sums.ranks["3"].seconds) == (2, 1, 0.3)
