@@ -3,7 +3,8 @@
 The page is opened in a headless Chromium with an empty profile, from a `growcache dashboard` on the same
 machine. The seconds are the browser's own performance marks, counted from the start of the navigation: answers in words, all charts, the map with
 a cell per shard, samples, and the whole page. Of most shards there is only the row in the index, because no other file of theirs is
-read. The history is what a service keeps of a record each ten seconds, of two jobs.
+read. The history has as many records of two jobs as a service
+keeps at most, one each ten seconds in the last hour.
 """
 
 from __future__ import annotations
@@ -68,21 +69,13 @@ def fill_index(root: Path, shards: int, span: int, now: float) -> None:
         index.executemany("INSERT INTO history (at, record) VALUES (?, ?)", records)
 
 
-def kept_records(count: int, keep: int) -> list[int]:
-    """Return the ordinals of the records that a service keeps, which thins out the older three quarters."""
-    kept: list[int] = []
-    for k in range(count):
-        kept.append(k)
-        if len(kept) > keep:
-            old = len(kept) * 3 // 4
-            kept = kept[:old:2] + kept[old:]
-    return kept
-
-
 def history(now: float, span: int) -> Iterator[HistoryRecord]:
-    keep = fixed_budget(MAX_BYTES).kept_history
-    kept = {*kept_records(span // RECORD_SECONDS, keep)}
-    return (record for k, record in enumerate(all_records(now, span)) if k in kept)
+    """Yield as many records as a service keeps at most: fine ones of the last hour, coarse ones before."""
+    count, fine = span // RECORD_SECONDS, 3600 // RECORD_SECONDS
+    step = -(-(count - fine) // (fixed_budget(MAX_BYTES).kept_history - fine))
+    for k, record in enumerate(all_records(now, span)):
+        if k >= count - fine or k % step == 0:
+            yield record
 
 
 def all_records(now: float, span: int) -> Iterator[HistoryRecord]:

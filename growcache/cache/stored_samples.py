@@ -43,16 +43,16 @@ def read_stored_sample(layout: CacheLayout, shard: int, i: int) -> StoredSample:
 
 
 def spread_places(
-    shards: Sequence[tuple[int, int]], count: int, turn: int = 0
+    numbers: Sequence[int], samples: Sequence[int], count: int, turn: int = 0
 ) -> list[tuple[int, int]]:
-    """Return places (shard, sample) spread evenly over shards, of (number, samples); each turn gives others.
+    """Return places (shard, sample) that are spread evenly over shards; each turn gives others.
 
-    >>> spread_places([(3, 9), (5, 9), (8, 9), (9, 9)], 2), spread_places([(3, 9), (5, 2)], 9, turn=1)
+    >>> spread_places([3, 5, 8, 9], [9, 9, 9, 9], 2), spread_places([3, 5], [9, 2], 9, turn=1)
     ([(3, 0), (8, 0)], [(5, 1), (3, 1)])
     """
-    count = min(count, len(shards))
-    chosen = [shards[(k * len(shards) // count + turn) % len(shards)] for k in range(count)]
-    return [(number, turn % samples) for number, samples in chosen]
+    count = min(count, len(numbers))
+    chosen = [(k * len(numbers) // count + turn) % len(numbers) for k in range(count)]
+    return [(int(numbers[at]), turn % int(samples[at])) for at in chosen]
 
 
 def read_samples(

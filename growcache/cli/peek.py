@@ -91,8 +91,9 @@ def peek_cache(root: Path, place: str | None, *, json: bool) -> None:
     if place:
         found = [_sample_in_view(root, view, place)]
     else:
-        shards = sorted((row.number, row.samples) for row in view.shards if row.samples)
-        places = spread_places(shards, MAX_PEEKED)
+        rows = sorted(row for row in view.shards if row.samples)
+        numbers, lengths = [row.number for row in rows], [row.samples for row in rows]
+        places = spread_places(numbers, lengths, MAX_PEEKED)
         found = list(read_samples(CacheLayout(root), places, view.cache_format))
     if json:
         _print_json(view, schema, found)

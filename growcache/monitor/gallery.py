@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.inspection import ShardColumns, read_shard_columns
+from growcache.cache.index.inspection import ShardColumns
 from growcache.cache.index.reader import known_identity
 from growcache.cache.stored_samples import StoredSample, read_samples, spread_places
 from growcache.errors import CorruptShardError
-from growcache.loading.waiting import shown_generation
 from growcache.monitor.sample_views import field_view
 from growcache.usercode import printable
 
@@ -36,16 +36,19 @@ def sample_view(stored: StoredSample) -> dict[str, Any]:
     }
 
 
-def gallery_of(cache: Path, count: int, turn: int, shard: int | None) -> dict[str, Any]:
-    """Return samples of the whole cache, or of one shard; each ``turn`` shows others. Raises as `read_index`."""
-    layout = CacheLayout(shown_generation(cache))
-    columns, identity = read_shard_columns(layout.root), known_identity(layout)
+def gallery_of(
+    root: Path, columns: ShardColumns, *, count: int, turn: int, shard: int | None
+) -> dict[str, Any]:
+    """Return samples of a generation, or of one shard of it; each ``turn`` shows others. Raises as `read_index`."""
+    layout = CacheLayout(root)
+    identity = known_identity(layout)
     count = max(1, min(count, MOST_SAMPLES))
-    places = (
-        _places_in(columns, count, turn)
-        if shard is None
-        else _places_of(columns, count, turn, shard)
-    )
+    live = columns.retired == 0
+    numbers, lengths = columns.numbers[live], columns.samples[live]
+    if shard is None:
+        places = spread_places(numbers, lengths, count, turn)
+    else:
+        places = _places_of(shard, lengths[numbers == shard].tolist(), count, turn)
     samples, error = [], ""
     try:
         for stored in read_samples(layout, places, identity.cache_format if identity else ""):
@@ -56,24 +59,17 @@ def gallery_of(cache: Path, count: int, turn: int, shard: int | None) -> dict[st
     return {
         "schema": schema[:SHOWN_SCHEMA_CHARACTERS],
         "samples": samples,
-        "cached": int(columns.samples[columns.retired == 0].sum()),
+        "cached": int(lengths.sum()),
         "error": error,
     }
 
 
-def _places_in(columns: ShardColumns, count: int, turn: int) -> list[tuple[int, int]]:
-    live = columns.retired == 0
-    shards = zip(columns.numbers[live].tolist(), columns.samples[live].tolist(), strict=True)
-    return spread_places(list(shards), count, turn)
-
-
 def _places_of(
-    columns: ShardColumns, count: int, turn: int, shard: int
+    shard: int, lengths: Iterable[int], count: int, turn: int
 ) -> list[tuple[int, int]]:
     """Return consecutive places of a shard; none where it is evicted."""
-    found = columns.samples[(columns.numbers == shard) & (columns.retired == 0)].tolist()
     return [
-        (shard, (turn * count + k) % samples)
-        for samples in found
-        for k in range(min(count, samples))
+        (shard, (turn * count + k) % length)
+        for length in lengths
+        for k in range(min(count, length))
     ]

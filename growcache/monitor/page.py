@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from growcache.cache.history import read_history
-from growcache.cache.index.inspection import read_holes
+from growcache.cache.index.inspection import ShardColumns, read_holes, read_shard_columns
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.caches import FreshValue, named_caches
 from growcache.monitor.gallery import gallery_of
 from growcache.monitor.hole_reasons import group_holes
-from growcache.monitor.shard_map import read_shard_map
+from growcache.monitor.shard_map import map_of
 from growcache.monitor.verdicts import (
     RECENT_SECONDS,
     answer_questions,
@@ -30,6 +30,7 @@ from growcache.monitor.verdicts import (
     recent_changes,
 )
 
+T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Response]
 
 WEB = Path(__file__).parent / "web"
@@ -49,7 +50,7 @@ def routes(caches: Sequence[Path]) -> list[Route]:
     """Return the routes of the page that shows some caches; the first one is the default."""
     named = named_caches(caches)
     answers = _fresh(named, read_answers)
-    maps = _fresh(named, read_shard_map)
+    shards = _fresh(named, read_shards)
 
     def cache_of(request: Request) -> str:
         name = request.query_params.get("cache", next(iter(named)))
@@ -62,8 +63,8 @@ def routes(caches: Sequence[Path]) -> list[Route]:
 
     def samples(name: str, request: Request) -> Any:
         count = number_in(request, "count") or DEFAULT_SAMPLES
-        turn = number_in(request, "turn") or 0
-        return gallery_of(named[name], count, turn, number_in(request, "shard"))
+        turn, shard = number_in(request, "turn") or 0, number_in(request, "shard")
+        return gallery_of(*shards[name].get(), count=count, turn=turn, shard=shard)
 
     return [
         Route("/", web_file("index.html")),
@@ -72,16 +73,20 @@ def routes(caches: Sequence[Path]) -> list[Route]:
             for path in sorted(WEB.iterdir())
         ),
         Route("/answers.json", json_of(lambda name, _: answers[name].get())),
-        Route("/shards.json", json_of(lambda name, _: maps[name].get())),
+        Route("/shards.json", json_of(lambda name, _: map_of(*shards[name].get()))),
         Route("/holes.json", json_of(lambda name, _: read_hole_groups(named[name]))),
         Route("/samples.json", json_of(samples)),
     ]
 
 
-def _fresh(
-    named: dict[str, Path], read: Callable[[Path], Any]
-) -> dict[str, FreshValue[dict[str, Any]]]:
+def _fresh(named: dict[str, Path], read: Callable[[Path], T]) -> dict[str, FreshValue[T]]:
     return {name: FreshValue(lambda path=path: read(path)) for name, path in named.items()}  # type: ignore[misc]
+
+
+def read_shards(cache: Path) -> tuple[Path, ShardColumns]:
+    """Return the shards of the generation that new loaders take. Raises as `read_index`."""
+    root = shown_generation(cache)
+    return root, read_shard_columns(root)
 
 
 def read_answers(cache: Path) -> dict[str, Any]:

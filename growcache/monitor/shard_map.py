@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from growcache.cache.files import generation_in
-from growcache.cache.index.inspection import Column, ShardColumns, read_shard_columns
-from growcache.cache.lease_views import LeaseView, read_leases
-from growcache.loading.waiting import shown_generation
+from growcache.cache.index.inspection import Column, ShardColumns
+from growcache.cache.lease_views import read_leases
 
 
 def encode_runs(values: Column) -> list[int]:
@@ -38,15 +36,18 @@ def encode_steps(values: Column) -> list[int]:
     return encode_runs(np.diff(values, prepend=0))
 
 
-def map_of(columns: ShardColumns, leases: Iterable[LeaseView], now: float) -> dict[str, Any]:
+def map_of(root: Path, columns: ShardColumns) -> dict[str, Any]:
+    """Return the map of a generation, with what readers hold and have used by now."""
+    now = time.time()
     held = np.zeros(len(columns.numbers), np.int64)
     uses = columns.uses.copy()
-    for lease in leases:
+    for lease in read_leases(root):
         if lease.open:
             held |= np.isin(columns.numbers, lease.holding())
         if lease.job and lease.name not in columns.counted:
             uses += np.isin(columns.numbers, lease.used())
     return {
+        "generation": generation_in(root) or 0,
         "now": int(now),
         "count": len(columns.numbers),
         "numbers": encode_steps(columns.numbers),
@@ -57,10 +58,3 @@ def map_of(columns: ShardColumns, leases: Iterable[LeaseView], now: float) -> di
         "retired": encode_runs(columns.retired),
         "held": encode_runs(held),
     }
-
-
-def read_shard_map(cache: Path) -> dict[str, Any]:
-    """Return the map of the generation that new loaders take. Raises as `read_index`."""
-    root = shown_generation(cache)
-    found = map_of(read_shard_columns(root), read_leases(root), time.time())
-    return {"generation": generation_in(root) or 0, **found}

@@ -80,7 +80,7 @@
       id: "rates", title: "Samples per second", unit: format.count,
       lines: [named("drawn", rate("drawn")), named("delivered", rate("delivered")), named("evicted", rate("evicted_samples"))],
     },
-    { id: "wait", title: "Exposed wait, share of time", unit: format.percent, lines: [ofJobs(rate("wait_seconds"))] },
+    { id: "wait", title: "Exposed wait, share of time, ranks summed", unit: format.percent, lines: [ofJobs(rate("wait_seconds"))] },
     {
       id: "bytes", title: "Bytes on disk", unit: format.bytes,
       lines: [named("used", value("bytes"), { fill: true }), named("bound", value("max_bytes"), { dash: true })],
@@ -107,13 +107,16 @@
     return rows.map((row) => column[row] ?? null);
   }
 
+  /* A rate holds from the row before; the first one is that of the row after it. */
   function ratesOf(column, rows, at) {
-    return rows.map((row, i) => {
+    const rates = rows.map((row, i) => {
       const before = i ? rows[i - 1] : row - 1;
       const change = column[row] - column[before];
       const known = before >= 0 && column[row] != null && column[before] != null;
       return known && change >= 0 && at[row] > at[before] ? change / (at[row] - at[before]) : null;
     });
+    if (rates.length > 1) rates[0] ??= rates[1];
+    return rates;
   }
 
   function firstRowAt(at, moment) {

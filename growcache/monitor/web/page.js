@@ -210,8 +210,8 @@ async function open({ name, status }) {
 
 async function readAll() {
   const { missing } = document.body.dataset;
-  if (missing == null) await Promise.all([readAnswers(), readHistory(), readShards(), readHoles(), gallery.refresh()]);
-  else await readAnswers();
+  await Promise.all([readAnswers(), ...(missing == null ? [readHistory(), readShards()] : [])]);
+  if (missing == null) await Promise.all([readHoles(), gallery.refresh()]); // they are further down
   performance.mark("growcache:whole");
 }
 
@@ -271,15 +271,24 @@ function goTo(id) {
   byId(id).focus({ preventScroll: true });
 }
 
+function chooseRange(key) {
+  const button = ranges[Number(key) - 1];
+  if (button) chooseSpan(button.dataset.span);
+  return Boolean(button);
+}
+
 function onKey(event) {
   const isTyping = event.target.closest?.("input, select, textarea, dialog");
-  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !(event.key in SHORTCUTS)) return;
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || chooseRange(event.key)) return;
+  if (!(event.key in SHORTCUTS)) return;
   event.preventDefault();
   SHORTCUTS[event.key][1]();
 }
 
 function listShortcuts() {
   const rows = Object.entries(SHORTCUTS).flatMap(([key, [words]]) => [element("dt", {}, element("kbd", {}, key)), element("dd", {}, words)]);
+  const last = ranges.length;
+  rows.push(element("dt", {}, element("kbd", {}, "1"), " – ", element("kbd", {}, String(last))), element("dd", {}, "choose the range of time"));
   byId("shortcuts").replaceChildren(...rows);
 }
 
@@ -291,6 +300,7 @@ async function start() {
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   for (const button of ranges) button.addEventListener("click", () => chooseSpan(button.dataset.span));
   document.addEventListener("keydown", onKey);
+  document.addEventListener("visibilitychange", () => document.hidden || readAll());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   for (const [name, reader] of Object.entries({ answers: readAnswers, shards: readShards, holes: readHoles, history: readHistory })) {
     setInterval(readWhereThere(reader), 1000 * EVERY[name]);

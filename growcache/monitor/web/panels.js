@@ -4,6 +4,7 @@ import { byId, element, foreign, onChange, setText } from "./dom.js";
 import { inBytes, inCount, inPercent, inTime, plural } from "./words.js";
 
 const MOST_ROWS = 12;
+const LONG_ANSWER = 140; // characters, beyond which it is written smaller
 const BAR = [
   ["samples", "samples"],
   ["leaving", "leaving"],
@@ -150,9 +151,11 @@ export const showAnswers = onChange((answers) => {
   for (const [name, answer] of Object.entries(answers)) {
     const place = document.querySelector(`[data-answer="${name}"]`);
     if (!place) continue;
+    if (place.dataset.level && place.dataset.level !== answer.level) setText(byId("announced"), `${answer.question} ${answer.answer}`);
     place.dataset.level = answer.level;
     setText(place.querySelector("h2"), answer.question);
     setText(place.querySelector(".words"), answer.answer);
+    place.classList.toggle("long", answer.answer.length > LONG_ANSWER);
     setText(place.querySelector(".action"), answer.action);
   }
 });
