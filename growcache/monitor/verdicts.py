@@ -127,12 +127,12 @@ def answer_questions(status: Status, recent: Recently | None = None) -> Answers:
 def _about(seconds: float) -> str:
     """Return a duration as one says it: of minutes and more, without the smaller unit where that says little.
 
-    >>> _about(42), _about(295), _about(2530), _about(7300)
-    ('42 s', '5 min', '42 min', '2 h 1 min')
+    >>> _about(42), _about(88), _about(295), _about(2530), _about(7300)
+    ('42 s', '88 s', '5 min', '42 min', '2 h 1 min')
     """
-    if seconds < 90 or seconds >= 3600:
-        return in_time(seconds)
-    return f"{round(seconds / 60)} min"
+    if seconds < 120:
+        return f"{round(seconds)} s"
+    return in_time(seconds) if seconds >= 3600 else f"{round(seconds / 60)} min"
 
 
 # Is training fed?
@@ -178,9 +178,7 @@ def _unread(status: Status) -> Answer:
 def _fed_text(job: JobStatus, share: float, recent: Recently) -> str:
     rate = in_count(recent.delivered / recent.seconds)
     span = _about(recent.seconds)
-    return (
-        f"Yes: {rate} samples/s; job {job.name} waited {in_percent(share)} of the last {span}."
-    )
+    return f"Yes: {rate} samples/s; job {job.name} waited {in_percent(round(share, 4))} of the last {span}."
 
 
 def _hungry(status: Status, recent: Recently, job: JobStatus, share: float) -> Answer:
@@ -361,7 +359,11 @@ ADVICE: list[tuple[str, Level, str]] = [
 ]
 
 
-def advice_for(waiting_for: str) -> tuple[Level, str]:
+BAD_REASONS = ("store", "disk", "service")
+GOOD_REASONS = ("start", "listing", "refetch", "work", "complete")
+
+
+def advice_for(waiting_for: str, reason: str | None = None) -> tuple[Level, str]:
     """Return how bad an awaited event is, and what helps; nothing where it comes by itself.
 
     >>> advice_for("the listing to go on: everything listed so far is drawn")
@@ -370,14 +372,17 @@ def advice_for(waiting_for: str) -> tuple[Level, str]:
     'bad'
     """
     found = ((level, action) for part, level, action in ADVICE if re.search(part, waiting_for))
-    return next(found, ("warn", ""))
+    otherwise: Level = (
+        "bad" if reason in BAD_REASONS else "ok" if reason in GOOD_REASONS else "warn"
+    )
+    return next(found, (otherwise, ""))
 
 
 def _awaited(status: Status) -> Answer:
     if status.state == "stopped":
         return _stopped(status)
     if status.waiting_for:
-        level, action = advice_for(status.waiting_for)
+        level, action = advice_for(status.waiting_for, status.waiting_reason)
         return Answer(AWAITED, f"For {status.waiting_for}.", level, action)
     if status.complete or status.state in ("complete", "full"):
         return Answer(AWAITED, "For nothing.", *_other_advice(status))

@@ -16,6 +16,7 @@
 "use strict";
 
 (function () {
+  const RATE_SECONDS = 10; // that a rate looks back at least, because samples come a shard at a time
   const POINTS = 720; // of a line; more than that no screen shows
   const HEIGHT = 9.25; // of a chart, in the root's font sizes
   const TEXT = 0.69;
@@ -44,7 +45,8 @@
     count: (value) => scaled(value, ["", "k", "M", "G", "T"], 1000).join(""),
     percent: (value) => {
       const percent = 100 * value;
-      if (percent === 0 || percent >= 10) return `${percent < 100 ? Math.min(99, Math.round(percent)) : Math.round(percent)} %`;
+      if (percent < 0.005) return "0 %";
+      if (percent >= 10) return `${percent < 100 ? Math.min(99, Math.round(percent)) : Math.round(percent)} %`;
       return `${percent.toFixed(percent >= 1 ? 1 : 2)} %`;
     },
     ratio: (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(value >= 10 ? 1 : 2)),
@@ -80,7 +82,7 @@
       id: "rates", title: "Samples per second", unit: format.count,
       lines: [named("drawn", rate("drawn")), named("delivered", rate("delivered")), named("evicted", rate("evicted_samples"))],
     },
-    { id: "wait", title: "Exposed wait, share of time, ranks summed", unit: format.percent, lines: [ofJobs(rate("wait_seconds"))] },
+    { id: "wait", title: "Exposed wait, share of time, ranks summed", unit: format.percent, least: 0.01, lines: [ofJobs(rate("wait_seconds"))] },
     {
       id: "bytes", title: "Bytes on disk", unit: format.bytes,
       lines: [named("used", value("bytes"), { fill: true }), named("bound", value("max_bytes"), { dash: true })],
@@ -90,15 +92,15 @@
       id: "store", title: "Requests to the store, per second", unit: format.count,
       lines: [named("requests", rate("requests")), named("errors", rate("errors")), named("tried again", rate("failures"))],
     },
-    { id: "coverage", title: "Coverage of the population", unit: format.percent, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
-    { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, lines: [named("all jobs", value("reuse")), ofJobs(value("reuse"))] },
+    { id: "coverage", title: "Coverage of the population", unit: format.percent, least: 0.01, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
+    { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, least: 1, lines: [named("all jobs", value("reuse")), ofJobs(value("reuse"))] },
     { id: "ess", title: "Effective sample size", unit: format.count, lines: [ofJobs(value("ess_samples"))] },
     { id: "age", title: "Mean age of cached samples", unit: format.duration, steps: DURATIONS, lines: [named("age", value("age_seconds_mean"))] },
     {
       id: "totals", title: "Drawn and evicted, in all", unit: format.count,
       lines: [named("drawn", value("drawn")), named("evicted", value("evicted_samples"))],
     },
-    { id: "holes", title: "Holes, in all", unit: format.count, lines: [named("holes", value("holes"))] },
+    { id: "holes", title: "Holes, in all", unit: format.count, least: 5, lines: [named("holes", value("holes"))] },
   ];
 
   // Columns of the shown rows. Counters are read at these rows only, so a rate is exact between two of them.
@@ -107,10 +109,12 @@
     return rows.map((row) => column[row] ?? null);
   }
 
-  /* A rate holds from the row before; the first one is that of the row after it. */
+  /* A rate is that since a row some seconds before; the first one is that of the row after it. */
   function ratesOf(column, rows, at) {
+    let from = 0;
     const rates = rows.map((row, i) => {
-      const before = i ? rows[i - 1] : row - 1;
+      while (from + 1 < i && at[rows[from + 1]] <= at[row] - RATE_SECONDS) from += 1;
+      const before = i ? rows[from] : row - 1;
       const change = column[row] - column[before];
       const known = before >= 0 && column[row] != null && column[before] != null;
       return known && change >= 0 && at[row] > at[before] ? change / (at[row] - at[before]) : null;
@@ -189,7 +193,7 @@
     };
     return [
       { ...text, space: 4 * rem, size: 1.5 * rem, gap: 3, values: momentLabels },
-      { ...text, space: 2.1 * rem, size: 3.7 * rem, ...(steps ? { incrs: steps } : {}), values: (_plot, splits) => splits.map((split) => (split == null ? "" : unit(split))) },
+      { ...text, space: 2.1 * rem, size: 4.2 * rem, ...(steps ? { incrs: steps } : {}), values: (_plot, splits) => splits.map((split) => (split == null ? "" : unit(split))) },
     ];
   }
 
@@ -216,10 +220,9 @@
     return value == null ? "–" : unit(value);
   }
 
-  function fromZero(_plot, least, most) {
-    if (least == null || most == null) return [0, 1];
-    const low = least < 0 ? least : 0;
-    return [low, most > low ? low + (most - low) * 1.08 : low + 1];
+  /* The upper end is at least `least`, so that what is next to nothing looks so. */
+  function fromZero(least = 0) {
+    return (_plot, _low, high) => [0, Math.max((high ?? 0) * 1.08, least) || 1];
   }
 
   // One chart
@@ -276,7 +279,7 @@
         height: board.height,
         series: seriesOf(board.element, lines, chart.unit),
         axes: axesOf(board.element, chart),
-        scales: { x: { time: true, range: () => [view.from, view.to] }, y: { range: fromZero } },
+        scales: { x: { time: true, range: () => [view.from, view.to] }, y: { range: fromZero(chart.least) } },
         cursor: { sync: { key: board.key }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
         legend: { markers: { stroke: (_plot, i) => markerColour(i), fill: (_plot, i) => markerColour(i), width: 0 } },
         hooks: { setSelect: [(drawn) => board.zoom(drawn)], setLegend: [tellWhen] },

@@ -3,7 +3,9 @@
 import { byId, element, foreign, setText } from "./dom.js";
 import { inBytes, plural } from "./words.js";
 
-const TRACE = { width: 260, height: 84 };
+const TRACE = { width: 260, height: 110 };
+const MOST_SHARED = 3; // traces that are drawn over each other
+const OVERLAP = 1.6; // bands that the largest trace may take
 const LEVELS = 1000; // of a trace, from its least value to its greatest
 const PNG = "data:image/png;base64,";
 const PIXELATED = 96; // pictures below so many pixels are shown larger
@@ -35,12 +37,21 @@ function drawTrace(canvas) {
   const style = getComputedStyle(canvas);
   points.forEach((channel, i) => {
     context.strokeStyle = style.getPropertyValue(`--series-${(i % LINES) + 1}`).trim() || "#2563eb";
-    context.globalAlpha = points.length > 3 ? 0.7 : 1;
-    drawLine(context, channel, width);
+    drawLine(context, channel, width, heightIn(points, i));
   });
 }
 
-function drawLine(context, channel, width) {
+/* Returns the height of a level: a few traces share the whole of it, and more of them are one below the other, as in a recording. */
+function heightIn(points, i) {
+  if (points.length <= MOST_SHARED) return (level) => 3 + (1 - level / LEVELS) * (TRACE.height - 6);
+  const known = points.map((channel) => channel.filter((level) => level != null));
+  const range = Math.max(1, ...known.map((levels) => Math.max(...levels) - Math.min(...levels)));
+  const band = TRACE.height / points.length;
+  const middle = (Math.max(...known[i]) + Math.min(...known[i])) / 2;
+  return (level) => band * (i + 0.5) - ((level - middle) / range) * band * OVERLAP;
+}
+
+function drawLine(context, channel, width, heightOf) {
   const last = Math.max(1, channel.length - 1);
   let pen = false;
   context.beginPath();
@@ -50,7 +61,7 @@ function drawLine(context, channel, width) {
       return;
     }
     const x = (k / last) * width;
-    const y = 3 + (1 - level / LEVELS) * (TRACE.height - 6);
+    const y = heightOf(level);
     if (pen) context.lineTo(x, y);
     else context.moveTo(x, y);
     pen = true;

@@ -168,11 +168,17 @@ export function makeMap(onShard) {
     return `Shard ${shown.numbers[i]}: ${plural(shown.samples[i], "sample")}, ${inBytes(shown.bytes[i])}, drawn ${drawn} ago, used ${uses}${held}.`;
   }
 
+  function summary() {
+    if (!shown.count) return "No shard yet.";
+    const retired = shown.retired.reduce((sum, one) => sum + one, 0);
+    const leaving = retired ? `, ${inCount(retired)} of them retired but still held by readers` : "";
+    return `${plural(shown.count, "shard")}${leaving}. Point at a cell, or use the arrow keys; Enter shows its samples.`;
+  }
+
   function mark() {
     const known = shown && chosen >= 0 && chosen < shown.count;
     cursor.hidden = !known;
-    const summary = shown ? `${plural(shown.count, "shard")}. Point at a cell, or use the arrow keys; Enter shows its samples.` : "";
-    setText(detail, known ? describe(chosen) : shown && !shown.count ? "No shard yet." : summary);
+    setText(detail, known ? describe(chosen) : shown ? summary() : "");
     place.setAttribute("aria-valuemax", String(Math.max(0, (shown?.count ?? 1) - 1)));
     if (!known) return;
     const { cell, columns } = grid;
