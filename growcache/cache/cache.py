@@ -334,5 +334,12 @@ class Cache:
     def maintain(self) -> None:
         self.index_writer.maintain()
 
+    def inherit_history(self) -> None:
+        """Go on with the history of the generation that this one replaces, which will be removed."""
+        index = self.index_writer.index
+        if self.older.caches and not index.history():
+            rows = self.older.caches[-1].history()
+            self.index_writer.write(lambda: index.insert_history(rows))
+
     def history(self) -> list[tuple[float, dict[str, Any]]]:
         return self.index_writer.index.history()

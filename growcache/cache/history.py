@@ -23,6 +23,7 @@ from growcache.store.counts import number_in
 from growcache.store.request_counts import OPS, SERVED
 
 MOST_EVENT_CHARACTERS = 80
+MOST_JOBS = 8  # in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def history_record(
     status: Status, metrics: Metrics, last_jobs: Mapping[str, JobMetrics]
 ) -> HistoryRecord:
     """Return the record of this moment, with the jobs that are not as in ``last_jobs``."""
+    changed = [n for n, job in metrics.jobs.items() if last_jobs.get(n) != job]
+    changed.sort(key=lambda name: not metrics.jobs[name].open)
     event, requests = status.waiting_for, number_in(metrics.counts, "requests")
     served = sum(number_in(metrics.counts, "requests", op, SERVED) for op in OPS)
     return HistoryRecord(
@@ -112,11 +115,7 @@ def history_record(
         requests=int(requests),
         errors=int(requests - served),
         age_seconds_mean=metrics.age_seconds_mean,
-        jobs={
-            name: _job_record(job)
-            for name, job in metrics.jobs.items()
-            if last_jobs.get(name) != job
-        },
+        jobs={name: _job_record(metrics.jobs[name]) for name in changed[:MOST_JOBS]},
         **{name: getattr(status, name) for name in _SAME_NAMES},
     )
 

@@ -20,8 +20,9 @@ METRICS_SHARE = (
 class Records:
     def __init__(self, cache: Cache) -> None:
         self.metrics = MetricsBuilder(cache)
+        cache.inherit_history()
         self._cache = cache
-        self._last_jobs: Mapping[str, JobMetrics] = {}  # as the history has them
+        self._last_jobs: dict[str, JobMetrics] = {}  # as the history has them
         self._status_due = self._metrics_due = 0.0  # monotonic seconds
 
     def show(self, status: Status, holes: Mapping[str, int], now: float) -> None:
@@ -50,4 +51,4 @@ class Records:
         metrics = self.metrics.shown
         record = history_record(status, metrics, self._last_jobs)
         self._cache.index_writer.append_history(record.to_values())
-        self._last_jobs = metrics.jobs
+        self._last_jobs |= {job: metrics.jobs[job] for job in record.jobs}

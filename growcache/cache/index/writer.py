@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from growcache.cache.files import CacheLayout
+from growcache.cache.history_thinning import records_to_drop
 from growcache.cache.index.database import IndexFile
 from growcache.cache.index.reader import IndexContents, read_editions
 from growcache.cache.index.schema import (
@@ -311,15 +312,22 @@ class IndexDatabase(IndexFile):
         )
 
     def append_history(self, record: dict[str, Any], keep: int) -> None:
-        """Add a record to the history; beyond ``keep``, every other old one goes."""
-        self._db.table("history").insert({"at": time.time(), "record": json.dumps(record)})
+        """Add a record to the history, of which at most ``keep`` remain: see `history_thinning`."""
+        now = time.time()
+        self._db.table("history").insert({"at": now, "record": json.dumps(record)})
         (count,) = self._connection.execute("SELECT count(*) FROM history").fetchone()
         if count > keep:
-            self._connection.execute(
-                "DELETE FROM history WHERE id IN (SELECT id FROM (SELECT id, row_number() "
-                "OVER (ORDER BY id) AS place FROM history) WHERE place % 2 = 0 AND place <= ?)",
-                [count * 3 // 4],
+            rows = self._connection.execute("SELECT id, at FROM history").fetchall()
+            dropped = records_to_drop([at for _, at in rows], now, keep)
+            self._connection.executemany(
+                "DELETE FROM history WHERE id = ?", [(rows[place][0],) for place in dropped]
             )
+
+    def insert_history(self, rows: Iterable[tuple[float, dict[str, Any]]]) -> None:
+        self._connection.executemany(
+            "INSERT INTO history (at, record) VALUES (?, ?)",
+            [(at, json.dumps(record)) for at, record in rows],
+        )
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
         rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()

@@ -1,0 +1,59 @@
+"""Which records of a history stay: all of the last hour, and ever fewer of longer ago. Pure.
+
+Time is divided into slots, whose width grows with the age, by powers of two; each keeps its first record. A wider slot consists of whole
+narrower ones, so what is kept once is not thinned unevenly later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+FINE_SECONDS = 3600.0  # of the past, of which every record stays if half of the room suffices
+UNIT_SECONDS = 10.0  # between two records, and the narrowest slot
+KEPT_SHARE = (
+    0.9  # of the room is filled after thinning, so that it is not done for every record
+)
+GROWTH_STEP = 1.25
+
+
+def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
+    """Return the indices of records to drop, so that at most ``keep`` remain, with room for some more.
+
+    Args:
+        times: of the records, in any order.
+        now: the time that ages are counted from.
+        keep: how many may remain; the first and the last always do.
+    """
+    if len(times) <= keep:
+        return []
+    fine = min(FINE_SECONDS, UNIT_SECONDS * keep / 2)
+    span = max(math.e, (now - min(times)) / fine)
+    growth = math.log(span) / max(1, keep / 2)
+    while len(kept := _kept(times, now, fine, growth)) > max(2, KEPT_SHARE * keep):
+        growth *= GROWTH_STEP
+        if growth > 1:  # a clock that was set back has many records of one time
+            fine /= 2
+    return sorted(set(range(len(times))) - kept)
+
+
+def _kept(times: Sequence[float], now: float, fine: float, growth: float) -> set[int]:
+    order = sorted(range(len(times)), key=times.__getitem__)
+    first_of_slot: dict[tuple[float, float], int] = {}
+    for index in order:
+        at = times[index]
+        width = slot_width(now - at, fine, growth)
+        first_of_slot.setdefault((width, at // width if width else index), index)
+    return {order[0], order[-1], *first_of_slot.values()}
+
+
+def slot_width(age: float, fine: float, growth: float) -> float:
+    """Return the seconds of which one record is kept; 0: every one is.
+
+    >>> [slot_width(age, 3600.0, 0.01) for age in (60.0, 7200.0, 86400.0)]
+    [0.0, 80.0, 1280.0]
+    """
+    if age <= fine:
+        return 0.0
+    steps = math.ceil(math.log2(max(1.0, growth * age / UNIT_SECONDS)))
+    return UNIT_SECONDS * 2.0 ** min(steps, 60)

@@ -1,0 +1,120 @@
+"""The history stays small and even for weeks, outlives its generation, and is read whatever a record says."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growcache.cache.cache import Cache
+from growcache.cache.generations import begin_generation
+from growcache.cache.history import HistoryRecord, history_record, read_history
+from growcache.cache.history_thinning import FINE_SECONDS, KEPT_SHARE, records_to_drop
+from growcache.cache.metrics_file import JobMetrics, Metrics
+from growcache.cache.status import Status
+from growcache.config import CacheConfig
+from growcache.errors import CacheMissingError
+from tests.filled import Filled
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=300), st.floats(0, 1e9), st.integers(2, 900))
+def test_thinning_makes_room_and_keeps_both_ends(
+    times: list[float], now: float, keep: int
+) -> None:
+    dropped = records_to_drop(times, now, keep)
+    left = len(times) - len(dropped)
+    if len(times) <= keep:
+        assert not dropped
+    else:
+        assert 1 <= left <= max(2, KEPT_SHARE * keep)
+        order = sorted(range(len(times)), key=times.__getitem__)
+        assert not {order[0], order[-1]} & set(dropped)
+
+
+@pytest.mark.parametrize(("keep", "days", "share"), [(2500, 8, 0.03), (75, 0.5, 0.7)])
+def test_a_history_is_fine_lately_and_coarse_before(
+    keep: int, days: float, share: float
+) -> None:
+    """As a service appends, at its clock's times; ``share`` of an age is the longest gap there."""
+    jitter, now, times = random.Random(0), 0.0, list[float]()
+    for _ in range(int(days * 24 * 360)):
+        now += 10 + jitter.random() / 10
+        times.append(now)
+        dropped = set(records_to_drop(times, now, keep))
+        if dropped:
+            times = [at for place, at in enumerate(times) if place not in dropped]
+    assert len(times) <= keep
+    for at, following in pairwise(times):
+        age = now - at
+        if age <= FINE_SECONDS and keep > 1000:
+            assert following - at < 11  # every record of the last hour
+        assert following - at <= max(share * age, FINE_SECONDS / 10)
+    assert times[0] < 11
+
+
+def test_a_lowered_bound_thins_at_once(tmp_path: Path) -> None:
+    with Filled(tmp_path / "cache") as filled:
+        writer = filled.cache.index_writer
+        writer.write(
+            lambda: writer.index.insert_history((float(10 * i), {"i": i}) for i in range(800))
+        )
+        filled.cache.max_bytes = 5_000_000
+        writer.append_history({"i": 800})
+        kept = [record["i"] for _, record in filled.cache.history()]
+    assert len(kept) <= 78
+    assert (kept[0], kept[-1]) == (0, 800)
+
+
+def test_a_new_generation_goes_on_with_the_history(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    with Filled(root) as filled:
+        filled.cache.index_writer.append_history({"samples": 7})
+        config = CacheConfig.model_validate({"path": root, "max_bytes": "100MB", "min_free": 0})
+    layout = begin_generation(root, any_owner=False)
+    with Cache.open(root / "generation-0", config) as older:
+        newest = Cache.open(layout.root, config)
+        with newest:
+            newest.older.caches = [older]
+            newest.inherit_history()
+            newest.inherit_history()  # once is enough
+            newest.index_writer.append_history({"samples": 1})
+            assert [record.samples for record in read_history(root)] == [7, 1]
+    last = read_history(root)[-1].at
+    assert read_history(root, last) == []
+    with pytest.raises(CacheMissingError):
+        read_history(tmp_path / "none")
+
+
+def test_odd_records_are_records_that_say_little(tmp_path: Path) -> None:
+    odd = [[], {"samples": "many", "drawn": True, "jobs": [1]}, {"jobs": {"j": 5}, "state": 3}]
+    with Filled(tmp_path / "cache") as filled:
+        for record in odd:
+            filled.cache.index_writer.append_history(record)  # type: ignore[arg-type]
+    found = read_history(tmp_path / "cache")
+    assert found == [HistoryRecord(record.at) for record in found]
+    assert len(found) == 3
+
+
+def test_a_record_has_what_a_status_says_and_jobs_that_changed() -> None:
+    job = JobMetrics(delivered=5, batches=1)
+    counts = {
+        "requests": {"get": {"ok": 8, "timeout": 1}},
+        "egress_bytes": 10,
+        "retries": {"x": 2},
+    }
+    metrics = Metrics(counts=counts, jobs={"a": job, "b": job})  # type: ignore[arg-type]
+    status = Status(
+        state="full", waiting_for="é" * 100, samples=9, started_at=1.0, coverage=1 / 3
+    )
+    record = history_record(status, metrics, {"a": job})
+    values = record.to_values()
+    assert (values["requests"], values["errors"], values["failures"]) == (9, 1, 2)
+    assert len(values["waiting_for"]) == 80
+    assert values["coverage"] == 0.3333333
+    assert list(values["jobs"]) == ["b"]
+    assert "at" not in values
+    assert "age_seconds_mean" not in values  # unknown
