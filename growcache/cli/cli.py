@@ -90,6 +90,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache replay growcache.yaml run.journal --step 4711",
         "growcache replay growcache.yaml run.journal --step 4711 -o b.npz",
     ),
+    "report": (
+        "growcache report ./cache",
+        "growcache report ./cache -o run-7.html --svg ./pictures",
+        "growcache report ./cache --plan plan.json",
+    ),
     "export": (
         "growcache export ./cache ./copy",
         "growcache export ./cache ./copy --samples 10000 --format npy",
@@ -597,6 +602,34 @@ def replay(
         config, journal, step, rank=rank, out=out, cache=cache, check=check, json=json
     )
     raise typer.Exit(code)
+
+
+@app.command(epilog=examples_epilog("report"))
+def report(
+    cache: CacheArgument,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The HTML file.")
+    ] = Path("report.html"),
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also pictures without script, for papers."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What plan --json wrote, to compare with.",
+            autocompletion=complete_path,
+        ),
+    ] = None,
+) -> None:
+    """Write a cache's history into one file that works offline: charts, limits, coverage, cost.
+
+    It ends with a paragraph for a paper. Nothing is written into the cache.
+    """
+    from growcache.cli.report import write_report
+
+    _print(write_report(cache, out, svg, plan))
 
 
 @app.command(epilog=examples_epilog("export"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from growcache.cli.plan import number_of
 from growcache.cli.terminal import can_redraw, print_json
 from growcache.config_text import load_config
-from growcache.errors import ConfigError
 from growcache.monitor.doctor import Finding, find_all
 from growcache.monitor.doctor_facts import DoctorFacts
 from growcache.monitor.doctor_limits import Limit, find_limit
@@ -34,7 +33,7 @@ def show_doctor(
 ) -> int:
     """Print the findings; return exit code 1 if something is wrong."""
     settings = load_config(config, overrides, os.environ)
-    rate = None if consume is None else parse_rate(consume)
+    rate = None if consume is None else number_of("--consume", consume)
     with ExitStack() as stack:
         step = _steps(stack)
         facts = measure(settings, rate, on_step=step)
@@ -45,21 +44,6 @@ def show_doctor(
     else:
         _print(findings, limit)
     return 1 if wrong else 0
-
-
-def parse_rate(text: str) -> float:
-    """Return samples per second.
-
-    >>> parse_rate("5000/s"), parse_rate("2_500"), parse_rate("1.5k/s")
-    (5000.0, 2500.0, 1500.0)
-    """
-    found = re.fullmatch(r"([\d_]*\.?\d+)\s*(k|M)?\s*(?:/\s*s)?", text.strip())
-    value = float(found[1]) * {"k": 1e3, "M": 1e6}.get(found[2], 1) if found else 0.0
-    if value <= 0:
-        raise ConfigError(
-            f"--consume expects samples per second, such as 5000/s, found {text!r}"
-        )
-    return value
 
 
 def _steps(stack: ExitStack) -> Callable[[str], None]:

@@ -18,7 +18,7 @@ import pytest
 from growcache.cli.cli import main
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
-from growcache.monitor import doctor_measure, doctor_store
+from growcache.monitor import doctor, doctor_measure, doctor_store
 from growcache.monitor.doctor_measure import core_count, measure_disk
 from growcache.monitor.doctor_store import measure_store
 
@@ -27,6 +27,7 @@ from growcache.monitor.doctor_store import measure_store
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_store, "WINDOW_SECONDS", 0.2)
     monkeypatch.setattr(doctor_measure, "MOST_WRITTEN_BYTES", 8 << 20)
+    monkeypatch.setattr(doctor, "SLOW_DISK_BYTES_PER_SECOND", 0.0)  # other tests write as well
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
+def run_doctor(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
     code = main(["doctor", str(folder / "c.yaml"), "--json", *more])
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_a_healthy_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    code, found = doctor(folder, capsys, "--consume", "10/s")
+    code, found = run_doctor(folder, capsys, "--consume", "10/s")
     assert (code, found["ok"]) == (0, True), found["findings"]
     store, disk = found["measured"]["stores"][0], found["measured"]["disk"]
     assert store["objects"] == 4
@@ -81,7 +82,7 @@ def test_a_source_without_objects(
     folder: Path, capsys: pytest.CaptureFixture[str], url: str, words: str
 ) -> None:
     (folder / "empty").mkdir()
-    code, found = doctor(folder, capsys, "--set", f"source.url={folder}/{url}")
+    code, found = run_doctor(folder, capsys, "--set", f"source.url={folder}/{url}")
     (wrong,) = [one for one in found["findings"] if one["level"] == "wrong"]
     assert code == 1
     assert wrong["about"] == "store"
@@ -90,7 +91,7 @@ def test_a_source_without_objects(
 
 
 def test_objects_of_another_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = doctor(
+    code, found = run_doctor(
         folder, capsys, "--set", "source.format=npz", "--set", "source.options={}"
     )
     assert code == 1

@@ -1,0 +1,58 @@
+"""``growcache report``: a cache's history as one HTML file, and as pictures without script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from growcache.cache.history import history_columns
+from growcache.cli.terminal import spinner
+from growcache.errors import ConfigError
+from growcache.humanize import in_bytes, plural
+from growcache.monitor.report import thinned
+from growcache.monitor.report_facts import ReportFacts, gather_facts
+from growcache.monitor.report_html import report_page
+from growcache.monitor.report_svg import charts_of, draw_svg
+
+MOST_SVG_POINTS = 400
+
+
+def write_report(cache: Path, out: Path, svg: Path | None, plan: Path | None) -> str:
+    """Write a report; return a sentence for each thing that was written."""
+    _refuse_inside(cache, out, "-o")
+    if svg is not None:
+        _refuse_inside(cache, svg, "--svg")
+    with spinner(sys.stderr, "reading the cache …"):
+        facts = gather_facts(cache, plan)
+        page = report_page(facts).encode()
+    _write(out, page)
+    said = [f"wrote {out} ({in_bytes(len(page))}, {plural(len(facts.records), 'record')})"]
+    if svg is not None:
+        said.append(f"wrote {plural(_write_pictures(facts, svg), 'picture')} into {svg}")
+    return "\n".join(said)
+
+
+def _refuse_inside(cache: Path, out: Path, option: str) -> None:
+    """Nothing but the service writes into a cache, because every byte there counts."""
+    if out.absolute().resolve().is_relative_to(cache.absolute().resolve()):
+        raise ConfigError(f"{option}: {out} is in the cache; choose a place outside of it")
+
+
+def _write_pictures(facts: ReportFacts, folder: Path) -> int:
+    charts = charts_of(history_columns(thinned(facts.records, MOST_SVG_POINTS)), facts.plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--svg: cannot make {folder}: {error.strerror}") from None
+    for chart in charts:
+        _write(folder / f"{chart.name}.svg", draw_svg(chart).encode())
+    return len(charts)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; choose another place"
+        ) from None

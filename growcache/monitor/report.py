@@ -1,0 +1,322 @@
+"""What a report says of a cache's history: summaries of its records. Pure.
+
+A record has the counters since the cache began, every ten seconds or, of long ago, less often. What happened between two
+records is the difference of their counters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, TypeVar
+
+from growcache.cache.history import HistoryRecord
+from growcache.humanize import in_percent
+
+T = TypeVar("T")
+
+MOST_PERIODS = 72
+PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400)  # seconds
+HOURLY_FROM = 3 * 3600.0  # a history as long as that is shown hour by hour
+GAP_FACTOR, LEAST_GAP_SECONDS = 5.0, 120.0  # records so far apart: no service ran between them
+MUCH_WAIT = 0.1
+MUCH_REUSE = 4.0
+FULL_SHARE = 0.97  # of max_bytes, where no record says that the cache is full
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happened between two records."""
+
+    start: float
+    stop: float
+    state: str
+    waiting_for: str
+    drawn: int
+    evicted: int
+    delivered: int
+    egress_bytes: int
+    requests: int
+    waits: Mapping[str, float]  # seconds of one loop, by job
+    is_gap: bool = False  # no service ran
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+
+def steps_between(
+    records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
+) -> list[Step]:
+    """Return the steps of a history; ``ranks`` are the loops of each job, whose waits are summed up."""
+    gap, waits, found = _gap_seconds(records), dict[str, float](), list[Step]()
+    for before, after in pairwise(records):
+        waits = waits or _waits_of(before)
+        seen = _waits_of(after)
+        # A job that no record named before began meanwhile, so all of its wait is of this step.
+        more = {
+            job: max(0.0, seconds - waits.get(job, 0.0)) / max(1, (ranks or {}).get(job, 1))
+            for job, seconds in seen.items()
+        }
+        waits = waits | seen
+        found.append(
+            Step(
+                *(before.at, after.at, after.state or "", after.waiting_for or ""),
+                drawn=_growth(before.drawn, after.drawn),
+                evicted=_growth(before.evicted_samples, after.evicted_samples),
+                delivered=_growth(before.delivered, after.delivered),
+                egress_bytes=_counted_in_run(before.egress_bytes, after.egress_bytes),
+                requests=_counted_in_run(before.requests, after.requests),
+                waits=more,
+                is_gap=after.at - before.at > gap,
+            )
+        )
+    return found
+
+
+def _gap_seconds(records: Sequence[HistoryRecord]) -> float:
+    """Return how far apart records are where no service ran: far more than their neighbours are."""
+    apart = [after.at - before.at for before, after in pairwise(records)]
+    return max(LEAST_GAP_SECONDS, GAP_FACTOR * median(apart)) if apart else LEAST_GAP_SECONDS
+
+
+def _waits_of(record: HistoryRecord) -> dict[str, float]:
+    found = ((name, job.wait_seconds) for name, job in record.jobs.items())
+    return {name: seconds for name, seconds in found if seconds is not None}
+
+
+def _growth(before: float | None, after: float | None) -> int:
+    return 0 if before is None or after is None else max(0, int(after - before))
+
+
+def _counted_in_run(before: int | None, after: int | None) -> int:
+    """Return the growth of a counter that may begin from 0 with each run of the service."""
+    restarted = before is not None and after is not None and after < before
+    return _growth(0 if restarted else before, after)
+
+
+@dataclass(slots=True)
+class Period:
+    """A row of the table of what limited training."""
+
+    start: float
+    seconds: float = 0.0
+    idle_seconds: float = 0.0  # without a service
+    drawn: float = 0.0
+    evicted: float = 0.0
+    delivered: float = 0.0
+    egress_bytes: float = 0.0
+    waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reasons: Counter[str] = field(default_factory=Counter)  # milliseconds
+
+    def add(self, step: Step, seconds: float) -> None:
+        share = seconds / step.seconds
+        self.seconds += seconds
+        self.idle_seconds += seconds if step.is_gap else 0.0
+        self.drawn += step.drawn * share
+        self.evicted += step.evicted * share
+        self.delivered += step.delivered * share
+        self.egress_bytes += step.egress_bytes * share
+        for job, waited in step.waits.items():
+            self.waits[job] += waited * share
+        if step.waiting_for and not step.is_gap:
+            self.reasons[step.waiting_for] += round(1000 * seconds)
+
+    @property
+    def wait_share(self) -> float:
+        """The exposed wait of the job that waited most, as a share of the time."""
+        return min(1.0, max(self.waits.values(), default=0.0) / max(self.seconds, 1e-9))
+
+    @property
+    def reuse(self) -> float | None:
+        return self.delivered / self.drawn if self.drawn >= 1 else None
+
+    @property
+    def reason(self) -> str:
+        return self.reasons.most_common(1)[0][0] if self.reasons else ""
+
+
+def period_seconds(span: float) -> int:
+    """Return how long the rows of a table are.
+
+    >>> period_seconds(600), period_seconds(5 * 3600), period_seconds(14 * 86400)
+    (60, 3600, 21600)
+    """
+    allowed = [one for one in PERIODS if span / one <= MOST_PERIODS]
+    if span >= HOURLY_FROM:
+        allowed = [one for one in allowed if one >= 3600]
+    return min(allowed, default=PERIODS[-1])
+
+
+def periods(
+    records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
+) -> list[Period]:
+    """Return what happened in each period of a history; a step over several is shared out by time."""
+    if len(records) < 2:
+        return []
+    width = period_seconds(records[-1].at - records[0].at)
+    found: dict[int, Period] = {}
+    for step in steps_between(records, ranks):
+        for number, part in _shared_out(step, width, records[-1].at):
+            found.setdefault(number, Period(float(number * width))).add(step, part)
+    return [found[number] for number in sorted(found)][-MOST_PERIODS:]
+
+
+def _shared_out(step: Step, width: int, end: float) -> Iterator[tuple[int, float]]:
+    at = max(step.start, end - (MOST_PERIODS + 1) * width)  # of a clock that was decades behind
+    while at < step.stop:
+        number = int(at // width)
+        until = min(step.stop, float((number + 1) * width))
+        yield number, until - at
+        at = until
+
+
+def limited_by(period: Period) -> str:
+    """Say in words what limited training in a period."""
+    if period.delivered < 1:
+        if period.idle_seconds > period.seconds / 2:
+            return "no service, no training"
+        return f"no training{_while(period)}"
+    if period.wait_share > MUCH_WAIT:
+        return f"loading: the loop waited {in_percent(period.wait_share)} of the time"
+    if period.idle_seconds > period.seconds / 2:
+        return "no service ran: only cached samples"
+    if period.reuse is None:
+        return f"the store: nothing new{_while(period)}"
+    if period.reuse > MUCH_REUSE:
+        return f"the store: {period.reuse:.1f} deliveries for each new sample{_while(period)}"
+    return "training itself: it was fed"
+
+
+def _while(period: Period) -> str:
+    return f"; the service waited for {period.reason}" if period.reason else ""
+
+
+def thinned(values: Sequence[T], most: int) -> list[T]:
+    """Return at most so many values, evenly spread; the first and the last are kept.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
+    [1, 4, 7]
+    """
+    last = len(values) - 1
+    if last < most or most < 2:
+        return list(values)
+    return [values[round(i * last / (most - 1))] for i in range(most)]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over a whole history."""
+
+    seconds: float = 0.0
+    served_seconds: float = 0.0  # while a service ran
+    egress_bytes: int = 0
+    requests: int = 0
+    waits: Mapping[str, float] = field(default_factory=dict)  # seconds of one loop, by job
+    trained_seconds: float = 0.0
+
+    @property
+    def wait_share(self) -> float | None:
+        if not self.trained_seconds:
+            return None
+        return min(1.0, max(self.waits.values(), default=0.0) / self.trained_seconds)
+
+
+def totals(records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None) -> Totals:
+    steps = steps_between(records, ranks)
+    waits: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for job, seconds in step.waits.items():
+            waits[job] += seconds
+    first = records[0] if records else HistoryRecord(0.0)
+    return Totals(
+        seconds=sum(step.seconds for step in steps),
+        served_seconds=sum(step.seconds for step in steps if not step.is_gap),
+        egress_bytes=(first.egress_bytes or 0) + sum(step.egress_bytes for step in steps),
+        requests=(first.requests or 0) + sum(step.requests for step in steps),
+        waits=dict(waits),
+        trained_seconds=sum(step.seconds for step in steps if step.delivered),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What a plan predicts, as it really was in its horizon; None where the history does not say."""
+
+    seconds: float  # of the horizon that has passed
+    values: Mapping[str, float | None]
+
+
+def actual_values(
+    records: Sequence[HistoryRecord],
+    horizon_seconds: float,
+    ranks: Mapping[str, int] | None = None,
+) -> Actual:
+    """Return the figures of a plan from the start of the first service on."""
+    if len(records) < 2:
+        return Actual(0.0, {})
+    began = _began(records)
+    window = [one for one in records if one.at - began <= horizon_seconds] or [records[0]]
+    last, seconds = window[-1], max(1e-9, window[-1].at - began)
+    first = _first_at(records, lambda record: bool(record.delivered))
+    full_at = _first_at(records, _is_full)
+    sums, hour = totals(window, ranks), 3600.0
+    trained = 0.0 if first is None else last.at - first
+    waited = max(sums.waits.values(), default=0.0)
+    values = {
+        "first_batch_seconds": None if first is None else first - began,
+        "full_seconds": None if full_at is None else full_at - began,
+        "turnover_seconds": _turnover_seconds(records, full_at),
+        "coverage": _last_known(window, "coverage"),
+        "reuse": (last.delivered or 0) / last.drawn if last.drawn else None,
+        "ess_samples": _ess_samples(window),
+        "exposed_wait_share": min(1.0, waited / trained) if trained > 0 else None,
+        "requests_per_second": sums.requests / seconds,
+        "egress_bytes_per_hour": sums.egress_bytes * hour / seconds,
+    }
+    return Actual(seconds, values)
+
+
+def _began(records: Sequence[HistoryRecord]) -> float:
+    """Return when the first service started, which is a little before its first record."""
+    first = records[0]
+    return first.at if first.run is None else min(first.at, first.run)
+
+
+def _first_at(
+    records: Sequence[HistoryRecord], holds: Callable[[HistoryRecord], bool]
+) -> float | None:
+    return next((record.at for record in records if holds(record)), None)
+
+
+def _last_known(records: Sequence[HistoryRecord], name: str) -> Any:
+    values = (getattr(record, name) for record in reversed(records))
+    return next((value for value in values if value is not None), None)
+
+
+def _ess_samples(records: Sequence[HistoryRecord]) -> float | None:
+    """Return that of the job which received most."""
+    last = {name: job for record in records for name, job in record.jobs.items()}
+    most = max(last.values(), key=lambda job: job.delivered or 0, default=None)
+    return None if most is None else most.ess_samples
+
+
+def _is_full(record: HistoryRecord) -> bool:
+    if record.state in ("full", "complete") or record.evicted_samples:
+        return True
+    return bool(record.max_bytes and (record.bytes or 0) >= FULL_SHARE * record.max_bytes)
+
+
+def _turnover_seconds(records: Sequence[HistoryRecord], full_at: float | None) -> float | None:
+    """Return how long it took to evict as many samples as the cache held when it was full."""
+    if full_at is None:
+        return None
+    after = [record for record in records if record.at >= full_at]
+    held, gone, last = after[0].samples or 0, after[0].evicted_samples or 0, after[-1]
+    evicted = (last.evicted_samples or 0) - gone
+    if not held or evicted <= 0 or last.at <= full_at:
+        return None
+    return (last.at - full_at) * held / evicted

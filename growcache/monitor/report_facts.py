@@ -1,0 +1,111 @@
+"""Gather what a report shows of a cache; nothing in the cache is written."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from growcache.cache.history import HistoryRecord, read_history
+from growcache.cache.index.inspection import read_holes
+from growcache.cache.index.reader import read_index
+from growcache.cache.metrics_file import Metrics, read_metrics
+from growcache.cache.status import Status, read_status
+from growcache.errors import ConfigError
+from growcache.loading.waiting import shown_generation
+from growcache.monitor.hole_reasons import HoleGroup, group_holes
+from growcache.monitor.report_objects import DrawnObjects, read_drawn_objects
+from growcache.monitor.verdicts import (
+    RECENT_SECONDS,
+    Answer,
+    answer_questions,
+    recent_changes,
+)
+
+LIBRARIES = ("growcache", "numpy", "obstore", "torch", "tensorflow-cpu", "jax")
+MOST_PLAN_BYTES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFacts:
+    made_at: float
+    status: Status
+    records: Sequence[HistoryRecord] = ()
+    metrics: Metrics | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)  # of the identity
+    schema: str = ""
+    holes: Sequence[HoleGroup] = ()
+    noted_holes: int = 0
+    drawn: DrawnObjects = field(default_factory=DrawnObjects)
+    answers: Sequence[Answer] = ()
+    plan: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """How many loops each job has, whose waits are summed up in the history."""
+        if self.metrics is None:
+            return {}
+        return {name: max(1, len(job.ranks)) for name, job in self.metrics.jobs.items()}
+
+
+def gather_facts(cache: Path, plan: Path | None = None) -> ReportFacts:
+    """Read a cache. Raises as `read_index`, and ConfigError for a plan that is none."""
+    planned = None if plan is None else read_plan(plan)
+    root = shown_generation(cache)
+    status, records = read_status(root), read_history(cache)
+    identity = read_index(root).identity
+    parts = {} if identity is None else identity.parts
+    _, noted = read_holes(root)
+    now = time.time()
+    recent = [record for record in records if record.at > now - 2 * RECENT_SECONDS]
+    answers = answer_questions(status, recent_changes(recent, status))
+    return ReportFacts(
+        now,
+        status,
+        records,
+        read_metrics(root),
+        parts,
+        "" if identity is None else str(identity.schema),
+        group_holes(noted),
+        len(noted),
+        read_drawn_objects(root, parts),
+        (answers.fed, answers.growth, answers.awaited),
+        planned,
+        versions(),
+    )
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Return what `growcache plan --json` wrote."""
+    advice = "write one with: growcache plan CONFIG --json > plan.json"
+    try:
+        if path.stat().st_size > MOST_PLAN_BYTES:
+            raise ConfigError(f"--plan: {path} is too large for a plan; {advice}")
+        values = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--plan: cannot read {path}: {error.strerror}; {advice}") from None
+    except orjson.JSONDecodeError:
+        raise ConfigError(f"--plan: {path} is no JSON; {advice}") from None
+    if isinstance(values, list) and values:  # of a sweep
+        values = values[0]
+    if not isinstance(values, dict) or not any(
+        isinstance(one, dict) for one in values.values()
+    ):
+        raise ConfigError(f"--plan: expected a plan in {path}, found other JSON; {advice}")
+    return values
+
+
+def versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name.removesuffix("-cpu")] = version(name)
+    return found
