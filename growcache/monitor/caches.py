@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from growcache.cache.files import CacheLayout
+from growcache.cache.locks import is_locked
 from growcache.cache.status import Status, read_status
 
 T = TypeVar("T")
 
 FRESH_SECONDS = 0.9
-COST_SHARE = 0.02  # of the time may go into reading one value anew
+COST_SHARE = 0.02  # of the time may go into reading one value anew,
+STAMPED_COST_SHARE = 0.004  # or one whose stamp tells that it changed
 
 
 def named_caches(paths: Sequence[Path]) -> dict[str, Path]:
@@ -41,25 +44,49 @@ def _short_name(path: Path, others: Sequence[Path]) -> str:
 class FreshValue(Generic[T]):
     """A value that is read again once it is old, so that many viewers cost as much as one.
 
-    What takes long to read, of a stopped cache with many shards, is read less often.
+    What takes long to read, of a stopped cache with many shards, is read less often, unless its ``stamp`` changed.
     """
 
     read: Callable[[], T]
+    stamp: Callable[[], object] = lambda: None
+    cost_share: float = COST_SHARE
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: T | None = None
-    _due: float = 0.0  # monotonic seconds
+    _stamp: object = None
+    _soon: float = 0.0  # monotonic seconds, before which it is never read again
+    _due: float = 0.0  # after which it always is
 
     def get(self) -> T:
         """Return the value. May raise what ``read`` raises."""
         with self._lock:
             began = time.monotonic()
-            if self._last is None or began >= self._due:
+            if self._last is None or (began >= self._soon and self._is_old(began)):
+                self._stamp = self.stamp()
                 self._last = self.read()
-                ended = time.monotonic()
-                self._due = began + max(FRESH_SECONDS, (ended - began) / COST_SHARE)
+                cost = time.monotonic() - began
+                self._soon = began + FRESH_SECONDS
+                self._due = began + max(FRESH_SECONDS, cost / self.cost_share)
             return self._last
+
+    def _is_old(self, now: float) -> bool:
+        return now >= self._due or self.stamp() != self._stamp
 
 
 def status_readers(caches: Mapping[str, Path]) -> dict[str, Callable[[], Status]]:
     """Return for each cache a function that reads its status, at most about once a second."""
-    return {name: FreshValue(partial(read_status, path)).get for name, path in caches.items()}
+    return {
+        name: FreshValue(
+            partial(read_status, path), partial(_service_stamp, path), STAMPED_COST_SHARE
+        ).get
+        for name, path in caches.items()
+    }
+
+
+def _service_stamp(path: Path) -> object:
+    """Return what changes where a service runs, begins or ends."""
+    layout = CacheLayout(path)
+    try:
+        written = layout.status.stat().st_mtime_ns
+    except OSError:
+        written = 0
+    return layout.root, written, is_locked(layout.supervisor_lock)

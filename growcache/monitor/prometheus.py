@@ -30,6 +30,7 @@ from growcache.sampling.sampler_counts import STAGE_BOUNDS
 from growcache.store.counts import number_in
 from growcache.store.request_counts import REQUEST_BOUNDS
 
+VERSION = version("growcache")
 STATES = ("running", "complete", "full", "waiting", "shrinking", "stopped")
 
 
@@ -77,7 +78,7 @@ class _CachesCollector(Collector):
         build = GaugeMetricFamily(
             "growcache_build_info", "The version of the dashboard.", labels=["version"]
         )
-        build.add_metric([version("growcache")], 1)
+        build.add_metric([VERSION], 1)
         yield build
         there = [one for one in self._seen if one.status is not None]
         yield _up(self._seen)
