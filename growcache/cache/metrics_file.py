@@ -127,7 +127,7 @@ def read_metrics(root: str | os.PathLike[str]) -> Metrics | None:
     for _ in range(READ_TRIES):
         try:
             return _parse(verified_json(layout.metrics.read_bytes()))
-        except FileNotFoundError:
+        except OSError:  # there is none, or it may not be read
             return None
         except (ValueError, TypeError, KeyError):
             time.sleep(TORN_SECONDS)
