@@ -46,7 +46,7 @@ class HistoryRecord:
     run: float | None = None  # when the service of that time had started
     generation: int | None = None
     state: str | None = None
-    waiting_for: str | None = None  # shortened
+    waiting_for: str | None = None  # without details
     shards: int | None = None
     samples: int | None = None
     bytes: int | None = None
@@ -104,12 +104,12 @@ def history_record(
     """Return the record of this moment, with the jobs that are not as in ``last_jobs``."""
     changed = [n for n, job in metrics.jobs.items() if last_jobs.get(n) != job]
     changed.sort(key=lambda name: not metrics.jobs[name].open)
-    event, requests = status.waiting_for, number_in(metrics.counts, "requests")
+    requests = number_in(metrics.counts, "requests")
     served = sum(number_in(metrics.counts, "requests", op, SERVED) for op in OPS)
     return HistoryRecord(
         at=time.time(),
         run=status.started_at,
-        waiting_for=None if event is None else event[:MOST_EVENT_CHARACTERS],
+        waiting_for=short_event(status.waiting_for),
         failures=int(number_in(metrics.counts, "retries")),
         egress_bytes=int(number_in(metrics.counts, "egress_bytes")),
         requests=int(requests),
@@ -118,6 +118,15 @@ def history_record(
         jobs={name: _job_record(metrics.jobs[name]) for name in changed[:MOST_JOBS]},
         **{name: getattr(status, name) for name in _SAME_NAMES},
     )
+
+
+def short_event(event: str | None) -> str | None:
+    """Return an event without its details, which may name an object: a purge must leave no key behind.
+
+    >>> short_event("the store to answer (s3://b/x: connection refused)"), short_event(None)
+    ('the store to answer', None)
+    """
+    return None if event is None else event.partition(" (")[0][:MOST_EVENT_CHARACTERS]
 
 
 def _job_record(job: JobMetrics) -> JobRecord:

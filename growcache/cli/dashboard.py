@@ -36,7 +36,7 @@ def _http_server() -> ModuleType:
         from growcache.monitor import http_server
     except ImportError as error:
         raise MissingLibraryError(
-            f"the dashboard needs {error.name}; pip install 'growcache[metrics]'"
+            f"the dashboard needs {str(error.name).partition('.')[0]}; pip install 'growcache[metrics]'"
         ) from None
     return http_server
 
