@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def main() -> None:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 pictures = arguments.out.parent / "pictures"
                 print(write_report(Path(name) / "cache", arguments.out, pictures, plan))
+        page = arguments.out.read_text(encoding="utf-8")
+        arguments.out.write_text(page.replace(f" on {socket.gethostname()})", " on gpu7)"))
 
 
 def write_recordings(server: Server) -> None:

@@ -29,34 +29,34 @@ Event = Literal["stopped", "absent", "silent", "waiting"]
 
 @dataclass
 class ServiceWatch:
-    """Decides, by what is seen of a service, when an event is to be told. Pure."""
+    """Decides from the signs of life of a service when to report an event. Pure."""
 
     began: float | None = None
-    seen: ServicePulse | None = None  # the last sign of life, until its end was told
+    seen: ServicePulse | None = None  # the last sign of life of a service that ran
     seen_at: float = 0.0
     drawn: int = -1
     drawn_at: float = 0.0
-    told: set[Event] = field(default_factory=set)  # of events that last
+    reported: set[Event] = field(default_factory=set)  # events that last
 
     def look(self, pulse: ServicePulse, now: float) -> Event | None:
-        """Return an event that was not told yet; ``now`` in monotonic seconds."""
+        """Return an event that was not reported yet; ``now`` in monotonic seconds."""
         if self.began is None:
             self.began = self.drawn_at = now
         event = self._running(pulse, now) if pulse.runs else self._gone(now)
-        if event is None or event in self.told:
+        if event is None or event in self.reported:
             return None
-        self.told.add(event)
+        self.reported.add(event)
         return event
 
     def _running(self, pulse: ServicePulse, now: float) -> Event | None:
         self.seen, self.seen_at = pulse, now
-        self.told -= {"stopped"}
+        self.reported -= {"stopped"}
         if pulse.drawn != self.drawn or pulse.state != "waiting":
             self.drawn, self.drawn_at = pulse.drawn, now
-            self.told -= {"waiting"}
+            self.reported -= {"waiting"}
         if pulse.silence:
             return "silent"
-        self.told -= {"silent"}
+        self.reported -= {"silent"}
         return "waiting" if now - self.drawn_at >= WAITING_SECONDS else None
 
     def _gone(self, now: float) -> Event | None:
@@ -117,7 +117,7 @@ def event_text(
     if event == "absent":
         return (
             f"no service runs on the cache {root} since {seconds:.0f} s: {repeat}; start one with: "
-            "growcache run CONFIG (this is said once)"
+            "growcache run CONFIG (reported once)"
         )
     awaited = pulse.silence if event == "silent" else pulse.waiting_for or "the next report"
     since = "" if event == "silent" else f" for {seconds:.0f} s"

@@ -311,6 +311,12 @@ def _files(facts: MachineFacts) -> Finding:
 
 
 def training_findings(facts: TrainingFacts) -> Iterator[Finding]:
+    if facts.service_runs:
+        drawn = f"{in_count(facts.drawn_per_second)} samples/s"
+        shared = "so the reads of this measurement had only a part of the link"
+        yield Finding(
+            "ok", "service", f"runs on the cache and drew {drawn} meanwhile, {shared}"
+        )
     if facts.consumed_per_second is None:
         return
     rate = f"{in_count(facts.consumed_per_second)} samples/s"

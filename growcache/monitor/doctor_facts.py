@@ -105,6 +105,7 @@ class TrainingFacts:
     job: str = ""
     wait_share: float | None = None  # of the time, that the loop waited for batches
     service_runs: bool = False
+    drawn_per_second: float = 0.0  # by a service that ran next to the measurement
     waiting_for: str = ""
 
 

@@ -45,6 +45,8 @@ def find_limit(facts: DoctorFacts) -> Limit:
     broken = next((one for one in facts.stores if one.trouble), None)
     if broken is not None or not facts.stores:
         return Limit("unknown", "what limits is not known before the store gives samples")
+    if all(one.bytes_per_second is None for one in facts.stores):
+        return Limit("unknown", "what limits is not known, because no store was measured")
     slowest = min(facts.stores, key=lambda one: _mixed_rate(one) or float("inf"))
     cause, supply = _fill_cause(facts, slowest), drawn_per_second(facts)
     consumed = facts.training.consumed_per_second
@@ -65,6 +67,7 @@ def drawn_per_second(facts: DoctorFacts) -> float | None:
     supply, busy = min(rates), max(one.cpu_share for one in facts.stores)
     if busy > BUSY_CPU_SHARE:
         supply *= min(facts.machine.workers, facts.machine.cores)
+    supply += facts.training.drawn_per_second  # a service that runs has the rest of the link
     if (limit := facts.max_bytes_per_second) is not None and (size := _fetched_bytes(facts)):
         supply = min(supply, limit / size)
     if facts.disk.write_bytes_per_second and facts.sample_bytes:

@@ -90,6 +90,7 @@ def training_facts(
     """Return what the fastest living job consumed between two looks at a cache."""
     facts = TrainingFacts(
         service_runs=after is not None and after.state != "stopped",
+        drawn_per_second=_drawn_between(before, after) / max(seconds, 1e-9),
         waiting_for=(after.waiting_for or "") if after is not None else "",
     )
     if consume is not None:
@@ -111,6 +112,10 @@ def training_facts(
     return replace(
         facts, consumed_per_second=rate, job=job.name, wait_share=min(1.0, max(0.0, waited))
     )
+
+
+def _drawn_between(before: Status | None, after: Status | None) -> int:
+    return 0 if before is None or after is None else max(0, after.drawn - before.drawn)
 
 
 def _readers(status: Status, job: JobStatus) -> int:

@@ -382,13 +382,13 @@ def _clock_skew(source: SourceConfig) -> float | None:
     try:
         opener = urllib.request.build_opener(_NoRedirect)
         with opener.open(request, timeout=DATE_SECONDS) as answer:
-            said = answer.headers.get("Date")
+            date = answer.headers.get("Date")
     except urllib.error.HTTPError as error:  # a refusal has a date as well
-        said = error.headers.get("Date")
+        date = error.headers.get("Date")
         error.close()
     except (OSError, ValueError):  # the reads say why
         return None
-    return skew_of(said, before, time.time())
+    return skew_of(date, before, time.time())
 
 
 def skew_of(date: str | None, before: float, after: float) -> float | None:

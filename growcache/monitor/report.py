@@ -196,7 +196,7 @@ def _while(period: Period) -> str:
 
 
 def thinned(values: Sequence[T], most: int) -> list[T]:
-    """Return at most so many values, evenly spread; the first and the last are kept.
+    """Return at most ``most`` values, evenly spread; the first and the last are kept.
 
     >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
     [1, 4, 7]
@@ -248,6 +248,8 @@ class Actual:
 
     seconds: float  # of the horizon that has passed
     values: Mapping[str, float | None]
+    # A moment is known as that of a record, and was after the record before it.
+    earliest: Mapping[str, float] = field(default_factory=dict)
 
 
 def actual_values(
@@ -277,7 +279,13 @@ def actual_values(
         "requests_per_second": sums.requests / seconds,
         "egress_bytes_per_hour": sums.egress_bytes * hour / seconds,
     }
-    return Actual(seconds, values)
+    moments = {"first_batch_seconds": first, "full_seconds": full_at}
+    earliest = {
+        name: max((one.at - began for one in records if one.at < at), default=0.0)
+        for name, at in moments.items()
+        if at is not None
+    }
+    return Actual(seconds, values, earliest)
 
 
 def _began(records: Sequence[HistoryRecord]) -> float:

@@ -43,7 +43,7 @@ def report_page(facts: ReportFacts) -> str:
 
 
 def history_json(records: Sequence[HistoryRecord], most: int) -> str:
-    """Return at most so many records by column, as text that cannot end its element."""
+    """Return at most ``most`` records by column, as text that cannot end its element."""
     columns = history_columns(thinned(records, most))
     columns["jobs"] = dict(list(columns["jobs"].items())[-MOST_JOBS:])
     for unused in ("waiting_for", "state", "run", "generation", "shards"):
@@ -108,8 +108,8 @@ def table(heads: Sequence[Cell], rows: Iterable[Sequence[Cell]], caption: str = 
     """Return a table; a cell may have a class, such as ``number``."""
     head = "".join(_cell("th", one) for one in heads)
     lines = "".join(f"<tr>{''.join(_cell('td', one) for one in row)}</tr>" for row in rows)
-    said = f"<caption>{_text(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table>{said}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    title = f"<caption>{_text(caption)}</caption>" if caption else ""
+    return f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def _cell(tag: str, cell: Cell) -> str:
@@ -250,10 +250,10 @@ def _holes(facts: ReportFacts) -> str:
         ]
         for one in facts.holes
     ]
-    said = (
+    caption = (
         f"{plural(facts.status.holes, 'hole')} in all, the last {facts.noted_holes} by reason."
     )
-    return table([_number("holes"), "reason", "such as"], rows, said)  # fmt: skip
+    return table([_number("holes"), "reason", "such as"], rows, caption)  # fmt: skip
 
 
 def _parts(facts: ReportFacts) -> str:

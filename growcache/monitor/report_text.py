@@ -194,13 +194,18 @@ def planned_rows(facts: ReportFacts) -> tuple[Actual, list[PlannedRow]]:
         ends = [_number(figure.get(end)) for end in ("low", "high")]
         between = " to ".join(_shown(name, end) for end in ends) if None not in ends else ""
         fits = None if value is None or found is None else _fits(name, value, found, ends)
+        after = actual.earliest.get(name)
+        if after is not None and value is not None:
+            fits = fits or after - EQUAL_SECONDS <= value <= (found or 0.0)
         rows.append(
             PlannedRow(
                 words,
                 _shown(name, value),
                 "" if ends[0] == ends[1] else between,
                 str(figure.get("basis", "")),
-                _shown(name, found),
+                _shown(name, found)
+                if after is None
+                else f"{_shown(name, after)} to {_shown(name, found)}",
                 fits,
             )
         )

@@ -38,7 +38,7 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
 
         Args:
             loader: with the method ``metrics``; None takes the trainer's own.
-            every_n_steps: log in the middle of epochs as well, after each so many batches.
+            every_n_steps: log in the middle of epochs as well, each time that this number of batches is done.
             prefix: of each name.
         """
         super().__init__()
@@ -51,7 +51,7 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log after each so many batches."""
+        """Log each time that the number of batches is done."""
         if self._every_n_steps is not None and (batch_idx + 1) % self._every_n_steps == 0:
             self._log(trainer)
 

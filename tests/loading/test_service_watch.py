@@ -1,4 +1,4 @@
-"""A training process is told once per event that its service brings no new samples."""
+"""A training process is warned once per event that its service brings no new samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def every(pulse: ServicePulse, start: int, stop: int) -> list[tuple[float, Servi
     return [(float(at), pulse) for at in range(start, stop, 2)]
 
 
-def test_a_service_that_stops_is_told_of_each_time() -> None:
+def test_a_service_that_stops_is_reported_each_time() -> None:
     looks = every(RUNS, 0, 10) + every(GONE, 10, 200) + every(RUNS, 200, 210)
     found = events(*looks, *every(GONE, 210, 300))
     assert found == [(12.0, "stopped"), (212.0, "stopped")]
@@ -50,11 +50,11 @@ def test_a_restart_is_no_event() -> None:
     assert events((0, RUNS), (STOPPED_SECONDS - 1, GONE), (STOPPED_SECONDS + 9, RUNS)) == []
 
 
-def test_a_cache_that_never_had_a_service_is_told_of_once() -> None:
+def test_a_cache_that_never_had_a_service_is_reported_once() -> None:
     assert events(*every(GONE, 0, 500)) == [(ABSENT_SECONDS, "absent")]
 
 
-def test_a_silence_is_told_of_once_until_the_service_answers() -> None:
+def test_a_silence_is_reported_once_until_the_service_answers() -> None:
     looks = every(SILENT, 0, 20) + every(RUNS, 20, 30) + every(SILENT, 30, 50)
     assert events(*looks) == [(0.0, "silent"), (30.0, "silent")]
 
@@ -71,15 +71,15 @@ def test_other_states_are_no_wait(state: str) -> None:
 
 
 @given(st.lists(st.sampled_from([GONE, RUNS, WAITS, SILENT]), max_size=200))
-def test_no_event_is_told_twice_without_a_change(pulses: list[ServicePulse]) -> None:
-    watch, told = ServiceWatch(), ""
+def test_no_event_is_reported_twice_without_a_change(pulses: list[ServicePulse]) -> None:
+    watch, reported = ServiceWatch(), ""
     before: ServicePulse | None = None
     for at, pulse in enumerate(pulses):
         event = watch.look(pulse, 30.0 * at)
         if event and pulse == before:
-            assert event != told
+            assert event != reported
         if event or pulse != before:
-            told = event or ""
+            reported = event or ""
         before = pulse
 
 

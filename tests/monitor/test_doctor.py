@@ -140,6 +140,7 @@ def test_a_lower_hard_limit_is_named() -> None:
         (with_disk(write_bytes_per_second=1e6), "disk"),
         (replace(FACTS, max_bytes_per_second=10**6), "setting"),
         (with_store(trouble="refused"), "unknown"),
+        (with_store(bytes=0, message="a Dataset reads by itself"), "unknown"),
     ],
 )
 def test_what_limits_a_cache_that_fills(facts: DoctorFacts, resource: str) -> None:
@@ -170,6 +171,14 @@ def test_what_limits_training(
 def test_a_loop_that_waits(waiting: str, resource: str) -> None:
     training = TrainingFacts(100.0, job="a", wait_share=0.4, waiting_for=waiting)
     assert find_limit(replace(FACTS, training=training)).resource == resource
+
+
+def test_a_service_that_runs_has_the_rest_of_the_link() -> None:
+    facts = replace(FACTS, training=TrainingFacts(service_runs=True, drawn_per_second=100.0))
+    assert drawn_per_second(facts) == 600.0
+    assert [one.about for one in find_all(facts) if "drew 100 samples/s" in one.found] == [
+        "service"
+    ]
 
 
 def test_mixed_sources_are_as_fast_as_the_slowest_for_its_share() -> None:
@@ -204,12 +213,12 @@ def test_the_supply_is_bounded_by_every_resource(
 def at(delivered: int, waited: float, *pids: int) -> Status:
     job = JobStatus("a", delivered, 1.0, 1, 7, WaitsStatus(1, waited), open=True)
     leases = [LeaseStatus(str(pid), "a", "h", pid, "", 1.0, 1, True) for pid in pids]
-    return Status(state="running", jobs=[job], leases=leases)
+    return Status(state="running", jobs=[job], leases=leases, drawn=delivered * 3 // 20)
 
 
 def test_a_jobs_consumption_is_seen_between_two_looks() -> None:
     found = training_facts(at(1000, 1.0, 1, 2), at(3000, 3.0, 1, 2), 10.0, None)
     assert (found.consumed_per_second, found.wait_share) == (200.0, 0.1)  # of two ranks
-    assert (found.job, found.service_runs) == ("a", True)
+    assert (found.job, found.service_runs, found.drawn_per_second) == ("a", True, 30.0)
     assert training_facts(None, at(3000, 3.0), 10.0, None).consumed_per_second is None
     assert training_facts(None, None, 10.0, 55.0).given

@@ -117,6 +117,9 @@ def test_what_happened_in_the_horizon_of_a_plan() -> None:
     assert found["exposed_wait_share"] == pytest.approx(15 / 140)
     assert (found["requests_per_second"], found["egress_bytes_per_hour"]) == (10.0, 36e6)
     assert actual_values([], 10.0).values == {}
+    early = {**FIGURE, "value": 3.0, "low": 1.0, "high": 4.0}
+    (row,) = planned_rows(facts_of(plan={"first_batch_seconds": early}))[1]
+    assert (row.actual, row.fits) == ("0.0 s to 10.0 s", True)  # between two records
 
 
 @given(st.lists(st.builds(HistoryRecord, st.floats(0, 1e9)), max_size=4))
