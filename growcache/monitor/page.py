@@ -25,10 +25,12 @@ from growcache.monitor.hole_reasons import group_holes
 from growcache.monitor.shard_map import map_of
 from growcache.monitor.verdicts import (
     RECENT_SECONDS,
+    Answers,
     answer_questions,
     answers_without_cache,
     recent_changes,
 )
+from growcache.usercode import printable
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Response]
@@ -94,9 +96,16 @@ def read_answers(cache: Path) -> dict[str, Any]:
     try:
         status = read_status(cache)
     except CacheMissingError:
-        return asdict(answers_without_cache(str(cache)))
+        return _as_json(answers_without_cache(str(cache)))
     recent = recent_changes(read_history(cache, time.time() - 2 * RECENT_SECONDS), status)
-    return asdict(answer_questions(status, recent))
+    return _as_json(answer_questions(status, recent))
+
+
+def _as_json(answers: Answers) -> dict[str, dict[str, str]]:
+    return {
+        name: {part: printable(text) for part, text in answer.items()}
+        for name, answer in asdict(answers).items()
+    }
 
 
 def read_hole_groups(cache: Path) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def _encoded_image_view(value: bytes) -> dict[str, Any]:
         return bytes_view(value) | {"note": note}
     except Exception as error:  # noqa: BLE001 - Pillow's plugins raise any exception for a broken image
         return bytes_view(value) | {
-            "note": f"{kind}, cannot be decoded: {printable(str(error))[:200]}"
+            "note": f"{kind}, cannot be decoded: {type(error).__name__}"
         }
     return {"kind": "picture", "shape": list(size[::-1]), **facts, **_picture_facts(pixels)}
 

@@ -18,6 +18,7 @@ Level = Literal["ok", "warn", "bad"]
 RECENT_SECONDS = 300.0
 LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of the time of a loop
 MUCH_REUSE = 4.0  # deliveries of a sample that was drawn
+LONG_SNAPSHOT_SECONDS = 900.0  # after which a reader that holds one may hang
 STARVED_SECONDS = 10.0  # without a byte from the store
 FULL_COVERAGE = 0.9999
 
@@ -135,6 +136,15 @@ def _about(seconds: float) -> str:
     return in_time(seconds) if seconds >= 3600 else f"{round(seconds / 60)} min"
 
 
+def _rate(per_second: float) -> str:
+    """Return a rate, with a fraction where it is small.
+
+    >>> _rate(0.26), _rate(2), _rate(1234.5)
+    ('0.3', '2', '1,234')
+    """
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else in_count(per_second)
+
+
 # Is training fed?
 
 
@@ -176,7 +186,7 @@ def _unread(status: Status) -> Answer:
 
 
 def _fed_text(job: JobStatus, share: float, recent: Recently) -> str:
-    rate = in_count(recent.delivered / recent.seconds)
+    rate = _rate(recent.delivered / recent.seconds)
     span = _about(recent.seconds)
     return f"Yes: {rate} samples/s; job {job.name} waited {in_percent(round(share, 4))} of the last {span}."
 
@@ -237,12 +247,17 @@ def _growth(status: Status, recent: Recently) -> Answer:
         return Answer(GROWTH, text, "warn")
     if not recent.seconds:
         return _growth_at_start(status)
-    if not recent.drawn or (status.state == "waiting" and not status.samples_per_second):
+    if not recent.drawn or (_is_halted(status) and not status.samples_per_second):
         return _standing_still(status, recent)
-    rate = in_count(recent.drawn / recent.seconds)
+    rate = _rate(recent.drawn / recent.seconds)
     if recent.evicted * 2 >= recent.drawn or status.full:
         return Answer(GROWTH, _turnover_text(status, recent, rate))
     return Answer(GROWTH, _growing_text(status, recent, rate))
+
+
+def _is_halted(status: Status) -> bool:
+    """Whether it waits for what may never come, unlike readers that go on or a listing that ends."""
+    return status.state == "waiting" and advice_for_status(status)[0] == "bad"
 
 
 def _why_complete(status: Status) -> str:
@@ -254,7 +269,7 @@ def _why_complete(status: Status) -> str:
 def _growth_at_start(status: Status) -> Answer:
     if not status.drawn:
         return Answer(GROWTH, "Not yet: nothing has been drawn so far.")
-    rate = in_count(status.samples_per_second)
+    rate = _rate(status.samples_per_second)
     word = "Turning over" if status.full else "Growing"
     return Answer(GROWTH, f"{word}: {rate} samples/s are drawn.")
 
@@ -378,12 +393,20 @@ def advice_for(waiting_for: str, reason: str | None = None) -> tuple[Level, str]
     return next(found, (otherwise, ""))
 
 
+def advice_for_status(status: Status) -> tuple[Level, str]:
+    level, action = advice_for(status.waiting_for or "", status.waiting_reason)
+    if status.waiting_reason == "readers" and all(
+        lease.open and lease.age_seconds < LONG_SNAPSHOT_SECONDS for lease in status.leases
+    ):
+        return "ok", ""  # at the bound it is always some reader's turn
+    return level, action
+
+
 def _awaited(status: Status) -> Answer:
     if status.state == "stopped":
         return _stopped(status)
     if status.waiting_for:
-        level, action = advice_for(status.waiting_for, status.waiting_reason)
-        return Answer(AWAITED, f"For {status.waiting_for}.", level, action)
+        return Answer(AWAITED, f"For {status.waiting_for}.", *advice_for_status(status))
     if status.complete or status.state in ("complete", "full"):
         return Answer(AWAITED, "For nothing.", *_other_advice(status))
     if _is_starved(status):

@@ -137,7 +137,7 @@ def test_samples_of_a_shard_turn(client: TestClient) -> None:
 
 
 def test_control_characters_arrive_as_escapes(client: TestClient) -> None:
-    for address in ("/samples.json?count=6", "/holes.json"):
+    for address in ("/samples.json?count=6", "/holes.json", "/answers.json"):
         text = "".join(_strings(client.get(address).json()))
         assert "\\u202e" in text
         assert not re.search("[\x00-\x09\x0b-\x1f\u200e\u200f\u2028-\u202e\u2066-\u2069]", text)

@@ -37,6 +37,7 @@ RUNNING = Status(
     samples_per_second=10.0,
     updated_at=1000.0,
 )
+HELD = "readers to let go of shards: a snapshot is held for 60 s by job resnet"
 MINUTES = Recently(seconds=300, samples=600, bytes=6 * 10**8, drawn=600, delivered=1200)
 
 
@@ -90,7 +91,8 @@ def test_samples_that_come_again(
         ({"full": True}, {"evicted": 600}, "Turning over: 2 samples/s replace", "ok"),
         ({"full": True}, {"evicted": 600}, "all of it is new every 8 min", "ok"),
         ({}, {"drawn": 0}, "nothing was drawn in the last 5 min", "warn"),
-        ({"state": "waiting", "samples_per_second": 0.0}, {}, "Neither now; 600 samples came", "warn"),
+        ({"state": "waiting", "waiting_for": "the store to answer (x)", "samples_per_second": 0.0}, {}, "Neither now; 600 samples came", "warn"),
+        ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "samples_per_second": 0.0}, {"evicted": 600}, "Turning over", "ok"),
         ({"state": "full"}, {"drawn": 0}, "nothing is ever evicted", "ok"),
         ({"state": "shrinking", "target_bytes": 10**8}, {}, "Shrinking to 100 MB, from 1.00 GB", "warn"),
         ({"state": "stopped"}, {}, "no service runs. It keeps 1,000 samples", "warn"),
@@ -116,6 +118,8 @@ def test_growth(
         ({"state": "stopped", "jobs": []}, "none runs.", "warn", "growcache run CONFIG"),
         ({"state": "stopped", "complete": True}, "none is needed", "ok", ""),
         ({"state": "waiting", "waiting_for": "free space on the disk: it is full"}, "For free space", "bad", "cache.min_free"),
+        ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers"}, "For readers", "ok", ""),
+        ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "leases": [replace(LEASE, age_seconds=3000)]}, "For readers", "warn", "that reader"),
         ({"restart_for": ["sampling.seed"]}, "samplers are drawing", "warn", "sampling.seed"),
     ],
 )  # fmt: skip
