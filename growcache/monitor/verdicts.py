@@ -54,10 +54,13 @@ class Recently:
     drawn: int = 0
     evicted: int = 0
     delivered: int = 0
+    deliveries: Mapping[str, int] = field(default_factory=dict)  # samples, by job
     waits: Mapping[str, float] = field(default_factory=dict)  # seconds, by job
 
 
 class RecordOfJob(Protocol):
+    @property
+    def delivered(self) -> int | None: ...
     @property
     def wait_seconds(self) -> float | None: ...
 
@@ -96,6 +99,7 @@ def recent_changes(records: Sequence[Record], status: Status) -> Recently:
         drawn=_growth_of(before.drawn, status.drawn),
         evicted=_growth_of(before.evicted_samples, status.evicted_samples),
         delivered=_growth_of(before.delivered, status.delivered),
+        deliveries={job.name: _recent_deliveries(recent, job) for job in status.jobs},
         waits={job.name: _recent_wait(recent, job) for job in status.jobs},
     )
 
@@ -104,11 +108,19 @@ def _growth_of(before: int | None, now: int) -> int:
     return 0 if before is None else max(0, now - before)
 
 
+# A record names only the jobs that changed, so a job that no recent record names did nothing.
+
+
 def _recent_wait(recent: Sequence[Record], job: JobStatus) -> float:
-    """A record names only the jobs that changed, so one that no recent record names has not waited."""
     waits = (r.jobs[job.name].wait_seconds for r in recent if job.name in r.jobs)
     before = next((wait for wait in waits if wait is not None), job.waits.seconds)
     return max(0.0, job.waits.seconds - before)
+
+
+def _recent_deliveries(recent: Sequence[Record], job: JobStatus) -> int:
+    counts = (r.jobs[job.name].delivered for r in recent if job.name in r.jobs)
+    before = next((count for count in counts if count is not None), job.delivered)
+    return max(0, job.delivered - before)
 
 
 def answers_without_cache(path: str) -> Answers:
@@ -211,23 +223,28 @@ def _feeding_advice(status: Status) -> str:
 
 
 def _reused(status: Status, recent: Recently) -> Answer | None:
-    """Return a warning where training sees the same samples again and again, though there are others."""
-    if status.complete or not recent.delivered:
-        return None
-    if recent.drawn and recent.delivered / recent.drawn <= MUCH_REUSE:
+    """Return a warning where a job sees the same samples again and again, though there are others."""
+    job = max(recent.deliveries, key=recent.deliveries.__getitem__, default="")
+    delivered = recent.deliveries.get(job, 0)
+    if status.complete or delivered <= recent.drawn * MUCH_REUSE:
         return None
     span = _about(recent.seconds)
     if not recent.drawn:
         text = f"Yes, but nothing new has come in the last {span}: it trains on samples that it knows."
         return Answer(FED, text, "warn", "See what the service is waiting for.")
-    often = f"{recent.delivered / recent.drawn:.1f}"
-    text = f"Yes, but mostly with samples that it knows: {often} delivered for each one drawn."
+    often = f"{delivered / recent.drawn:.1f}"
+    text = f"Yes, but mostly with samples that it knows: job {job} received {often} for each one drawn."
     return Answer(FED, text, "warn", _reuse_advice(status))
 
 
 def _reuse_advice(status: Status) -> str:
     if status.state == "stopped":
         return START
+    if status.waiting_reason in ("readers", "room") or status.retired_shards:
+        return (
+            "New samples come when readers let go of old ones: raise cache.max_bytes, or take new snapshots "
+            "more often by samples_per_epoch"
+        )
     if status.waiting_for:
         return "New samples come slowly because the service waits; see there."
     return "If the link has room, raise sampling.workers or sampling.concurrency, or plan it: growcache plan CONFIG"

@@ -79,10 +79,24 @@ def test_a_job_that_waits(seconds: float, ranks: int, level: str, said: str) -> 
 def test_samples_that_come_again(
     delivered: int, drawn: int, complete: bool, level: str
 ) -> None:
-    recent = replace(MINUTES, delivered=delivered, drawn=drawn)
+    recent = replace(MINUTES, deliveries={"a": 9, "resnet": delivered}, drawn=drawn)
     fed = answer_questions(replace(RUNNING, complete=complete), recent).fed
     assert fed.level == level
     assert ("that it knows" in fed.answer) == (level == "warn")
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        ({}, "sampling.workers"),
+        ({"state": "stopped"}, "growcache run"),
+        ({"waiting_reason": "readers", "waiting_for": HELD}, "samples_per_epoch"),
+        ({"waiting_reason": "store", "waiting_for": "the store to answer (x)"}, "see there"),
+    ],
+)
+def test_advice_where_samples_come_again(status: dict[str, object], advice: str) -> None:
+    recent = replace(MINUTES, deliveries={"resnet": 9000})
+    assert advice in answer_questions(replace(RUNNING, **status), recent).fed.action  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -195,11 +209,14 @@ def test_changes_are_those_of_this_run_and_of_the_last_minutes() -> None:
     records = [
         HistoryRecord(now - 400, drawn=100, samples=5),
         HistoryRecord(now - 190, drawn=400, samples=500, evicted_samples=None),
-        HistoryRecord(now - 90, drawn=700, jobs={"resnet": JobRecord(wait_seconds=10.0)}),
+        HistoryRecord(
+            now - 90, drawn=700, jobs={"resnet": JobRecord(delivered=4000, wait_seconds=10.0)}
+        ),
     ]
     found = recent_changes(records, told)
     assert (found.seconds, found.drawn, found.samples, found.evicted) == (190, 500, 500, 0)
     assert found.waits == {"resnet": 2.0, "b": 0.0}
+    assert found.deliveries == {"resnet": 1000, "b": 0}
     assert recent_changes(records[:1], told) == Recently()
     assert recent_changes([], replace(told, updated_at=None)) == Recently()
 
@@ -226,6 +243,7 @@ changes = st.builds(
     drawn=st.integers(0, 10**9),
     evicted=st.integers(0, 10**9),
     delivered=st.integers(0, 10**12),
+    deliveries=st.just({"resnet": 10**6}) | st.just({}),
     waits=st.just({"resnet": 3.0}) | st.just({}),
 )
 

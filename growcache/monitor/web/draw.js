@@ -93,7 +93,7 @@
       lines: [named("requests", rate("requests")), named("errors", rate("errors")), named("tried again", rate("failures"))],
     },
     { id: "coverage", title: "Coverage of the population", unit: format.percent, least: 0.01, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
-    { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, least: 1, lines: [named("all jobs", value("reuse")), ofJobs(value("reuse"))] },
+    { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, least: 1, lines: [named("all jobs", value("reuse"), { hue: COLOURS.length - 1 }), ofJobs(value("reuse"))] },
     { id: "ess", title: "Effective sample size", unit: format.count, lines: [ofJobs(value("ess_samples"))] },
     { id: "age", title: "Mean age of cached samples", unit: format.duration, steps: DURATIONS, lines: [named("age", value("age_seconds_mean"))] },
     {
@@ -151,8 +151,8 @@
   function linesOf(chart, history) {
     return chart.lines.flatMap((line) => {
       if (!line.jobs) return line.column in history ? [{ ...line, data: history[line.column] }] : [];
-      return Object.entries(history.jobs ?? {}).slice(-MOST_LINES).flatMap(([job, columns]) =>
-        line.column in columns ? [{ ...line, label: job, data: columns[line.column] }] : [],
+      return Object.entries(history.jobs ?? {}).slice(-MOST_LINES).flatMap(([job, columns], hue) =>
+        line.column in columns ? [{ ...line, label: job, data: columns[line.column], hue }] : [],
       );
     });
   }
@@ -163,8 +163,9 @@
     return getComputedStyle(element).getPropertyValue(name).trim() || otherwise;
   }
 
-  function seriesColour(element, i) {
-    const k = i % COLOURS.length;
+  /* The colour of a line; that of a job is the same in every chart. */
+  function seriesColour(element, line, i) {
+    const k = (line.hue ?? i) % COLOURS.length;
     return colourOf(element, `--series-${k + 1}`, COLOURS[k]);
   }
 
@@ -201,8 +202,8 @@
     const moment = { label: "at" };
     const drawn = lines.map((line, i) => ({
       label: line.label,
-      stroke: () => seriesColour(element, i),
-      fill: line.fill ? () => `${seriesColour(element, i)}22` : undefined,
+      stroke: () => seriesColour(element, line, i),
+      fill: line.fill ? () => `${seriesColour(element, line, i)}22` : undefined,
       width: 1.5,
       dash: line.dash ? [5, 4] : undefined,
       spanGaps: true,
@@ -281,7 +282,7 @@
         axes: axesOf(board.element, chart),
         scales: { x: { time: true, range: () => [view.from, view.to] }, y: { range: fromZero(chart.least) } },
         cursor: { sync: { key: board.key }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-        legend: { markers: { stroke: (_plot, i) => markerColour(i), fill: (_plot, i) => markerColour(i), width: 0 } },
+        legend: { markers: { fill: (_plot, i) => markerColour(lines[i - 1], i - 1), width: 0 } },
         hooks: { setSelect: [(drawn) => board.zoom(drawn)], setLegend: [tellWhen] },
         padding: [8, 20, 0, 0],
       };
@@ -289,7 +290,10 @@
       plot.over.addEventListener("dblclick", () => board.choose());
     }
 
-    const markerColour = (i) => `var(--series-${((i - 1) % COLOURS.length) + 1}, ${COLOURS[(i - 1) % COLOURS.length]})`;
+    const markerColour = (line, i) => {
+      const k = (line?.hue ?? i) % COLOURS.length;
+      return `var(--series-${k + 1}, ${COLOURS[k]})`;
+    };
     const fit = () => {
       const width = Math.max(220, place.clientWidth);
       if (plot && !place.hidden && plot.width !== width) plot.setSize({ width, height: board.height });
