@@ -6,7 +6,8 @@ import gc
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -228,9 +229,31 @@ def test_ranks_that_were_not_known_yet_are_asked_for_again(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("MASTER_PORT", "1")
     assert [len(one) for one in (peeked, told)] == [1, 3]
-    with pytest.raises(ConfigError, match=r"world_size \(saved 1, here 3\)"):
-        next(iter(early))
     assert len(ids(told)) == 3
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2)])
+def test_a_fixed_set_goes_on_with_other_ranks(
+    cache: Filled, loader: Any, first: int, second: int
+) -> None:
+    """The rest has another number of steps, and its last one is known as such."""
+    ranks = [loader(fixed=True, rank=rank, world_size=first) for rank in range(first)]
+    with ThreadPoolExecutor(first) as pool:  # they wait for one another
+        begun = [iter(one) for one in ranks]
+        for _ in range(3):
+            list(pool.map(next, begun))
+    left = 100 - 3 * 8 * first
+    for rank in range(second):
+        other = loader(fixed=True, rank=rank, world_size=second)
+        other.load_state_dict(ranks[0].state_dict())
+        rows = [int(row.batch["id"][row.row]) for row in other.dataset]
+        assert len(rows) == -(-left // second)
+        other.load_state_dict(ranks[0].state_dict())
+        batches = iter(other)
+        found = list(islice(batches, -(-left // (8 * second))))
+        assert other.state_dict()["epoch"] == 1  # while the last one is trained on
+        assert list(chain(*ids(found))) == rows
+        assert next(batches, None) is None
 
 
 def test_a_state_is_kept_where_the_ranks_turn_out_to_be_one(

@@ -138,6 +138,11 @@ class Consumer:
             self._count_delivered(self._running_block)
         return replace(self.deliveries.report(), gather=stage.kind if stage else self._kind)
 
+    @property
+    def loaded(self) -> Position | None:
+        """The position that the next iteration goes on from, if it was loaded."""
+        return self._loaded
+
     def position(self) -> Position:
         return self._tracker.state
 

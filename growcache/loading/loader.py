@@ -23,7 +23,12 @@ from growcache.loading.options import (
 )
 from growcache.loading.ragged import RaggedStyle
 from growcache.loading.report import Report
-from growcache.loading.resume import MISSING_SHARDS, MissingShards, Position
+from growcache.loading.resume import (
+    MISSING_SHARDS,
+    MissingShards,
+    Position,
+    epoch_rows_left,
+)
 from growcache.loading.transform import TIMEOUT_SECONDS
 from growcache.loading.waiting import cached_classes, wait_for_samples
 
@@ -273,6 +278,17 @@ class Loader:
             samples = view.totals.samples
         return None if samples is None else options.rank_share(samples)
 
+    def rest_share(self) -> RankShare | None:
+        """Return this rank's share of the next iteration, which may be the rest of an epoch.
+
+        None where epochs grow.
+        """
+        whole, loaded = self.rank_share(), self._consumer.loaded
+        if whole is None or loaded is None:
+            return whole
+        rows = epoch_rows_left(loaded, self._options)
+        return whole if rows is None else self._options.rank_share(rows)
+
     @property
     def step(self) -> int:
         """Batches that were delivered of the epoch in which the loader stands."""
@@ -344,8 +360,9 @@ class Loader:
 
         Args:
             state: of `state_dict`, of a loader with the same batch_size, seed, shuffle,
-                drop_last, samples_per_epoch, fixed and world_size. The functions must be the
-                same, too.
+                drop_last, samples_per_epoch and fixed. The functions must be the same, too. Of
+                another number of ranks: what is left of the pass is dealt anew. Each rank of a
+                machine may load the state of any of its ranks.
             missing: the action where shards that the rest of the pass needs are not cached
                 (any more). ``refetch``: have the service draw them again, and wait for that.
                 ``substitute``: put other shards in their places, as far as there are others.

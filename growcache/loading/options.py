@@ -63,10 +63,7 @@ Gather: TypeAlias = Literal["thread", "process", "auto"]
 GATHER_KINDS: tuple[Gather, ...] = ("thread", "process", "auto")
 
 # Arguments that decide which rows come when, and how they are cut.
-ORDER_OPTIONS = (
-    *("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed"),
-    "world_size",
-)
+ORDER_OPTIONS = ("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed")
 
 
 def field_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -262,7 +259,7 @@ class LoaderOptions:
 
     @property
     def alike(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ORDER_OPTIONS}
+        return {name: getattr(self, name) for name in (*ORDER_OPTIONS, "world_size")}
 
     @property
     def world_size(self) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from growcache.errors import GrowcacheError
 from growcache.loading.channel import Demand
 from growcache.loading.options import LoaderOptions
-from growcache.loading.plan import PassPlan, Window
+from growcache.loading.plan import Window
 from growcache.loading.rank_sync import RankGroup
 from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
@@ -154,8 +154,11 @@ class Passes:
         else:
             self._open_ahead(lambda: self._opener.resume(resume))
 
-    def next_pass(self, *, hurry: bool = True) -> PassPlan:
-        """With `hurry` the consumer may wait for the next pass, because a block takes rows of both."""
+    def next_pass(self, *, hurry: bool = True) -> int:
+        """Enter the next pass, and return how many rows it has; a resumed one has its rest.
+
+        With `hurry` the consumer may wait for it, because a block takes rows of both.
+        """
         # A pass is left before its last window only with its epoch.
         self._hurry = hurry or self._next_pass is None
         if self._next_pass is None:
@@ -172,7 +175,7 @@ class Passes:
         self._next_pass, self._pass, self._hurry = None, opened, False
         self._on_pass(opened)
         self._enter(opened.first)
-        return opened.plan
+        return len(opened.plan) - opened.start
 
     def _wait_for_next_pass(self) -> None:
         """Release a delivered pass meanwhile."""

@@ -39,6 +39,7 @@ from growcache.loading.resume import (
     ResumeRequest,
     remaining_pass,
     resume_pass,
+    rows_left_of_length,
 )
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.windows import OpenPass, Piece, count_rows
@@ -153,28 +154,21 @@ class Producer:
     def _epoch(self, epoch: int, passes: Passes) -> None:
         options, done = self._options, self._start.step if epoch == self._start.epoch else 0
         if options.samples_per_epoch is not None:
-            share = options.rank_share(options.samples_per_epoch)
-            self._epoch_share(epoch, passes, share, done)
+            left = rows_left_of_length(options.samples_per_epoch, done, options)
+            self._epoch_share(epoch, passes, options.rank_share(left))
         elif done and self._rest is None:
             return  # its last batch was delivered
         elif options.ranks.world_size > 1:
-            share = options.rank_share(len(passes.next_pass()))
-            self._epoch_share(epoch, passes, share, done, whole_pass=True)
+            share = options.rank_share(passes.next_pass())
+            self._epoch_share(epoch, passes, share, whole_pass=True)
         else:
             self._whole_pass(epoch, passes, done)
 
     def _epoch_share(
-        self,
-        epoch: int,
-        passes: Passes,
-        share: RankShare,
-        steps: int,
-        *,
-        whole_pass: bool = False,
+        self, epoch: int, passes: Passes, share: RankShare, *, whole_pass: bool = False
     ) -> None:
         """The rest of an epoch that the consumer left is skipped, so that later epochs stay the same."""
-        done = block_start = min(steps * share.step_rows, share.rows)
-        empty_passes = 0
+        done = block_start = empty_passes = 0
         self._shrink_if_awaited()
         while done < share.rows and not (whole_pass and self._abandoned(epoch)):
             # A block is whole steps, so that all ranks make theirs of the same rows.

@@ -209,6 +209,23 @@ def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | N
     return None if rest.first is None else rest
 
 
+def rows_left_of_length(samples: int, steps: int, options: LoaderOptions) -> int:
+    """Return the rows, of all ranks, that an epoch of a length still has after some steps.
+
+    An epoch keeps its number of steps: those of other ranks count as if these had made them.
+    """
+    return max(0, samples - steps * options.step_samples)
+
+
+def epoch_rows_left(state: Position, options: LoaderOptions) -> int | None:
+    """Return the rows that the state's epoch still has; None where it begins a pass."""
+    if options.samples_per_epoch is not None:
+        return rows_left_of_length(options.samples_per_epoch, state.step, options)
+    if state.plan is None or state.mark is None:
+        return None
+    return len(state.plan) - state.mark.position
+
+
 def with_substitutes(
     plan: PassPlan, others: Iterable[PlannedShard], gone: set[int]
 ) -> PassPlan:

@@ -155,11 +155,13 @@ class RowDataset(IterableDataset[BatchRow]):
 
     def __iter__(self) -> Iterator[BatchRow]:
         refuse_torch_worker()
-        size, samples = self.loader.options.batch_size, len(self)
+        share = self.loader.rest_share()
+        assert share is not None
+        left = share.delivered
         for batch in self.loader:
-            # By the step, because this may be the rest of an epoch.
-            rows = min(size, samples - (self.loader.step - 1) * size)
+            rows = min(self.loader.options.batch_size, left)
             yield from (BatchRow(batch, row) for row in range(rows))
+            left -= rows
             del batch
 
     def __len__(self) -> int:
@@ -247,11 +249,14 @@ class EpochDataLoader(DataLoader[Any]):
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:
-        steps, batches = len(self), iter(self.loader)
+        share = self.loader.rest_share()
+        assert share is not None
+        left, batches = share.steps, iter(self.loader)
         for batch in batches:
+            left -= 1
             # Trainers count steps and do not ask again. So the epoch ends with its last batch, in
             # the report and in the state while that batch is trained on.
-            if self.loader.step >= steps:
+            if not left:
                 next(batches, None)
             yield batch
             del batch

@@ -331,8 +331,6 @@ def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: in
         assert states[0]["pass"] == states[1]["pass"]
         assert states[0]["pass"]["position"] == 3 * 2 * 4
         assert list(pool.map(resumed, range(2), [states[1]] * 2)) == expected
-    with pytest.raises(ConfigError, match=r"world_size \(saved 2, here 1\)"):
-        EpochLoader(cache.root, **settings).load_state_dict(states[0])
 
 
 @pytest.mark.mutant(

@@ -1,0 +1,201 @@
+"""A state is loaded by another number of ranks: what is left of the pass is dealt anew."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from growcache.loading import plan, rank_sync
+from growcache.loading.options import LoaderOptions, Ranks, rank_share
+from growcache.numpy import EpochLoader
+from tests.filled import Filled
+from tests.loading.conftest import full_of
+
+worlds = st.integers(1, 4)
+
+
+# --- dealing, pure ---
+
+
+@given(
+    samples=st.integers(0, 400),
+    batch=st.integers(1, 9),
+    parts=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=4),
+    last=worlds,
+    keeps_last=st.booleans(),
+)
+def test_whoever_goes_on_each_row_is_dealt_once(
+    samples: int, batch: int, parts: list[tuple[int, int]], last: int, keeps_last: bool
+) -> None:
+    """Whatever the ranks, their steps in turn are the rows in order."""
+    position, delivered = 0, []
+    for world, steps in [*parts, (last, 10**6)]:
+        shares = [
+            rank_share(
+                samples - position, batch, Ranks(r, world, r, world), keeps_last=keeps_last
+            )
+            for r in range(world)
+        ]
+        assert len({share.steps for share in shares}) == 1
+        taken = min(shares[0].rows, steps * shares[0].step_rows)
+        mine = [
+            [position + row for a, b in share.mine(0, taken) for row in range(a, b)]
+            for share in shares
+        ]
+        for step in range(min(steps, shares[0].steps)):
+            rows = [one[step * batch : (step + 1) * batch] for one in mine]
+            padded = [
+                len(row) + (share.padding if step == share.steps - 1 else 0)
+                for row, share in zip(rows, shares, strict=True)
+            ]
+            assert len(set(padded)) == 1
+            delivered += list(chain(*rows))
+        position += taken
+    assert delivered == list(range(len(delivered)))
+    assert samples - len(delivered) < (1 if keeps_last else batch * last)
+
+
+# --- loaders, their ranks in threads ---
+
+SHARDS = 13
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filled]]:
+    root = tmp_path_factory.mktemp("elastic")
+    made = {
+        name: Filled(root / name, full_of((4,)), cache_format="npy")
+        for name in ("whole", "damaged")
+    }
+    for cache in made.values():
+        for number in range(SHARDS):
+            cache.add(number, samples=9 + number % 3)
+        cache.complete()
+    for number in (2, 3, 7):
+        made["damaged"].damage(number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "WINDOW_BYTES", 500)
+        patch.setattr(rank_sync, "PATIENCE_SECONDS", 20.0)
+        yield made
+    for cache in made.values():
+        cache.close()
+
+
+def ids(batch: Any) -> list[int]:
+    """The samples of a batch that are no stand-ins, nor repeated."""
+    pairs = zip(batch["id"].tolist(), batch["_valid"].tolist(), strict=True)
+    return [name for name, valid in pairs if valid]
+
+
+def deliver(
+    root: Path, world: int, state: Any, steps: int | None, epochs: int = 1, **options: Any
+) -> tuple[list[int], Any]:
+    """Return what some ranks deliver, step after step, and a state of one of them."""
+    barrier = threading.Barrier(world, timeout=20)
+    options["job"] = uuid.uuid4().hex  # ranks of another process would count their loaders anew
+
+    def one(rank: int) -> tuple[list[list[int]], Any]:
+        with EpochLoader(root, rank=rank, world_size=world, min_samples=1, **options) as loader:
+            if state is not None:
+                loader.load_state_dict(json.loads(state))
+            found = []
+            for _ in range(epochs):
+                for batch in islice(loader, steps):
+                    found.append(ids(batch))
+                    barrier.wait()
+                barrier.wait()  # a rank with another number of steps ends here with an error
+            return found, loader.state_dict()
+
+    with ThreadPoolExecutor(world) as pool:
+        results = list(pool.map(one, range(world)))
+    states = [{**said, "options": None} for _, said in results]
+    assert all(said == states[0] for said in states)
+    together = zip(*(found for found, _ in results), strict=True)
+    return [i for step in together for each in step for i in each], json.dumps(results[-1][1])
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(["whole", "damaged"]),
+    mode=st.sampled_from(
+        [{"drop_last": False}, {"fixed": True}, {"shuffle": False, "drop_last": False}]
+    ),
+    batch=st.sampled_from([3, 8]),
+    seed=st.integers(0, 2),
+    parts=st.lists(st.tuples(worlds, st.integers(1, 4)), min_size=1, max_size=2),
+    last=worlds,
+)
+def test_a_pass_goes_on_with_any_number_of_ranks(
+    caches: dict[str, Filled],
+    kind: str,
+    mode: dict[str, Any],
+    batch: int,
+    seed: int,
+    parts: list[tuple[int, int]],
+    last: int,
+) -> None:
+    root = caches[kind].root
+    options = {"batch_size": batch, "seed": seed, **mode}
+    whole, _ = deliver(root, 1, None, None, **options)
+    assert len(whole) == len(set(whole))
+    delivered, state = [], None
+    for world, steps in [*parts, (last, None)]:
+        found, state = deliver(root, world, state, steps, **options)
+        delivered += found
+    assert Counter(delivered) == Counter(whole)
+    if kind == "whole":
+        assert delivered == whole
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 3)])
+def test_epochs_of_a_length_keep_their_steps_and_no_sample_of_the_pass_is_lost(
+    caches: dict[str, Filled], first: int, second: int
+) -> None:
+    options = {"batch_size": 4, "samples_per_epoch": 48, "drop_last": False}
+    root = caches["whole"].root
+    delivered, state = deliver(root, first, None, 3, **options)
+    found, state = deliver(root, second, state, None, **options)
+    assert len(found) == (48 // (4 * second) - 3) * 4 * second
+    delivered += found
+    total = sum(9 + number % 3 for number in range(SHARDS))
+    assert len(set(delivered)) == len(delivered)
+    while len(delivered) < total:
+        found, state = deliver(root, first, state, None, **options)
+        delivered += found
+    assert len(set(delivered[:total])) == total
+
+
+def test_where_too_little_is_left_for_more_ranks_the_pass_is_over(
+    caches: dict[str, Filled],
+) -> None:
+    """Its rows would make no whole step; those of fewer ranks are delivered."""
+    root = caches["whole"].root
+    options = {"batch_size": 8}
+    with EpochLoader(root, rank=0, world_size=1, min_samples=1, **options) as loader:
+        batches = list(islice(loader, 14))
+        state = loader.state_dict()
+    total = sum(9 + number % 3 for number in range(SHARDS))
+    left = total - 8 * len(batches)
+    assert 8 < left < 24
+    for world, steps in ((1, left // 8), (3, 0)):
+        with EpochLoader(root, rank=0, world_size=world, min_samples=1, **options) as loader:
+            loader.load_state_dict(state)
+            assert len(list(loader)) == steps
+
+
+def test_the_state_names_no_number_of_ranks(caches: dict[str, Filled]) -> None:
+    with EpochLoader(caches["whole"].root, batch_size=4) as loader:
+        assert "world_size" not in loader.state_dict()["options"]
+    assert "world_size" in LoaderOptions("cache", batch_size=4).alike
