@@ -182,7 +182,7 @@ def test_where_too_little_is_left_for_more_ranks_the_pass_is_over(
 ) -> None:
     """Its rows would make no whole step; those of fewer ranks are delivered."""
     root = caches["whole"].root
-    options = {"batch_size": 8}
+    options: dict[str, Any] = {"batch_size": 8}
     with EpochLoader(root, rank=0, world_size=1, min_samples=1, **options) as loader:
         batches = list(islice(loader, 14))
         state = loader.state_dict()
