@@ -49,18 +49,20 @@ def gallery_of(
         places = spread_places(numbers, lengths, count, turn)
     else:
         places = _places_of(shard, lengths[numbers == shard].tolist(), count, turn)
-    samples, error = [], ""
-    try:
-        for stored in read_samples(layout, places, identity.cache_format if identity else ""):
-            samples.append(sample_view(stored))
-    except CorruptShardError as failure:
-        error = printable(str(failure))
+    cache_format = identity.cache_format if identity else ""
+    samples: list[dict[str, Any]] = []
+    damage = ""
+    for place in places:
+        try:
+            samples += map(sample_view, read_samples(layout, [place], cache_format))
+        except CorruptShardError as failure:
+            damage = printable(str(failure))
     schema = printable(str(identity.schema)) if identity else ""
     return {
         "schema": schema[:SHOWN_SCHEMA_CHARACTERS],
         "samples": samples,
         "cached": int(lengths.sum()),
-        "error": error,
+        "damage": damage,
     }
 
 

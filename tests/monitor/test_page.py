@@ -161,11 +161,11 @@ def test_holes_by_reason(client: TestClient) -> None:
 def test_a_damaged_sample_is_said_and_hides_no_other(tmp_path: Path) -> None:
     with Filled(tmp_path / "cache") as filled:
         filled.add(0, 1)
-        filled.layout.sidecar(1).write_bytes(b"{}")
+        filled.layout.sidecar(0).write_bytes(b"{}")
         client = TestClient(create_app([filled.root]), base_url="http://localhost")
         found = client.get("/samples.json").json()
-    assert [one["shard"] for one in found["samples"]] == [0]
-    assert "the description of the shard is damaged" in found["error"]
+    assert [one["shard"] for one in found["samples"]] == [1]
+    assert "the description of the shard is damaged" in found["damage"]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ export function makeGallery(load) {
   }
 
   function note(answer) {
-    if (answer.error) return answer.error;
+    if (answer.damage) return answer.damage;
     if (!answer.samples.length) return shard == null ? "No sample is cached yet." : `Shard ${shard} is not in the cache any more.`;
     if (shard != null) return `${plural(answer.samples.length, "sample")} of shard ${shard}`;
     return `${answer.samples.length} of ${plural(answer.cached, "sample")}, spread over the cache`;

@@ -40,7 +40,7 @@ async function read(name, query = {}) {
     if (state.cache !== cache) return null; // another cache was chosen meanwhile
     if (answer.error) problem(answer.error);
     return response.ok && !answer.error ? answer : null;
-  } catch (error) {
+  } catch {
     setLink(false);
     return null;
   }
@@ -74,10 +74,11 @@ const readHoles = () => readInto("holes.json", showHoles, "holes");
 
 async function readHistory() {
   const known = state.history;
-  const answer = await read("history.json", { since: known ? state.fetchedTo : 0 });
-  if (!answer) return;
+  const since = known ? state.fetchedTo : 0;
+  const answer = await read("history.json", { since });
+  if (!answer || state.history !== known || (known && state.fetchedTo !== since)) return; // another reading was faster
   if (known) {
-    dropRows(known, state.fetchedTo);
+    dropRows(known, since);
     appendRows(known, answer);
   }
   state.history = known ?? answer;
