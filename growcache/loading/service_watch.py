@@ -119,9 +119,9 @@ def event_text(
             f"no service runs on the cache {root} since {seconds:.0f} s: {repeat}; start one with: "
             "growcache run CONFIG (reported once)"
         )
-    awaited = pulse.silence if event == "silent" else pulse.waiting_for or "the next report"
-    since = "" if event == "silent" else f" for {seconds:.0f} s"
-    return (
-        f"the service of the cache {root} has waited{since} for {awaited}; until then {repeat}. "
-        f"What it does: growcache status {root}"
-    )
+    if event == "silent":
+        begin = f"the cache {root} gets nothing new and waits for {pulse.silence}"
+    else:
+        awaited = pulse.waiting_for or "the next report"
+        begin = f"the cache {root} has got nothing new for {seconds:.0f} s: its service waits for {awaited}"
+    return f"{begin}; until then {repeat}. More: growcache status {root}"

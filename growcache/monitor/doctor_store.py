@@ -262,7 +262,8 @@ class _StoreProbe:
     def _fitting(self, reading: _Reading, first_byte: float) -> _Reading:
         """Return reads that end within the window, however slow the link is: smaller pieces if need be."""
         link = reading.nbytes / max(reading.seconds - first_byte, 0.001)
-        if reading.nbytes * self._concurrency <= link * WINDOW_SECONDS:
+        small = reading.nbytes <= LEAST_PIECE_BYTES
+        if small or reading.nbytes * self._concurrency <= link * WINDOW_SECONDS:
             return reading
         piece = int(link * WINDOW_SECONDS / (2 * self._concurrency))
         piece = max(LEAST_PIECE_BYTES, min(piece, PIECE_BYTES, reading.nbytes))
@@ -303,6 +304,8 @@ class _StoreProbe:
                     *(self._keep_reading(reading, window) for _ in range(self._concurrency))
                 )
         elapsed = max((window.last_read or time.monotonic()) - began, 1e-6)
+        if not window.reads and not window.failures and not self._counts.refused:
+            window.unanswered[f"none ended within {elapsed:.0f} s"] += self._concurrency
         nbytes = self._counts.nbytes - before
         samples: float | None = window.samples
         if reading.cut is None:

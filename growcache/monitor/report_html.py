@@ -27,7 +27,7 @@ MOST_BYTES = 500_000
 MOST_RECORDS = 1200  # drawn; halved until the file is small enough
 LEAST_RECORDS = 50
 MOST_JOBS = 20  # the latest
-MOST_PARTS, MOST_CHARACTERS = 100, 300
+MOST_PARTS, MOST_CHARACTERS, MOST_TEXT = 100, 300, 6000
 
 Cell = str | tuple[str, str]  # a text, or a class and a text
 
@@ -92,8 +92,9 @@ def _body(facts: ReportFacts) -> str:
     )
 
 
-def _text(value: object) -> str:
-    return escape(printable(str(value))[: 20 * MOST_CHARACTERS])
+def _text(value: object, most: int = MOST_TEXT) -> str:
+    shown = printable(str(value))
+    return escape(shown if len(shown) <= most else f"{shown[:most]}…")
 
 
 def _section(title: str, *content: str) -> str:
@@ -114,7 +115,7 @@ def table(heads: Sequence[Cell], rows: Iterable[Sequence[Cell]], caption: str = 
 
 def _cell(tag: str, cell: Cell) -> str:
     if isinstance(cell, str):
-        return f"<{tag}><bdi>{_text(cell)}</bdi></{tag}>"
+        return f"<{tag}><bdi>{_text(cell, MOST_CHARACTERS)}</bdi></{tag}>"
     kind, value = cell
     return f'<{tag} class="{escape(kind)}">{_text(value)}</{tag}>'
 
@@ -258,7 +259,7 @@ def _holes(facts: ReportFacts) -> str:
 
 def _parts(facts: ReportFacts) -> str:
     rows = [
-        (name, text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…")
+        (name, text)
         for name, value in sorted(facts.parts.items())[:MOST_PARTS]
         if (text := str(value)) not in ("None", "")
     ]

@@ -258,7 +258,11 @@ def test_hostile_texts_stay_texts() -> None:
 def test_any_history_fits() -> None:
     jobs = {f"job-{i}": JobRecord(10**9, 10**6, 12345.678, 99, 3.14159, 1e6) for i in range(12)}
     records = [replace(one, jobs=jobs) for one in history_of(3000)]
-    page = report_page(facts_of(records=records))
+    long = "k" * 8000
+    holes = [
+        HoleGroup(f"{i} {long}", 1, [{"key": long, "part": 0, "shard": 1}]) for i in range(50)
+    ]
+    page = report_page(facts_of(records=records, holes=holes))
     assert 100_000 < len(page.encode()) <= MOST_BYTES
 
 
