@@ -16,12 +16,14 @@ from starlette.routing import Route
 
 from growcache.cache.history import read_history
 from growcache.cache.index.inspection import ShardColumns, read_holes, read_shard_columns
+from growcache.cache.metrics_file import read_metrics
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CacheMissingError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.caches import FreshValue, named_caches
 from growcache.monitor.gallery import gallery_of
 from growcache.monitor.hole_reasons import group_holes
+from growcache.monitor.metric_tables import metric_tables
 from growcache.monitor.shard_map import map_of
 from growcache.monitor.verdicts import (
     RECENT_SECONDS,
@@ -77,6 +79,7 @@ def routes(caches: Sequence[Path]) -> list[Route]:
         Route("/answers.json", json_of(lambda name, _: answers[name].get())),
         Route("/shards.json", json_of(lambda name, _: map_of(*shards[name].get()))),
         Route("/holes.json", json_of(lambda name, _: read_hole_groups(named[name]))),
+        Route("/tables.json", json_of(lambda name, _: read_tables(named[name]))),
         Route("/samples.json", json_of(samples)),
     ]
 
@@ -106,6 +109,11 @@ def _as_json(answers: Answers) -> dict[str, dict[str, str]]:
         name: {part: printable(text) for part, text in answer.items()}
         for name, answer in asdict(answers).items()
     }
+
+
+def read_tables(cache: Path) -> dict[str, Any]:
+    """Return tables of what the service has counted. Raises as `read_index`."""
+    return metric_tables(read_metrics(shown_generation(cache)))
 
 
 def read_hole_groups(cache: Path) -> dict[str, Any]:

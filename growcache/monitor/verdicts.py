@@ -242,8 +242,8 @@ def _reuse_advice(status: Status) -> str:
         return START
     if status.waiting_reason in ("readers", "room") or status.retired_shards:
         return (
-            "New samples come when readers let go of old ones: raise cache.max_bytes, or take new snapshots "
-            "more often by samples_per_epoch"
+            "At its bound the cache changes as readers end their passes; compare other sizes and rates: "
+            "growcache plan CONFIG --sweep"
         )
     if status.waiting_for:
         return "New samples come slowly because the service waits; see there."

@@ -16,6 +16,8 @@ from PIL import Image
 
 from growcache.cache.history import HistoryRecord, JobRecord
 from growcache.cache.incoming import bytes_to_reserve, encode_shard, write_incoming
+from growcache.cache.lease_views import WAIT_BUCKETS
+from growcache.cache.metrics_file import JobMetrics, Metrics, RankMetrics, write_metrics
 from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
 from growcache.cache.status import (
     ForeignLeaseStatus,
@@ -30,6 +32,7 @@ from growcache.cache.status import (
     write_status,
 )
 from growcache.schema import Sample
+from growcache.store.counts import Counts
 from tests.filled import FINGERPRINT, PERMIT, Filled
 
 RAN = "window.ran"  # what each attempt would set
@@ -138,7 +141,21 @@ def fill_hostile(root: Path) -> Filled:
         add_hostile_shard(filled, number)
     write_history(filled)
     write_status(root, hostile_status(root, running=True))
+    write_metrics(filled.layout, hostile_metrics(), 1_000_000)
     return filled
+
+
+def hostile_metrics() -> Metrics:
+    late = [0] * WAIT_BUCKETS
+    late[0], late[-1] = 8, 2
+    soon = [4, *[0] * (WAIT_BUCKETS - 1)]
+    ranks = {"0": RankMetrics(0.1, soon), "1": RankMetrics(3.0, late)}
+    counts: Counts = {
+        "group_seconds": {attempt(0): [1, 0, 0.5], "fetch": [2, 1, 9.0]},
+        "requests": {"get": {"ok": 7}},
+        "waiting_seconds": {attempt(2): 3.0},
+    }
+    return Metrics(counts=counts, jobs={attempt(0): JobMetrics(open=True, ranks=ranks)})
 
 
 def add_hostile_shard(filled: Filled, number: int) -> None:

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from growcache.cache.index.inspection import HoleRow
 from growcache.monitor.hole_reasons import group_holes
+from growcache.monitor.metric_tables import metric_tables
 from growcache.monitor.page import WEB
 from growcache.monitor.sample_views import (
     MOST_TRACES,
@@ -156,6 +157,22 @@ def test_holes_by_reason(client: TestClient) -> None:
     assert (found["total"], found["noted"]) == (12, 12)
     assert [group["count"] for group in found["groups"]] == [6, 6]
     assert found["groups"][0]["examples"][0]["shard"] == 5
+
+
+def test_tables_of_counters(client: TestClient) -> None:
+    found = client.get("/tables.json").json()
+    assert [(row["rank"], row["batches"], row["below"]) for row in found["ranks"]] == [
+        ("1", 10, [0.0001, None]),
+        ("0", 4, [0.0001, 0.0001]),
+    ]
+    assert found["ranks"][0]["job"] == "<script>window.ran=1</script>"
+    assert [row["name"] for row in found["stages"]] == [
+        "fetch",
+        "<script>window.ran=1</script>",
+    ]
+    assert found["requests"] == [{"name": "get ok", "amount": 7}]
+    assert client.get("/tables.json?cache=val").json()["ranks"] == []
+    assert metric_tables(None)["ranks"] == []
 
 
 def test_a_damaged_sample_is_said_and_hides_no_other(tmp_path: Path) -> None:

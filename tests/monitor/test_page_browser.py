@@ -147,6 +147,8 @@ def test_a_hostile_cache_is_text(browser: Browser, url: str) -> None:
         "#samples",
         "[data-table='jobs']",
         "[data-table='leases']",
+        "[data-table='ranks']",
+        "[data-table='stages']",
         "[data-table='samplers']",
         "[data-table='sources']",
     ):

@@ -90,7 +90,7 @@ def test_samples_that_come_again(
     [
         ({}, "sampling.workers"),
         ({"state": "stopped"}, "growcache run"),
-        ({"waiting_reason": "readers", "waiting_for": HELD}, "samples_per_epoch"),
+        ({"waiting_reason": "readers", "waiting_for": HELD}, "--sweep"),
         ({"waiting_reason": "store", "waiting_for": "the store to answer (x)"}, "see there"),
     ],
 )

@@ -3,9 +3,9 @@
 import { byId, element, press, setText, store, stored } from "./dom.js";
 import { makeGallery } from "./gallery.js";
 import { makeMap } from "./map.js";
-import { showAnswers, showHoles, showNoStatus, showStatus } from "./panels.js";
+import { showAnswers, showHoles, showNoStatus, showStatus, showTables } from "./panels.js";
 
-const EVERY = { answers: 5, shards: 15, holes: 30, history: 60 }; // seconds between two readings
+const EVERY = { answers: 5, shards: 15, holes: 30, tables: 5, history: 60 }; // seconds between two readings
 const REDRAW_SECONDS = 2;
 const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
@@ -69,6 +69,7 @@ const readWhereThere = (reader) => () => document.hidden || (document.body.datas
 const readAnswers = () => readInto("answers.json", showAnswers, "answers");
 const readShards = () => readInto("shards.json", (answer) => map.show(answer), "map");
 const readHoles = () => readInto("holes.json", showHoles, "holes");
+const readTables = () => readInto("tables.json", showTables, "tables");
 
 // The history, and the events that extend it
 
@@ -212,7 +213,7 @@ async function open({ name, status }) {
 async function readAll() {
   const { missing } = document.body.dataset;
   await Promise.all([readAnswers(), ...(missing == null ? [readHistory(), readShards()] : [])]);
-  if (missing == null) await Promise.all([readHoles(), gallery.refresh()]); // they are further down
+  if (missing == null) await Promise.all([readHoles(), readTables(), gallery.refresh()]); // they are further down
   performance.mark("growcache:whole");
 }
 
@@ -303,7 +304,7 @@ async function start() {
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => document.hidden || readAll());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
-  for (const [name, reader] of Object.entries({ answers: readAnswers, shards: readShards, holes: readHoles, history: readHistory })) {
+  for (const [name, reader] of Object.entries({ answers: readAnswers, shards: readShards, holes: readHoles, tables: readTables, history: readHistory })) {
     setInterval(readWhereThere(reader), 1000 * EVERY[name]);
   }
   const asked = new URLSearchParams(location.search).get("cache");

@@ -89,6 +89,35 @@ const showLeases = tableOf("leases", ["job", "holds", "for", "process"], "No rea
 const showSamplers = tableOf("samplers", ["sampler", "state", "progress"], "No sampler runs.");
 const showSources = tableOf("sources", [], "Nothing is listed yet.");
 
+const showRanks = tableOf("ranks", ["job", "rank", "batches", "waited", "half below", "99 % below"], "No loop has counted its waits yet.");
+const showStages = tableOf("stages", ["stage", "time", "share", ""], "No group has been filled yet.");
+const showRequests = tableOf("requests", [], "No request was counted yet.");
+
+function shortTime(seconds) {
+  if (seconds == null) return "–";
+  return seconds < 1 ? `${Number((1000 * seconds).toPrecision(3))} ms` : inTime(seconds);
+}
+
+const rankRow = (row) => [
+  row.job, `${row.rank}${row.open ? "" : " (ended)"}`, inCount(row.batches), row.wait_seconds < 60 ? `${row.wait_seconds.toFixed(1)} s` : inTime(row.wait_seconds), ...row.below.map(shortTime),
+];
+
+const STAGE_WORDS = {
+  fetch: "read and decode", transform: "of this, in your function", encode: "encode", reserve: "wait for room", write: "write",
+};
+
+function stageRows(stages, waiting) {
+  const total = stages.reduce((sum, row) => sum + (row.name === "transform" ? 0 : row.amount), 0);
+  const rows = stages.map((row) => [row.name, inTime(row.amount), total ? inPercent(row.amount / total) : "", STAGE_WORDS[row.name] ?? ""]);
+  return [...rows, ...waiting.map((row) => [`waiting: ${row.name}`, inTime(row.amount), "", "no group might be filled"])];
+}
+
+export function showTables({ ranks, stages, requests, waiting }) {
+  showRanks(ranks.map(rankRow));
+  showStages(stageRows(stages, waiting));
+  showRequests(requests.map((row) => [row.name, inCount(row.amount)]));
+}
+
 const jobRow = (job) => [
   job.name, inCount(job.delivered), `${job.reuse.toFixed(1)} ×`, String(job.epoch),
   `${inTime(job.waits.seconds)}, ${plural(job.waits.count, "time")}`, `${job.open ? "pid" : "ended, pid"} ${job.pid}`,
