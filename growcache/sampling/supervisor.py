@@ -518,7 +518,8 @@ class Supervisor:
         self._warn_of_holders()
         self._cache.maintain()
         self._cache.older.maintain()
-        if self._due("history", time.monotonic(), HISTORY_SECONDS):
+        is_known = self._shown.started_at is not None
+        if is_known and self._due("history", time.monotonic(), HISTORY_SECONDS):
             self._records.append_history(self._shown)
 
     def _warn_of_holders(self) -> None:
