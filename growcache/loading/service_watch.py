@@ -116,7 +116,7 @@ def event_text(
         )
     if event == "absent":
         return (
-            f"no service runs on the cache {root} since {seconds:.0f} s: {repeat}; start one with: "
+            f"no service has run on the cache {root} for {seconds:.0f} s: {repeat}; start one with: "
             "growcache run CONFIG (reported once)"
         )
     if event == "silent":

@@ -134,6 +134,12 @@ def _cause_of_reads(facts: DoctorFacts, store: StoreFacts) -> _Cause:
             f"raise sampling.concurrency to {2 * facts.machine.concurrency} (or sampling.workers); "
             "larger sampling.samples_per_object brings more samples with each read",
         )
+    if near:
+        return _Cause(
+            "link",
+            f"the store is near, and gives no more to {reads} in flight",
+            "a faster disk or server for the source",
+        )
     return _Cause(
         "link",
         f"{reads} in flight fill the link to the store",

@@ -125,7 +125,7 @@ def _readers(status: Status, job: JobStatus) -> int:
 def measure_disk(config: CacheConfig) -> DiskFacts:
     """Measure the disk of a cache. Nothing is written into the cache itself, and no file keeps a name."""
     path = config.path.absolute()
-    existing = next(p for p in (path, *path.parents) if p.is_dir())
+    existing = next(p for p in (path, *path.parents) if _is_folder(p))
     kind = _file_system(existing)
     facts = DiskFacts(
         str(path),
@@ -150,6 +150,13 @@ def measure_disk(config: CacheConfig) -> DiskFacts:
     return _with_speed(facts, path.resolve(), existing.resolve())
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether a folder is there that this user may see; `Path.is_dir` raises where a parent hides it."""
+    with suppress(OSError):
+        return path.is_dir()
+    return False
+
+
 def _file_system(path: Path) -> str:
     try:
         return file_system_of(path)
@@ -159,9 +166,10 @@ def _file_system(path: Path) -> str:
 
 def _foreign(path: Path) -> str:
     """Return why a folder cannot become a cache; empty where it can."""
-    if path.exists() and not path.is_dir():
-        return f"{path} is a file"
     try:
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                return f"{part} is a file"
         found = path.iterdir() if path.is_dir() else ()
         names = sorted({one.name for one in found} - NOT_COUNTED)
         if names and not is_cache(CacheLayout(path)):

@@ -136,6 +136,8 @@ def test_a_lower_hard_limit_is_named() -> None:
         (FACTS, "latency"),  # reads among others take as long as one alone
         (with_store(loaded_read_seconds=0.4), "link"),
         (with_store(cpu_share=0.99), "cpu"),
+        (with_store(cpu_share=0.6, first_byte_seconds=0.001), "cpu"),
+        (with_store(loaded_read_seconds=0.4, first_byte_seconds=0.001), "link"),
         (with_store(throttled=500), "throttling"),
         (with_disk(write_bytes_per_second=1e6), "disk"),
         (replace(FACTS, max_bytes_per_second=10**6), "setting"),

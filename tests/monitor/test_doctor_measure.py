@@ -120,6 +120,12 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     assert not found.may_write
 
 
+def test_a_path_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = measure_disk(CacheConfig(path=tmp_path / "file" / "cache"))
+    assert found.foreign == f"{tmp_path}/file is a file"
+
+
 def test_a_quota_of_a_container(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert core_count(tmp_path) == min(2, len(os.sched_getaffinity(0)))
