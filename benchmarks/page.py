@@ -1,10 +1,10 @@
 """How long the dashboard's page takes in a browser: a cache of 10^5 shards, and a week of history.
 
 The page is opened in a headless Chromium with an empty profile, from a `growcache dashboard` on the same
-machine. The seconds are the browser's own performance marks, counted from the start of the navigation: answers in words, all charts, the map with
-a cell per shard, samples, and the whole page. Of most shards there is only the row in the index, because no other file of theirs is
-read. The history has as many records of two jobs as a service
-keeps at most, one each ten seconds in the last hour.
+machine. The seconds are the browser's own performance marks, counted from the start of the navigation:
+answers in words, all charts, the map with a cell per shard, and the whole page with its samples. Most shards
+have only their row in the index, because no other file of theirs is read. The history is what a service
+keeps of a record each ten seconds, of two jobs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.measure import Child, median, parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache
 from growcache.cache.history import HistoryRecord, JobRecord
+from growcache.cache.history_thinning import records_to_drop
 from growcache.cache.space import fixed_budget
 from growcache.cache.status import JobStatus, Status, WaitsStatus, write_status
 from tests.browsers import missing, running_browser
@@ -71,13 +72,12 @@ def fill_index(root: Path, shards: int, span: int, now: float) -> None:
         index.executemany("INSERT INTO history (at, record) VALUES (?, ?)", records)
 
 
-def history(now: float, span: int, shards: int) -> Iterator[HistoryRecord]:
-    """Yield as many records as a service keeps at most: fine ones of the last hour, coarse ones before."""
-    count, fine = span // RECORD_SECONDS, 3600 // RECORD_SECONDS
-    step = -(-(count - fine) // (fixed_budget(MAX_BYTES).kept_history - fine))
-    for k, record in enumerate(all_records(now, span, shards)):
-        if k >= count - fine or k % step == 0:
-            yield record
+def history(now: float, span: int, shards: int) -> list[HistoryRecord]:
+    """Return the records that a service keeps."""
+    records = list(all_records(now, span, shards))
+    keep = fixed_budget(MAX_BYTES).kept_history
+    dropped = {*records_to_drop([record.at for record in records], now, keep)}
+    return [record for i, record in enumerate(records) if i not in dropped]
 
 
 def all_records(now: float, span: int, shards: int) -> Iterator[HistoryRecord]:

@@ -47,7 +47,7 @@ MEDIA_TYPES = {
 }
 REVALIDATED = {"Cache-Control": "no-cache"}
 DEFAULT_SAMPLES = 12
-MOST_TURN = 1 << 31
+MOST_DIGITS = 15
 
 
 def routes(caches: Sequence[Path]) -> list[Route]:
@@ -128,9 +128,9 @@ def number_in(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or int(text[:12]) > MOST_TURN:
+    if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise HTTPException(
-            400, f"{name} must be a number from 0 to {MOST_TURN}, found {text!r}"
+            400, f"{name} must be a number of at most {MOST_DIGITS} digits, found {text!r}"
         )
     return int(text)
 

@@ -71,14 +71,16 @@ def bytes_view(value: bytes) -> dict[str, Any]:
 
 
 def _array_view(value: Array, classes: tuple[str, ...]) -> dict[str, Any]:
-    array = np.abs(value) if value.dtype.kind == "c" else value
-    if array.size <= SHOWN_NUMBERS:
-        return numbers_view(array, classes)
-    array = array.squeeze()
-    picture = as_picture(array)
-    if picture is not None:
-        return {"kind": "picture", **_picture_facts(picture), **_extremes(array)}
-    return trace_view(as_traces(array))
+    with np.errstate(all="ignore"):  # values as large as can be overflow, and are shown as none
+        array = np.abs(value) if value.dtype.kind == "c" else value
+        if array.size <= SHOWN_NUMBERS:
+            return numbers_view(array, classes)
+        array = array.squeeze()
+        shown = as_picture(array)
+        if shown is not None:
+            pixels = shown if _is_coloured(shown) else _grey_pixels(shown)
+            return {"kind": "picture", **_picture_facts(pixels), **_extremes(shown)}
+        return trace_view(as_traces(array))
 
 
 def numbers_view(array: Array, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -111,10 +113,11 @@ def as_traces(array: Array) -> Array:
 
 
 def trace_view(traces: Array) -> dict[str, Any]:
-    shown = np.asarray(traces[:MOST_TRACES], np.float64)
+    shown = np.array([_envelope(trace) for trace in traces[:MOST_TRACES]], np.float64)
     low, high = _extremes(shown).values()
-    scale = TRACE_LEVELS / (high - low) if low is not None and high and high > low else 0.0
-    points = [_levels(_envelope(trace), low or 0.0, scale) for trace in shown]
+    span = 0.0 if low is None or high is None else high - low
+    scale = TRACE_LEVELS / span if span else 0.0
+    points = [_levels(trace, low or 0.0, scale) for trace in shown]
     return {
         "kind": "trace",
         "low": low,
@@ -125,7 +128,7 @@ def trace_view(traces: Array) -> dict[str, Any]:
     }
 
 
-def _envelope(trace: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _envelope(trace: Array) -> Array:
     """Return a long trace as the least and greatest values of its bins, so no peak is lost."""
     if len(trace) <= 2 * TRACE_BINS:
         return trace
@@ -142,17 +145,17 @@ def _levels(trace: npt.NDArray[np.float64], low: float, scale: float) -> list[in
 # Pictures
 
 
-def as_picture(array: Array) -> Pixels | None:
-    """Return an array as pixels where it looks like an image: of two or three long axes, or with colours."""
+def as_picture(array: Array) -> Array | None:
+    """Return what is shown of an array that looks like an image: of two long axes or more, or with colours."""
     if array.ndim == 3:
         if array.shape[-1] in COLOURS and min(array.shape[:2]) > max(COLOURS):
-            return _colour_pixels(array)
+            return _three_colours(_thinned(array))
         if array.shape[0] in COLOURS and min(array.shape[1:]) > max(COLOURS):
-            return _colour_pixels(np.moveaxis(array, 0, -1))
+            return _three_colours(_thinned(np.moveaxis(array, 0, -1)))
         return as_picture(array[array.shape[0] // 2])  # the middle slice of a volume
     if array.ndim != 2 or _is_channels(array.shape):
         return None
-    return _grey_pixels(_thinned(array))
+    return _thinned(array)
 
 
 def _is_channels(shape: tuple[int, ...]) -> bool:
@@ -160,10 +163,8 @@ def _is_channels(shape: tuple[int, ...]) -> bool:
     return short <= MOST_CHANNELS and long >= ELONGATED * short
 
 
-def _colour_pixels(array: Array) -> Pixels:
-    thin = _thinned(array)
-    pixels = thin if thin.dtype == np.uint8 else _grey_pixels(thin)
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
+def _three_colours(array: Array) -> Array:
+    return array[:, :, 0] if array.shape[2] == 1 else array[:, :, :3]
 
 
 def _thinned(array: Array) -> Array:
@@ -171,12 +172,18 @@ def _thinned(array: Array) -> Array:
     return array[::down, ::across]
 
 
+def _is_coloured(array: Array) -> bool:
+    return array.ndim == 3 and array.dtype == np.uint8
+
+
 def _grey_pixels(array: Array) -> Pixels:
+    """Return values as shades, from the least to the greatest."""
     values = np.asarray(array, np.float64)
     low, high = _extremes(values).values()
-    if low is None or high is None or high <= low:
+    if low is None or high is None or not 0 < high - low < np.inf:
         return np.zeros(values.shape, np.uint8)
-    return np.nan_to_num((values - low) * (255 / (high - low)), posinf=255).astype(np.uint8)
+    shades = np.nan_to_num((values - low) * (255 / (high - low)))
+    return np.clip(shades, 0, 255).astype(np.uint8)
 
 
 def _picture_facts(pixels: Pixels) -> dict[str, Any]:

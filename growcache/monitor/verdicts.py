@@ -16,6 +16,7 @@ from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 Level = Literal["ok", "warn", "bad"]
 
 RECENT_SECONDS = 300.0
+LEAST_SECONDS = 5.0  # that a rate is taken over
 LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of the time of a loop
 MUCH_REUSE = 4.0  # deliveries of a sample that was drawn
 LONG_SNAPSHOT_SECONDS = 900.0  # after which a reader that holds one may hang
@@ -88,7 +89,7 @@ def recent_changes(records: Sequence[Record], status: Status) -> Recently:
     """Return what changed between a record of some minutes ago, of this run, and ``status``."""
     now = status.updated_at or 0.0
     earliest = max(now - RECENT_SECONDS, status.started_at or 0.0)
-    recent = [record for record in records if earliest <= record.at < now]
+    recent = [r for r in records if earliest <= r.at <= now - LEAST_SECONDS]
     if not recent:
         return Recently()
     before = recent[0]
@@ -412,11 +413,19 @@ def advice_for(waiting_for: str, reason: str | None = None) -> tuple[Level, str]
 
 def advice_for_status(status: Status) -> tuple[Level, str]:
     level, action = advice_for(status.waiting_for or "", status.waiting_reason)
-    if status.waiting_reason == "readers" and all(
-        lease.open and lease.age_seconds < LONG_SNAPSHOT_SECONDS for lease in status.leases
+    if (
+        level == "warn"
+        and status.waiting_reason == "readers"
+        and not _has_stuck_readers(status)
     ):
         return "ok", ""  # at the bound it is always some reader's turn
     return level, action
+
+
+def _has_stuck_readers(status: Status) -> bool:
+    return bool(status.foreign_leases) or any(
+        not lease.open or lease.age_seconds > LONG_SNAPSHOT_SECONDS for lease in status.leases
+    )
 
 
 def _awaited(status: Status) -> Answer:

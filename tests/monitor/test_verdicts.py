@@ -134,6 +134,7 @@ def test_growth(
         ({"state": "waiting", "waiting_for": "free space on the disk: it is full"}, "For free space", "bad", "cache.min_free"),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers"}, "For readers", "ok", ""),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "leases": [replace(LEASE, age_seconds=3000)]}, "For readers", "warn", "that reader"),
+        ({"state": "waiting", "waiting_for": "a reader: no job reads the cache", "waiting_reason": "readers", "jobs": [], "leases": []}, "For a reader", "ok", "min_uses"),
         ({"restart_for": ["sampling.seed"]}, "samplers are drawing", "warn", "sampling.seed"),
     ],
 )  # fmt: skip

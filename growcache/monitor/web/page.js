@@ -24,7 +24,7 @@ const state = { cache: null, history: null, fetchedTo: 0, events: null, drawnAt:
 const ranges = [...byId("ranges").querySelectorAll("button")];
 const map = makeMap((shard) => {
   gallery.showShard(shard);
-  byId("gallery").scrollIntoView({ block: "nearest", behavior: "smooth" });
+  byId("gallery").scrollIntoView({ block: "nearest" });
 });
 const gallery = makeGallery((query) => read("samples.json", query));
 let charts = null;
