@@ -37,6 +37,7 @@ from growcache.humanize import (
     plural,
     shorten_name,
 )
+from growcache.monitor.verdicts import advice_for_status
 
 # Of a terminal without Unicode.
 TO_ASCII = str.maketrans("▁▂▃▄▅▆▇█▓▒▌░·…", "._-~=+*#%+=.,.")
@@ -182,6 +183,13 @@ def _state_row(status: Status, history: StatusHistory | None, width: int) -> lis
     state = Text(text)
     state.stylize(STATE_STYLES.get(status.state, "bold"), 0, len(status.state))
     return [state]
+
+
+def _advice_row(status: Status, _: object, width: int) -> list[Text]:
+    """Show what helps where the service waits; the page says the same."""
+    level, action = advice_for_status(status) if status.waiting_for else ("ok", "")
+    lines = textwrap.wrap(action, width, break_on_hyphens=False) if level != "ok" else []
+    return [Text(line, style="yellow") for line in lines]
 
 
 def _cache_row(status: Status, _: object, width: int) -> list[Text]:
@@ -379,6 +387,7 @@ ROWS: dict[str, Callable[[Status, StatusHistory | None, int], list[Text]]] = {
     "config": _config_row,
     "samplers": _samplers_row,
     "readers": _readers_row,
+    "advice": _advice_row,  # last, so that nothing jumps where it comes and goes
 }
 # Rows that go where there are not lines enough, first those that are missed least.
 DISPENSABLE = (
@@ -389,5 +398,6 @@ DISPENSABLE = (
     "split",
     "coverage",
     "rate",
+    "advice",
     "trouble",
 )

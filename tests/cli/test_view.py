@@ -255,6 +255,13 @@ STARVED: dict[str, object] = {
 }
 
 
+def test_what_helps_is_said_where_the_service_waits() -> None:
+    full_disk = status(state="waiting", waiting_for="free space on the disk: it is full")
+    assert "or lower cache.max_bytes or cache.min_free" in drawn(StatusPicture(full_disk))
+    listing = status(state="waiting", waiting_for="the listing to end: room is kept for it")
+    assert "advice" not in drawn(StatusPicture(listing))
+
+
 def test_no_end_is_foretold_while_nothing_comes() -> None:
     history = StatusHistory()
     for second in range(11):
@@ -321,6 +328,7 @@ def test_nothing_jumps_while_a_cache_fills_and_turns_over(width: int) -> None:
         {"state": "running", "reserved_bytes": 131_000, "retired_bytes": 199 * MB},
         {
             "state": "waiting",
+            "waiting_reason": "readers",
             "waiting_for": "readers to let go of shards: one snapshot is held, the oldest for "
             "12 s by job training (pid 4711 on gpu7)",
         },
