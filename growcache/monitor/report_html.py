@@ -13,7 +13,14 @@ import orjson
 
 from growcache.cache.history import HistoryRecord, history_columns
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
-from growcache.monitor.report import Period, limited_by, periods, thinned, totals
+from growcache.monitor.report import (
+    Period,
+    limited_by,
+    period_seconds,
+    periods,
+    thinned,
+    totals,
+)
 from growcache.monitor.report_facts import ReportFacts
 from growcache.monitor.report_objects import DrawnObjects
 from growcache.monitor.report_svg import draw_svg, planned_charts
@@ -154,7 +161,7 @@ def _limits(facts: ReportFacts) -> str:
     found = periods(facts.records, facts.ranks)
     if not found:
         return '<p class="muted">The history has less than two records.</p>'
-    width = found[1].start - found[0].start if len(found) > 1 else found[0].seconds
+    width = period_seconds(facts.records[-1].at - facts.records[0].at)
     heads: list[Cell] = [
         "from",
         *map(_number, ("delivered", "drawn", "reuse", "exposed wait")),
@@ -195,8 +202,17 @@ def _planned(facts: ReportFacts) -> str:
     )
     return (
         table(heads, lines, f"In the first {in_time(actual.seconds)}, with what the plan has for that time; off: by more than 15 %, 1 s, or a point of a share.")
+        + _other_bound(facts)
         + f'<div class="pictures">{"".join(map(draw_svg, pictures))}</div>'
     )  # fmt: skip
+
+
+def _other_bound(facts: ReportFacts) -> str:
+    planned, now = (facts.plan or {}).get("max_bytes"), facts.status.max_bytes
+    if not isinstance(planned, int) or not now or planned == now:
+        return ""
+    said = f"The plan is for a cache of {in_bytes(planned)}, and this one has {in_bytes(now)}."
+    return f'<p class="off">{_text(said)}</p>'
 
 
 def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:

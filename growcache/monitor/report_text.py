@@ -185,31 +185,33 @@ def planned_rows(facts: ReportFacts) -> tuple[Actual, list[PlannedRow]]:
     if actual.seconds < WHOLE_SHARE * horizon:
         plan = {**plan, **_planned_until(plan, actual.seconds)}
     values = {**actual.values, "cost_usd_per_day": _cost_per_day(facts, actual)}
-    rows = []
-    for name, words in _PLANNED.items():
-        figure = plan.get(name)
-        if not isinstance(figure, Mapping):
-            continue
-        value, found = _number(figure.get("value")), values.get(name)
-        ends = [_number(figure.get(end)) for end in ("low", "high")]
-        between = " to ".join(_shown(name, end) for end in ends) if None not in ends else ""
-        fits = None if value is None or found is None else _fits(name, value, found, ends)
-        after = actual.earliest.get(name)
-        if after is not None and value is not None:
-            fits = fits or after - EQUAL_SECONDS <= value <= (found or 0.0)
-        rows.append(
-            PlannedRow(
-                words,
-                _shown(name, value),
-                "" if ends[0] == ends[1] else between,
-                str(figure.get("basis", "")),
-                _shown(name, found)
-                if after is None
-                else f"{_shown(name, after)} to {_shown(name, found)}",
-                fits,
-            )
-        )
+    rows = [
+        _planned_row(name, figure, values.get(name), actual.earliest.get(name))
+        for name in _PLANNED
+        if isinstance(figure := plan.get(name), Mapping)
+    ]
     return actual, rows
+
+
+def _planned_row(
+    name: str, figure: Mapping[str, Any], found: float | None, after: float | None
+) -> PlannedRow:
+    """``after``: of a moment that is known to a record only, that of the record before."""
+    value = _number(figure.get("value"))
+    ends = [_number(figure.get(end)) for end in ("low", "high")]
+    between = (
+        ""
+        if None in ends or ends[0] == ends[1]
+        else " to ".join(_shown(name, end) for end in ends)
+    )
+    fits, shown = None, _shown(name, found)
+    if value is not None and found is not None:
+        fits = _fits(name, value, found, ends)
+        fits = fits or (after is not None and after - EQUAL_SECONDS <= value <= found)
+    if after is not None:
+        shown = f"{_shown(name, after)} to {shown}"
+    basis = str(figure.get("basis", ""))
+    return PlannedRow(_PLANNED[name], _shown(name, value), between, basis, shown, fits)
 
 
 def _planned_until(plan: Mapping[str, Any], seconds: float) -> dict[str, Any]:

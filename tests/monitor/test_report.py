@@ -218,6 +218,12 @@ def test_a_run_that_is_younger_than_its_plan_is_compared_at_its_age() -> None:
     assert "effective sample size" not in found
 
 
+def test_a_plan_for_another_bound_is_named_as_such() -> None:
+    assert "The plan is for" not in report_page(facts_of(plan={**PLAN, "max_bytes": 500_000}))
+    page = report_page(facts_of(plan={**PLAN, "max_bytes": 10**9}))
+    assert "The plan is for a cache of 1.00 GB, and this one has 500 kB." in page
+
+
 def test_the_paragraph_for_a_paper_has_what_a_reader_needs() -> None:
     text = methods_paragraph(facts_of(versions={"growcache": "1.2"}))
     for words in (
