@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -19,10 +21,14 @@ from growcache.errors import GrowcacheError
 from growcache.monitor.plan import Figure, PlanInputs
 from growcache.monitor.plan_source import Look, Timings
 from growcache.monitor.prices import Price, find_price, usual_price
+from growcache.usercode import child_environment
 
-STARTUP_SECONDS = Figure(1.5, 1.0, 3.0, "assumed")  # of supervisor and samplers
+# From the command to the first permit, as multiples of what a sampler alone needs to start: it follows the supervisor,
+# and all start together.
+STARTS = Figure(3.5, 2.5, 6.0, "measured")
+USUAL_START_SECONDS = 0.5
 MIN_SAMPLES = 1000  # the default of a loader
-LINK_ERROR = 0.05  # of a rate that was measured for seconds
+RATE_ERROR = 0.1  # of a rate that was measured for some seconds
 DISK_BYTES = 32_000_000  # written to measure the disk
 USUAL_DISK = Figure(500e6, 100e6, 2e9, "assumed")  # bytes per second
 JOB_SECONDS = 2.0  # for which a running job is watched
@@ -46,12 +52,30 @@ class Machine:
 
     disk_bytes_per_second: Figure
     consumption: Figure | None
+    startup_seconds: Figure
 
 
 def look_at_machine(config: Config, given: Given) -> Machine:
-    return Machine(
-        disk_speed(config.cache.path), _consumption(config.cache.path, given.consume)
-    )
+    path = config.cache.path
+    return Machine(disk_speed(path), _consumption(path, given.consume), startup())
+
+
+def startup() -> Figure:
+    """Start a sampler that ends at once, because nothing is on its input; return what a service needs."""
+    began = time.monotonic()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "growcache", "sampler"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            check=True,
+            env=child_environment(),
+        )
+    except (OSError, subprocess.SubprocessError):
+        return replace(STARTS.times(USUAL_START_SECONDS), basis="assumed")
+    return STARTS.times(time.monotonic() - began)
 
 
 def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> PlanInputs:
@@ -76,7 +100,9 @@ def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> Pla
         cpu_seconds=Figure.exact(max(LEAST_CPU, timings.cpu_seconds), "measured"),
         disk_bytes_per_second=machine.disk_bytes_per_second,
         free_bytes=Figure.exact(free_for_cache(config), "measured"),
-        startup_seconds=STARTUP_SECONDS.plus(look.first_page_seconds + look.probe_seconds),
+        startup_seconds=machine.startup_seconds.plus(
+            look.first_page_seconds + look.probe_seconds
+        ),
         population_samples=_population(look),
         consumption=machine.consumption,
         min_samples=Figure.exact(
@@ -97,12 +123,8 @@ def _link(timings: Timings, given: float | None) -> tuple[Figure, Figure]:
     if given is not None:
         transfer = timings.visit_bytes / given
         return Figure.exact(given, "given"), Figure.exact(max(alone, transfer), "measured")
-    rates = Figure(
-        timings.rates[0],
-        min(timings.rates) * (1 - LINK_ERROR),
-        max(timings.rates) * (1 + LINK_ERROR),
-        "measured",
-    )
+    rate, low, high = (timings.rate * factor for factor in (1, 1 - RATE_ERROR, 1 + RATE_ERROR))
+    rates = Figure(rate, low, high, "measured")
     no_limit = Figure.exact(math.inf, "measured")
     match timings.limited_by:
         case "link":

@@ -9,7 +9,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -64,16 +64,16 @@ ALONE_VISITS = 4  # one after the other; the first one opens the connection
 TIMED_SECONDS = 3.0
 TIMED_BYTES = 32_000_000
 MOST_TIMED = 1024  # visits
-WAVES = 3.0  # of reads in flight, at least, in what is timed
+WAVES = 1.5  # of reads in flight, at least, in what is timed
 MEASURED_SHARE = 0.8  # of what latency or one processor allows: the rest is for the link
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What visits took. ``rates``: visits per second, in all and in each half."""
+    """What visits took."""
 
     alone_seconds: float
-    rates: tuple[float, ...]
+    rate: float  # visits per second
     cpu_seconds: float  # of a visit
     visits: int
     nbytes: int
@@ -88,7 +88,7 @@ class Timings:
     @property
     def limited_by(self) -> str:
         """The limit of the measured rate: ``latency``, ``processor`` or ``link``."""
-        rate = self.rates[0]
+        rate = self.rate
         if rate * self.cpu_seconds > MEASURED_SHARE:
             return "processor"
         reachable = self.in_flight / self.alone_seconds
@@ -360,11 +360,8 @@ async def _time(
     if takes_some_samples(sampling):
         take = 1 if sampling.samples_per_object == "auto" else sampling.samples_per_object
 
-    async def fill(
-        some: Sequence[PartVisit], on_visit: Callable[[], None] = lambda: None
-    ) -> list[tuple[PartVisit, VisitResult]]:
-        permit = _permit(some, take)
-        results = await filler.visit_all(permit, schema, on_visit)
+    async def fill(some: Sequence[PartVisit]) -> list[tuple[PartVisit, VisitResult]]:
+        results = await filler.visit_all(_permit(some, take), schema, lambda: None)
         return list(zip(some, results, strict=True))
 
     kept, seconds = [], []
@@ -375,61 +372,40 @@ async def _time(
     if not seconds:
         raise SamplingError("there is no part to draw")
     alone = median(seconds[1:] or seconds)
-    kept += await fill(list(islice(visits, in_flight)))  # which opens all connections
-    wanted = await _how_many(fill, visits, in_flight, kept, read)
-    before, cpu, ends = (read.nbytes, read.requests), time.process_time(), list[float]()
+    wave = list(islice(visits, in_flight))
+    began, before = time.monotonic(), read.nbytes
+    kept += await fill(wave)  # which opens all connections
+    each = (read.nbytes - before) / max(1, len(wave))
+    wanted = _how_many(len(wave), in_flight, time.monotonic() - began, each)
+    nbytes, requests, cpu = read.nbytes, read.requests, time.process_time()
     began = time.monotonic()
-    timed = await fill(
-        list(islice(visits, wanted)), lambda: ends.append(time.monotonic() - began)
-    )
+    timed = await fill(list(islice(visits, wanted)))
+    took, cpu = time.monotonic() - began, time.process_time() - cpu
+    nbytes, requests = read.nbytes - nbytes, read.requests - requests
     found = kept + timed
-    count = len(timed) or 1
-    rates = _rates(ends, alone) if timed else (in_flight / alone,)
-    nbytes, requests = read.nbytes - before[0], read.requests - before[1]
-    if not timed:  # the source is so small that all of it was read before
+    count = len(timed)
+    if not count:  # the source is so small that all of it was read before
         count, nbytes, requests = len(found), read.nbytes, read.requests
-    timings = Timings(
-        alone,
-        rates,
-        (time.process_time() - cpu) / count,
-        count,
-        nbytes,
-        requests,
-        sum(len(result.samples) for _, result in (timed or found)),
-        in_flight,
-    )
+        took, cpu = alone * count / in_flight, 0.0
+    samples = sum(len(result.samples) for _, result in (timed or found))
+    rate = _rate(count, took, alone)
+    timings = Timings(alone, rate, cpu / count, count, nbytes, requests, samples, in_flight)
     return timings, found
 
 
-async def _how_many(
-    fill: Callable[[Sequence[PartVisit]], object],
-    visits: Iterator[PartVisit],
-    in_flight: int,
-    kept: list[tuple[PartVisit, VisitResult]],
-    read: _Read,
-) -> int:
+def _how_many(wave: int, in_flight: int, seconds: float, each: float) -> int:
     """Return how many visits can be timed in some seconds, by those of one wave."""
-    before, began = read.nbytes, time.monotonic()
-    wave = list(islice(visits, in_flight))
     if not wave:
         return 0
-    kept += await fill(wave)  # type: ignore[misc]
-    seconds = max(1e-3, time.monotonic() - began)
-    each = max(1.0, (read.nbytes - before) / len(wave))
-    most = min(len(wave) * TIMED_SECONDS / seconds, TIMED_BYTES / each, MOST_TIMED)
-    return int(max(min(WAVES * in_flight, 2 * most), most, 1))
+    fit = wave * TIMED_SECONDS / max(1e-3, seconds)
+    return int(max(WAVES * in_flight, min(fit, TIMED_BYTES / max(1.0, each), MOST_TIMED)))
 
 
-def _rates(ends: Sequence[float], alone: float) -> tuple[float, ...]:
-    """Return visits per second: over all of the time, and in each half, without the first reads' start."""
-    ends = sorted(ends)
-    whole = len(ends) / max(1e-6, ends[-1])
-    if len(ends) < 8:
-        return (whole,)
-    middle = len(ends) // 2
-    first = middle / max(1e-6, ends[middle - 1])
-    last = (len(ends) - middle) / max(1e-6, ends[-1] - ends[middle - 1])
-    return whole, first, last
+def _rate(count: int, seconds: float, alone: float) -> float:
+    """Return visits per second, without the time in which the first of them had only begun."""
+    rate = count / max(1e-6, seconds)
+    latency = max(0.0, alone - 1 / rate)
+    return count / max(seconds / 2, seconds - latency)
 
 
 def _permit(visits: Sequence[PartVisit], take: int | None) -> Permit:
