@@ -5,7 +5,7 @@ a proxy (tests/servers/slowlink.py) that lets through the link's bytes per secon
 measures the link itself. The loop is `growcache.numpy.EpochLoader`, paced to its samples per second. A figure is met within 15 % of
 the median of the rounds, or within a second, or within a point of a share.
 
-Six of them run side by side, because slow links leave the processors idle.
+Some of them run side by side, because slow links leave the processors idle; but only one is planned or started at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -45,7 +45,8 @@ SECONDS = 60.0  # of a run, from the start of the service
 # Fewer and larger shards than such small caches would have, which commit some hundred times less often than large ones.
 SHARD_SAMPLES = 8
 MIN_SAMPLES, BATCH = 160, 8
-ROUNDS = 3
+ROUNDS, SIDE_BY_SIDE = 3, 4
+STARTING_SECONDS = 20.0  # that a start takes at most, before the next one begins all the same
 MOST_OFF, MOST_SECONDS, MOST_SHARE = 0.15, 1.0, 0.01
 BEGIN, END = "<!-- plan: written by benchmarks/plan.py -->", "<!-- plan: end -->"
 
@@ -111,8 +112,8 @@ class Place:
         egress = found["egress_bytes_per_hour"]["value"]
         return {**values, "egress_bytes": egress * seconds / 3600}
 
-    def ran(self, seconds: float) -> dict[str, float | None]:
-        """Run a service and a loop; return what came of them."""
+    def ran(self, seconds: float, started: Callable[[], object]) -> dict[str, float | None]:
+        """Run a service and a loop; return what came of them. ``started`` is called once shards come."""
         shutil.rmtree(self.cache, ignore_errors=True)
         log = self.folder / "loop.txt"
         log.unlink(missing_ok=True)
@@ -122,7 +123,7 @@ class Place:
         sent = self.link.counts().bytes
         began = time.monotonic()
         service = Child.growcache("run", str(self.config), log=self.folder / "service.log")
-        full_at = self._watch(began, seconds, service)
+        full_at = self._watch(began, seconds, service, started)
         status, ended = read_status(self.cache), time.monotonic()
         sent = self.link.counts().bytes - sent
         loop.process.terminate()
@@ -137,12 +138,18 @@ class Place:
             **self._waits(log, began, ended),
         }
 
-    def _watch(self, began: float, seconds: float, service: Child) -> float | None:
+    def _watch(
+        self, began: float, seconds: float, service: Child, started: Callable[[], object]
+    ) -> float | None:
         """Wait to the end; return when the cache was full."""
-        full_at = None
+        full_at, is_started = None, False
         while (now := time.monotonic() - began) < seconds:
             service.check(2 * seconds)
-            if full_at is None and self._status().full:
+            status = self._status()
+            if not is_started and (status.drawn or now > STARTING_SECONDS):
+                is_started = True
+                started()
+            if full_at is None and status.full:
                 full_at = now
             time.sleep(0.05)
         return full_at
@@ -156,6 +163,8 @@ class Place:
     def _waits(log: Path, began: float, ended: float) -> dict[str, float | None]:
         """Return when the first batch came, and the share of the time after it that the loop waited."""
         lines = np.loadtxt(log, ndmin=2)
+        if not lines.size:
+            return {"first_batch_seconds": None, "exposed_wait_share": None}
         first = lines[0, 0]
         waited = float(lines[1:, 1][lines[1:, 0] < ended].sum())
         return {
@@ -242,7 +251,7 @@ def compare(
 ) -> list[Compared]:
     planned: dict[Case, list[dict[str, float | None]]] = {case: [] for case in cases}
     ran: dict[Case, list[dict[str, float | None]]] = {case: [] for case in cases}
-    lock = threading.Lock()
+    one_at_a_time = threading.Lock()
 
     def work(case: Case) -> None:
         with (
@@ -254,19 +263,19 @@ def compare(
             ) as link,
         ):
             place = Place(case, link, server, Path(folder))
-            plan, run = place.planned(seconds), place.ran(seconds)
-            with lock:
-                planned[case].append(plan)
-                ran[case].append(run)
-                print(
-                    f"{time.strftime('%H:%M:%S')} {case.name}: {_difference(plan, run)}",
-                    flush=True,
-                )
+            one_at_a_time.acquire()
+            with ExitStack() as held:
+                held.callback(one_at_a_time.release)
+                plan = place.planned(seconds)
+                run = place.ran(seconds, held.pop_all().close)
+            planned[case].append(plan)
+            ran[case].append(run)
+            print(
+                f"{time.strftime('%H:%M:%S')} {case.name}: {_difference(plan, run)}", flush=True
+            )
 
-    for _, bound in product(range(rounds), BOUNDS):
-        together = [case for case in cases if case.bound == bound]
-        with ThreadPoolExecutor(len(LINKS) * len(LOOPS)) as pool:
-            list(pool.map(work, together))
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        list(pool.map(work, [case for _ in range(rounds) for case in cases]))
     return [
         Compared(
             case,
