@@ -185,15 +185,20 @@ NAME_BYTES = 24  # what a file's name takes in its directory, without its text
 
 
 def bytes_to_reserve(sidecar: Sidecar) -> int:
-    """Return the bytes to reserve for the shard and its sidecar; the commit frees the rest.
-
-    One more block per file for growth of the directory, and a share of the size, because a file
-    system needs blocks to map a fragmented file (most in ext4 with small blocks).
-    """
+    """Return the bytes to reserve for the shard and its sidecar; the commit frees the rest."""
     sizes = [file.nbytes for file in sidecar.files] + [len(sidecar.to_bytes())]
     inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
     if inner:  # their directory
         sizes.append(sum(len(name) + NAME_BYTES for name in inner))
+    return reserved_bytes(sizes)
+
+
+def reserved_bytes(sizes: Iterable[int]) -> int:
+    """Return the bytes to reserve for files of these sizes.
+
+    One more block per file for growth of the directory, and a share of the size, because a file
+    system needs blocks to map a fragmented file (most in ext4 with small blocks).
+    """
     return sum(whole_blocks(size) + BLOCK_BYTES + size // EXTENTS_SHARE for size in sizes)
 
 

@@ -196,6 +196,7 @@ OUTCOME_ROWS: Mapping[str, tuple[str, Words]] = {
     "bound_bytes": ("bound that the disk allows", in_bytes),
 }
 AT_HORIZON = ("samples", "coverage", "reuse", "ess_samples")
+TIMES = ("first_batch_seconds", "full_seconds", "complete_seconds")  # None: never
 OPTIONAL = ("complete_seconds", "reuse_when_full")  # shown only where they are known
 INPUT_ROWS: Mapping[str, tuple[str, Words]] = {
     "consumption": ("consumption, samples/s", _count),
@@ -214,11 +215,11 @@ INPUT_ROWS: Mapping[str, tuple[str, Words]] = {
 BASIS_STYLES = {"measured": "green", "given": "cyan", "assumed": "yellow"}
 
 
-def _shown(figure: Figure, words: Words) -> str:
+def _shown(figure: Figure, words: Words, unknown: str = "unknown") -> str:
     if figure.value is None:
         if figure.low is not None and figure.high is not None:
             return f"{words(figure.low)} to {words(figure.high)}"
-        return "unknown"
+        return unknown
     if figure.value == float("inf"):
         return "no limit found"
     return words(figure.value)
@@ -256,7 +257,8 @@ def _outcomes(plans: Sequence[Planned]) -> Table:
         if name in OPTIONAL and all(figure.value is None for figure in figures):
             continue
         label += f" after {horizon}" if name in AT_HORIZON else ""
-        values = [_shown(figure, words) for figure in figures]
+        unknown = "never" if name in TIMES else "unknown"
+        values = [_shown(figure, words, unknown) for figure in figures]
         if len(table.columns) == len(plans) + 1:
             table.add_row(label, *values)
         else:
@@ -283,7 +285,10 @@ def _inputs(inputs: PlanInputs) -> Table:
         table.add_row(Text(label, "bold"), shown, Text(_range(figure, words), "dim"), basis)
     limit = Text(f"the {inputs.limited_by}")
     table.add_row(Text("samplers are limited by", "bold"), limit, "", "")
-    if (price := inputs.price) is not None:
+    price = inputs.price
+    if price is None:
+        table.add_row(Text("price", "bold"), "none known; give --price", "", "")
+    else:
         table.add_row(
             Text("price", "bold"),
             f"{price.provider} {price.name}",

@@ -15,7 +15,8 @@ from growcache.cache import space
 from growcache.config import Config
 from growcache.monitor.plan_cache import ShardBytes
 from growcache.monitor.plan_reader import OPEN_SECONDS, Consumption
-from growcache.monitor.plan_simulation import Moment, Parts, Run, Scenario, Store, simulate
+from growcache.monitor.plan_scenario import Moment, Parts, Run, Scenario, Store
+from growcache.monitor.plan_simulation import simulate
 from growcache.monitor.prices import Price
 from growcache.sampling.sizing import Sizing
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from growcache.cache import space
 from growcache.cache.eviction_policy import Candidate
-from growcache.cache.files import BLOCK_BYTES, whole_blocks
-from growcache.cache.incoming import EXTENTS_SHARE
+from growcache.cache.files import whole_blocks
+from growcache.cache.incoming import reserved_bytes
 from growcache.config import CacheConfig
 from growcache.loading.report import UseSums
 
@@ -32,9 +32,8 @@ class ShardBytes(NamedTuple):
         return sum(map(whole_blocks, self._files(samples)))
 
     def reserved(self, samples: int) -> int:
-        """Return what a sampler asks for, as `bytes_to_reserve` does."""
-        sizes = self._files(samples)
-        return sum(whole_blocks(size) + BLOCK_BYTES + size // EXTENTS_SHARE for size in sizes)
+        """Return what a sampler asks for."""
+        return reserved_bytes(self._files(samples))
 
 
 class Shard(NamedTuple):

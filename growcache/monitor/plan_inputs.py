@@ -100,9 +100,7 @@ def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> Pla
         cpu_seconds=Figure.exact(max(LEAST_CPU, timings.cpu_seconds), "measured"),
         disk_bytes_per_second=machine.disk_bytes_per_second,
         free_bytes=Figure.exact(free_for_cache(config), "measured"),
-        startup_seconds=machine.startup_seconds.plus(
-            look.first_page_seconds + look.probe_seconds
-        ),
+        startup_seconds=machine.startup_seconds.plus(_until_drawn(config, look)),
         population_samples=_population(look),
         consumption=machine.consumption,
         min_samples=Figure.exact(
@@ -115,6 +113,14 @@ def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> Pla
         cores=len(os.sched_getaffinity(0)),
         horizon_seconds=given.horizon_seconds,
     )
+
+
+def _until_drawn(config: Config, look: Look) -> float:
+    """Return what the store takes before a first draw; strata need the whole listing."""
+    listing = look.first_page_seconds
+    if config.sampling.strata is not None:
+        listing = look.listing_seconds
+    return listing + look.probe_seconds
 
 
 def _link(timings: Timings, given: float | None) -> tuple[Figure, Figure]:

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from growcache.config import Config
-from growcache.monitor.plan_cache import ShardBytes, SimulatedCache
-from growcache.monitor.plan_reader import Consumption, SimulatedReader
+from growcache.monitor.plan_cache import SimulatedCache
+from growcache.monitor.plan_reader import SimulatedReader
+from growcache.monitor.plan_scenario import Moment, Run, Scenario
 from growcache.sampling.fixed_set import FixedSet
 from growcache.sampling.group_queue import IssuedPermit
 from growcache.sampling.messages import Permit
 from growcache.sampling.rate_limiter import LimiterInputs, Verdict, decide
 from growcache.sampling.sampler_pool import AssignedPermit, SamplerSlot, group_memory_bytes
-from growcache.sampling.sizing import RAMP_END, SizeEstimate, Sizing
+from growcache.sampling.sizing import RAMP_END, SizeEstimate
 from growcache.sampling.space_allocator import SpaceAllocator, WriteQueue
 
 COMMIT_SECONDS = 0.04  # messages, sync and transaction of a group
@@ -34,134 +30,6 @@ TURNOVERS = 3.0  # after the cache is full; then nothing changes any more
 MOST_EVENTS = 60_000
 ALMOST = 1e-6  # of a visit, or seconds: sums of floats are not exact
 SURE_SECONDS = 10 * 365 * 86_400.0  # a cache that is not full by then never is
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """How fast samples come."""
-
-    bytes_per_second: float  # of all reads together; infinite where latency alone is the limit
-    visit_seconds: float  # of a visit that is alone
-    visit_bytes: float  # that one reads
-    visit_samples: float
-    cpu_seconds: float  # of a sampler, per visit
-    disk_bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What there is to draw, by stratum: the share of the draws, and the number of parts."""
-
-    shares: tuple[float, ...]
-    counts: tuple[float, ...]
-    replacement: bool = False
-
-    @property
-    def total(self) -> float:
-        return sum(self.counts)
-
-    def coverage(self, drawn: float) -> float | None:
-        """Return the share of different parts among all; None where there is no end of them."""
-        if not math.isfinite(self.total) or not self.total:
-            return None
-        if self.replacement:
-            return -math.expm1(-drawn / self.total)
-        pairs = zip(self.shares, self.counts, strict=True)
-        return sum(min(drawn * share, parts) for share, parts in pairs) / self.total
-
-    @property
-    def until_complete(self) -> float:
-        """The draws after which every part was drawn once."""
-        pairs = zip(self.shares, self.counts, strict=True)
-        return math.inf if self.replacement else max(parts / share for share, parts in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One world to simulate: a configuration, its sizes, a store and perhaps a training loop."""
-
-    config: Config
-    sizing: Sizing
-    record_bytes: int
-    shard_bytes: ShardBytes
-    catalog_bytes: int
-    parts: Parts
-    store: Store
-    consumption: Consumption | None
-    startup_seconds: float
-    memory_bytes: int
-    cores: int
-    horizon_seconds: float
-
-
-class Moment(NamedTuple):
-    """The state at one time; amounts since the start."""
-
-    at: float
-    samples: float
-    bytes: float
-    drawn: float
-    parts: float
-    evicted_samples: float
-    delivered: float
-    egress_bytes: float
-    visits: float
-    waited_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came of a scenario."""
-
-    moments: Sequence[Moment]
-    first_batch_at: float
-    full_at: float
-    complete_at: float
-    ess_samples: float  # at the horizon, or at the end if that is earlier
-    ess_drawn: float  # the draws until then
-    ends_at_rest: bool  # whether nothing comes any more
-
-    def at(self, seconds: float) -> Moment:
-        """Return the state at a time, beyond the simulated time by its last rates."""
-        last = self.moments[-1]
-        if seconds <= last.at:
-            columns = np.array(self.moments).T
-            found = Moment(
-                *(float(np.interp(seconds, columns[0], column)) for column in columns)
-            )
-        else:
-            rates, more = self.rates, seconds - last.at
-            pairs = zip(last, rates, strict=True)
-            found = Moment(*(value + rate * more for value, rate in pairs))
-        return found._replace(evicted_samples=found.drawn - found.samples)
-
-    def ess_at(self, seconds: float) -> float:
-        """Return the effective sample size, which grows with the draws where the rates stay."""
-        return self.ess_samples * max(1.0, self.at(seconds).drawn / max(1.0, self.ess_drawn))
-
-    @property
-    def rates(self) -> Moment:
-        """The change per second over the last turnover or, before there is one, the last half."""
-        moments = self._last_moments()
-        seconds = moments[:, 0] - moments[0, 0]
-        slopes = seconds - seconds.mean()
-        weights = slopes / max(1e-9, float((slopes**2).sum()))
-        grown = Moment(*(weights @ moments).tolist())._replace(at=1.0, samples=0.0, bytes=0.0)
-        if self.ends_at_rest:
-            return Moment(1.0, *[0.0] * (len(grown) - 1))._replace(delivered=grown.delivered)
-        # What is read is drawn, but reads and commits come in steps of their own.
-        last = self.moments[-1]
-        per_part = grown.parts / max(1e-9, last.parts)
-        return grown._replace(
-            visits=last.visits * per_part, egress_bytes=last.egress_bytes * per_part
-        )
-
-    def _last_moments(self) -> npt.NDArray[np.float64]:
-        last = self.moments[-1]
-        begin = self.full_at if self.full_at < last.at else 0.0
-        since = begin + (last.at - begin) / 3
-        found = np.array([moment for moment in self.moments if moment.at >= since], np.float64)
-        return found if len(found) > 1 else np.array(self.moments[-2:], np.float64)
 
 
 @dataclass(eq=False, slots=True)

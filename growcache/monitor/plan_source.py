@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from growcache.errors import FormatError, SamplingError, TransientStoreError
 from growcache.formats import names_decide
 from growcache.formats.base import Measure, endless_entry
 from growcache.monitor.plan_cache import ShardBytes
-from growcache.monitor.plan_simulation import Parts
+from growcache.monitor.plan_scenario import Parts
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.fill import GroupFiller, encode_group, load_transform
 from growcache.sampling.labels import read_labels
@@ -58,12 +58,14 @@ from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 
+PATIENCE_SECONDS = 20.0  # with a store that does not answer
 LISTING_SECONDS = 4.0
 MOST_LISTED = 50_000
 ALONE_VISITS = 4  # one after the other; the first one opens the connection
 TIMED_SECONDS = 3.0
 TIMED_BYTES = 32_000_000
 MOST_TIMED = 1024  # visits
+MOST_ENCODED = 128
 WAVES = 1.5  # of reads in flight, at least, in what is timed
 MEASURED_SHARE = 0.8  # of what latency or one processor allows: the rest is for the link
 
@@ -129,7 +131,10 @@ def look_at_source(config: Config) -> Look:
     here = str(Path.cwd())
     if here not in sys.path:  # where samplers find the user's code, too
         sys.path.insert(0, here)
-    with tempfile.TemporaryDirectory(prefix="growcache-plan-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="growcache-plan-") as scratch,
+        redirect_stdout(sys.stderr),  # the user's code may print
+    ):
         return asyncio.run(_look(config, Path(scratch)))
 
 
@@ -150,7 +155,7 @@ async def _look(config: Config, scratch: Path) -> Look:
     sources = open_sources(
         config.sources,
         concurrency=in_flight,
-        timeout_seconds=sampling.timeout_seconds,
+        timeout_seconds=min(sampling.timeout_seconds, PATIENCE_SECONDS),
         on_bytes=read.add,
     )
     try:
@@ -214,7 +219,7 @@ def _list_some(config: Config, sources: Sources) -> _Listed:
         return _Listed([endless_entry(config.sources[0].format)], True, 0.0, 0.0)
     listings = open_listings(
         config.sources,
-        timeout_seconds=config.sampling.timeout_seconds,
+        timeout_seconds=min(config.sampling.timeout_seconds, PATIENCE_SECONDS),
         on_retry=lambda error: None,
         lengths=sources.lengths,
     )
@@ -314,9 +319,9 @@ class _Drawn:
         pairs = [
             (float(s), float(n)) for s, n in zip(shares, strata.own, strict=True) if s and n
         ]
-        self.parts = Parts(
-            tuple(share for share, _ in pairs), tuple(n for _, n in pairs), replacement
-        )
+        shares_of, counts = zip(*pairs, strict=True)
+        others = float(strata.sizes.sum() - strata.own.sum())
+        self.parts = Parts(shares_of, counts, replacement, others)
 
     def _strata(
         self, config: Config, objects: Objects, listed: int, lanes: str | None
@@ -341,10 +346,13 @@ class _Drawn:
         return found, block_quotas(shares)
 
     def visits(self) -> Iterator[PartVisit]:
+        """Yield the visits of one round, because what was read once may come faster."""
+        left = self.parts.total
         for group in count():
             draw = self._draws.group(group)
-            if draw is None:
+            if draw is None or left <= 0:
                 return
+            left -= len(draw.parts)
             yield from self.population.visits(draw)
 
 
@@ -416,7 +424,7 @@ def _encoded(
     config: Config, schema: Schema, visited: Sequence[tuple[PartVisit, VisitResult]]
 ) -> ShardBytes:
     """Return what shards take per sample, of those that were read, in the cache's own encoding."""
-    filled = [one for one in visited if one[1].samples]
+    filled = [one for one in visited[:MOST_ENCODED] if one[1].samples]
     if not filled:
         raise FormatError(
             next(

@@ -179,7 +179,7 @@ def _unknown(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
         yield Warned(
             "population",
             "a user's function draws the samples, so there is no coverage",
-            "none is needed",
+            "reuse and effective samples say how varied training is",
         )
     elif not inputs.is_listed:
         yield Warned(

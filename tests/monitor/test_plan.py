@@ -18,7 +18,8 @@ from growcache.cli.cli import main
 from growcache.cli.plan import swept
 from growcache.errors import ConfigError
 from growcache.monitor.plan import OUTCOMES, Figure, PlanInputs, plan, scenarios
-from growcache.monitor.plan_simulation import Parts, Run, simulate
+from growcache.monitor.plan_scenario import Parts, Run
+from growcache.monitor.plan_simulation import simulate
 from growcache.monitor.plan_warnings import warnings_of
 from growcache.monitor.prices import find_price, known_prices, usual_price
 from tests.monitor.planning import SAMPLE_BYTES, plan_inputs
@@ -274,7 +275,16 @@ def test_the_command_measures_a_source(
 
 
 def test_a_sweep_compares(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = ("--sweep", "cache.max_bytes=2MB,20MB", "--link", "1MB/s", "--consume", "100")
+    sweep = (
+        "--sweep",
+        "cache.max_bytes=2MB,20MB",
+        "--link",
+        "1MB/s",
+        "--consume",
+        "5000",
+        "--horizon",
+        "60",
+    )
     found = planned(capsys, str(config), *sweep, "--json")
     assert [one["set"] for one in found] == swept("cache.max_bytes=2MB,20MB")
     assert [one["max_bytes"] for one in found] == [2_000_000, 20_000_000]
