@@ -561,5 +561,4 @@ def test_what_is_said_of_fairness_is_tested() -> None:
 
 
 def test_what_is_not_offered_is_not_there() -> None:
-    assert not {"report", "metrics"} & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert CacheConfig().allow_network_filesystem is False

@@ -240,7 +240,7 @@ def _basis(figure: Figure) -> Text:
 
 
 def _outcomes(plans: Sequence[Planned]) -> Table:
-    horizon = in_time(plans[0].inputs.horizon_seconds).replace(" 0 min", "")
+    horizon = re.sub(" 0 (min|s)$", "", in_time(plans[0].inputs.horizon_seconds))
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="bold")
     table.title = f"Plan of {plans[0].inputs.config.cache.path}"
     table.add_column("", style="bold", no_wrap=True)
