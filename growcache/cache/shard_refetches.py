@@ -75,12 +75,17 @@ def refetch_outcome(
     number: int, digest: str, found: str | None, refused: RefusedRefetches
 ) -> RefetchOutcome:
     """Return the fate of a refetch of ``digest``; ``found`` is the live shard's."""
-    if found == digest:
+    if found is not None and is_wished(found, digest):
         return LIVE
     if found is not None:
         return RefetchOutcome("refused", other_bytes_reason(number))
     reason = refused.get((number, digest))
     return PENDING if reason is None else RefetchOutcome("refused", reason)
+
+
+def is_wished(found: str, wished: str) -> bool:
+    """Whether a shard's digest is the one wished for, of which a reader may know the beginning alone, or nothing."""
+    return bool(found) and found.startswith(wished)
 
 
 def other_bytes_reason(number: int) -> str:
@@ -152,7 +157,7 @@ def still_refused(
             number, digest = wish
             if wish in refused:
                 found[wish] = refused[wish]
-            elif there.get(number, digest) != digest:
+            elif number in there and not is_wished(there[number], digest):
                 found[wish] = other_bytes_reason(number)
     return found
 
@@ -169,7 +174,7 @@ def judge_written(
 ) -> WrittenShards:
     """Return what becomes of written shards; those in no set are left as they are."""
     again = {number for number in written if number in known and number in wishes}
-    returned = frozenset(number for number in again if written[number] == wishes[number])
+    returned = frozenset(n for n in again if is_wished(written[n], wishes[n]))
     return WrittenShards(
         frozenset(written).difference(known), returned, frozenset(again - returned)
     )
@@ -279,4 +284,8 @@ class RefetchQueue:
     def _wants(self, row: ShardTableRow) -> bool:
         if row.number in self.purging or row.number not in self.wanted:
             return False
-        return any(lease.wishing.get(row.number) == row.digest for lease in self._leases)
+        wishes = [lease.wishing for lease in self._leases]
+        return any(
+            row.number in wished and is_wished(row.digest, wished[row.number])
+            for wished in wishes
+        )

@@ -45,14 +45,8 @@ from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import LazyPickle, PassPlan, PassPosition
 from growcache.loading.producer import ThreadStage
 from growcache.loading.report import DeliveryCounts, ReaderCounters, Report
-from growcache.loading.resume import (
-    MissingShards,
-    Position,
-    options_of,
-    refuse_missing,
-    refuse_other_cache,
-    remaining_pass,
-)
+from growcache.loading.resume import MissingShards, Position, remaining_pass
+from growcache.loading.resume_lease import options_of, refuse_missing, refuse_other_cache
 from growcache.loading.transform import TransformSchema
 
 _log = logging.getLogger(__name__)

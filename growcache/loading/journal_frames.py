@@ -163,7 +163,10 @@ def pack_pass(plan: PassPlan, tag: bytes = b"") -> Frame:
     samples = np.array([shard.samples for shard in plan.shards], np.int64)
     width = 4 if max([0, *numbers.tolist(), *samples.tolist()]) < 1 << 32 else 8
     columns = [column.astype(f"<u{width}").tobytes() for column in (numbers, samples)]
-    digests = bytes.fromhex("".join(shard.digest for shard in plan.shards))
+    # Of shards that were delivered before a state was loaded no digest may be known.
+    digests = bytes.fromhex(
+        "".join(shard.digest.ljust(2 * DIGEST_BYTES, "0") for shard in plan.shards)
+    )
     head = _PASS.pack(plan.number, plan.window_samples, len(plan.shards), width)
     return Frame(PASS, b"".join([head, *columns, digests, tag]))
 

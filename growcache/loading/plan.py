@@ -35,6 +35,7 @@ WINDOW_BYTES = 256_000_000
 WINDOW_SAMPLES = 1 << 18
 MIN_WINDOW_SHARDS = 4  # a window of fewer would mix too little
 MAX_WINDOW_SHARDS = 64
+DIGEST_CHARACTERS = 32
 
 SampleOrder = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -89,10 +90,15 @@ def shard_order(
     shards: Iterable[tuple[int, int]], *, seed: int, pass_number: int, shuffle: bool = True
 ) -> list[tuple[int, int]]:
     chosen = sorted(shard for shard in shards if shard[1] > 0)
+    order = visit_order(len(chosen), seed=seed, pass_number=pass_number, shuffle=shuffle)
+    return [chosen[i] for i in order.tolist()]
+
+
+def visit_order(count: int, *, seed: int, pass_number: int, shuffle: bool = True) -> Integers:
+    """Return the places, among the shards by number, that a pass visits in turn."""
     if not shuffle:
-        return chosen
-    order = generator_at(seed, "shards", pass_number).permutation(len(chosen))
-    return [chosen[i] for i in order]
+        return np.arange(count, dtype=np.int64)
+    return generator_at(seed, "shards", pass_number).permutation(count)
 
 
 def cut_windows(
@@ -158,10 +164,24 @@ def _unpickle_lazily(data: bytes) -> LazyPickle[Any]:  # called by pickle
 
 
 class PlannedShard(NamedTuple):
-    """A substitute is planned with the samples of the shard that it replaces."""
+    """A substitute is planned with the samples of the shard that it replaces.
+
+    Of a state that was loaded the digest may be only the beginning of one, or empty.
+    """
 
     number: int
     samples: int
+    digest: str
+
+    @property
+    def is_named(self) -> bool:
+        return len(self.digest) == DIGEST_CHARACTERS
+
+
+class RestDigest(NamedTuple):
+    """One digest over those of all shards from the ``first`` on; empty where it is not known."""
+
+    first: int
     digest: str
 
 
@@ -170,6 +190,11 @@ class PassPlan:
     number: int
     shards: tuple[PlannedShard, ...]
     window_samples: int
+    rest: RestDigest | None = None  # in place of digests that a loaded state does not name
+
+    def window_edges(self) -> list[tuple[int, int]]:
+        """Return the first and the end of each window's shards."""
+        return _window_edges([shard.samples for shard in self.shards], self.window_samples)
 
     def windows(self, options: LoaderOptions) -> tuple[Window, ...]:
         return cut_windows(

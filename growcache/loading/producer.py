@@ -36,11 +36,10 @@ from growcache.loading.report import PassFacts
 from growcache.loading.resume import (
     MissingShards,
     Position,
-    ResumeRequest,
     remaining_pass,
-    resume_pass,
     rows_left_of_length,
 )
+from growcache.loading.resume_lease import ResumeRequest, resume_pass
 from growcache.loading.shared_memory import SharedSender
 from growcache.loading.windows import OpenPass, Piece, count_rows
 from growcache.threads import StoppedError

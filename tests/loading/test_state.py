@@ -19,7 +19,7 @@ from growcache.cache.index.reader import live_digests
 from growcache.cache.lease_views import read_leases
 from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import plan, snapshot
+from growcache.loading import plan, saved_pass, snapshot
 from growcache.loading.loader import Loader
 from growcache.loading.options import LoaderOptions, Ranks
 from growcache.loading.plan import PassPlan, PassPosition, PlannedShard
@@ -43,6 +43,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fille
     """Caches of every kind that do not change: small samples and large, ragged, damaged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "WINDOW_BYTES", 500)  # else all of it is one window
+        patch.setattr(saved_pass, "NAMED_SHARDS", 2)  # else each has a digest of its own
         yield from filled_caches(tmp_path_factory)
 
 
@@ -244,7 +245,10 @@ def test_what_is_on_its_way_out_is_there_while_another_holds_it(
 
 
 @pytest.mark.mutant(
-    17, "growcache.loading.resume:_leased_numbers", "lease.open and lease.settled", "lease.open"
+    17,
+    "growcache.loading.resume_lease:_leased_numbers",
+    "lease.open and lease.settled",
+    "lease.open",
 )
 def test_a_lease_proves_nothing_before_its_reader_has_looked_at_the_index_again(
     cache: Any, loader: Any, monkeypatch: pytest.MonkeyPatch
@@ -359,6 +363,30 @@ def test_a_shard_that_was_corrupt_stays_out_of_the_rest(cache: Any, loader: Any)
     resumed.load_state_dict(state, missing="error")
     assert ids(resumed) == whole[10:]
     assert len(ids(resumed)) == 40
+
+
+def test_bytes_that_one_digest_answers_for_are_compared(
+    cache: Any, make_cache: Any, loader: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of another machine has other samples under the same numbers."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 500)
+    monkeypatch.setattr(saved_pass, "NAMED_SHARDS", 1)
+    there = make_cache("there", schema=cache.schema)
+    cache.add(*range(12))
+    there.add(*range(11))
+    there.add(11, samples=9)
+    options = {"shuffle": False, "drop_last": False}
+    delivered, state = first(loader(**options), 1)
+    assert state["pass"]["rest_digest"]
+    other = type(loader())(there.root, batch_size=5, min_samples=1, **options)
+    for missing in ("error", "refetch"):
+        other.load_state_dict(state, missing=missing)
+        with pytest.raises(CacheError, match=r"last \d shards of pass 0 have other bytes"):
+            next(iter(other))
+    other.load_state_dict(state, missing="substitute")
+    assert len(delivered + ids(other)) == 119
+    assert "have other bytes" in caplog.text
+    other.close()
 
 
 # ------------------------------------------------------------------ between epochs
@@ -494,9 +522,12 @@ def change(**values: Any) -> Callable[[dict[str, Any]], Any]:
         lambda state: state.update(epoch="x"),
         lambda state: state.update(form=[]),
         change(digests="0"),
-        change(samples=[1]),
+        change(digests="AAAA"),
+        change(samples="1eJwDAAAAAAE="),
+        change(samples="3AAAA"),
+        change(order="1eJwDAAAAAAE="),
         change(position=41),
-        change(numbers=None),
+        change(gaps=None),
     ],
 )
 def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> None:
@@ -510,20 +541,6 @@ def test_what_is_no_state_is_refused(cache: Any, loader: Any, damage: Any) -> No
 
 
 # ----------------------------------------------------------------------- the value
-
-
-def test_ten_thousand_shards_take_less_than_a_megabyte() -> None:
-    options = LoaderOptions("cache", batch_size=64)
-    digests = [f"{number:032x}" for number in range(10_000)]
-    planned = tuple(PlannedShard(10**6 + n, 1000, d) for n, d in enumerate(digests))
-    plan_of_pass = PassPlan(3, planned, 10_000)
-    state = Position(mark=PassPosition(3, 5_000_000), plan=plan_of_pass)
-    text = json.dumps(state.to_dict(options))
-    assert len(text) < 1_000_000
-    assert Position.from_dict(json.loads(text), options) == state
-    rest = remaining_pass(state, options)
-    assert rest is not None
-    assert 4_990 < len(rest.needed()) < 5_010
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

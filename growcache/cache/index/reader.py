@@ -13,7 +13,7 @@ import operator
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -321,12 +321,24 @@ def read_history_rows(layout: CacheLayout, since: float) -> list[tuple[float, st
 
 def live_digests(root: str | os.PathLike[str]) -> dict[int, str]:
     """Return the digests of the live shards, by number: a cheap second look. Raises as `read_index`."""
+    return _digests_in(root, [ShardState.LIVE])
+
+
+def all_digests(root: str | os.PathLike[str]) -> dict[int, str]:
+    """Return the digests of all shards that have a row, evicted ones too. Raises as `read_index`."""
+    return _digests_in(root, list(ShardState))
+
+
+def _digests_in(root: str | os.PathLike[str], states: Sequence[ShardState]) -> dict[int, str]:
     layout = CacheLayout(root)
     layout.require()
-    query = "SELECT group_concat(number), group_concat(digest) FROM shards WHERE state = ?"
+    query = (
+        "SELECT group_concat(number), group_concat(digest) FROM shards "
+        f"WHERE state IN ({', '.join('?' * len(states))})"
+    )
     try:
         with reading_index(layout) as connection:
-            packed, digests = connection.execute(query, [ShardState.LIVE]).fetchone()
+            packed, digests = connection.execute(query, states).fetchone()
         numbers = orjson.loads(f"[{packed or ''}]")
         return dict(zip(numbers, (digests or "").split(",") if numbers else [], strict=True))
     except (sqlite3.Error, ValueError, TypeError) as error:

@@ -1,0 +1,315 @@
+"""Lease the rest of a pass that a state names. What is not cached here is refetched, or others stand in."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from growcache.cache.files import CacheLayout, generation_paths
+from growcache.cache.index.reader import (
+    IndexView,
+    all_digests,
+    max_lease_bytes,
+    read_index,
+)
+from growcache.cache.index.schema import ShardRow
+from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
+from growcache.cache.locks import is_locked
+from growcache.cache.reader_lease import Lease
+from growcache.cache.shard_refetches import (
+    RefetchOutcome,
+    is_wished,
+    purge_progress,
+    refetch_outcomes,
+)
+from growcache.cache.side_files import read_identity
+from growcache.errors import CacheError, ConfigError
+from growcache.loading.options import LoaderOptions
+from growcache.loading.plan import DIGEST_CHARACTERS, PlannedShard
+from growcache.loading.rank_sync import resume_note
+from growcache.loading.resume import MissingShards, RemainingPass, with_substitutes
+from growcache.loading.saved_pass import rest_digest
+from growcache.loading.snapshot import Snapshot
+from growcache.loading.waiting import index_views, refuse_failed_service, wait_for_room
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    options: LoaderOptions
+    fingerprint: str | None
+    missing: MissingShards
+    wake: threading.Event
+    stopped: Callable[[], bool]
+
+
+def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions:
+    """Return the options of a pass over the generation that a state is of, where that is still there."""
+    paths = generation_paths(options.root)
+    if len(paths) > 1:
+        for path in reversed(paths):
+            identity = read_identity(path)
+            if identity is not None and fingerprint in identity.fingerprints:
+                return options.at_generation(path)
+    return options
+
+
+def refuse_other_cache(
+    view: IndexView, fingerprint: str | None, options: LoaderOptions
+) -> None:
+    found = view.identity
+    if found and fingerprint is not None and fingerprint not in found.fingerprints:
+        raise ConfigError(
+            f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "
+            f"{found.fingerprint}: it was filled by a config that yields other samples"
+        )
+
+
+def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions) -> None:
+    needed = _needed_digests(rest)
+    if gone := needed.keys() - _held_shards(view, needed, options.root).keys():
+        raise CacheError(
+            f"{len(gone)} of the {len(needed)} shards that the rest of the pass needs are not in "
+            f"{options.root} any more; resume with missing='refetch' or missing='substitute'"
+        )
+
+
+def resume_pass(
+    request: ResumeRequest, rest: RemainingPass
+) -> tuple[Snapshot, RemainingPass] | None:
+    """Return None if stopped; raises CacheError if `missing` forbids that shards are gone."""
+    request = replace(request, options=options_of(request.options, request.fingerprint))
+    view = _wait_for_schema(request)
+    if view is None:
+        return None
+    refuse_other_cache(view, request.fingerprint, request.options)
+    begun_shards, root = rest.started_shards(), request.options.root
+    while not request.stopped():
+        view = read_index(root, retired=True)
+        if request.missing == "error":
+            refuse_missing(view, rest, request.options)
+        if request.missing == "substitute":
+            rest = _substitute_shards(view, rest, request.options)
+        snapshot = _lease_rest(request, rest, view)
+        if snapshot is not None:
+            snapshot.counted(begun_shards)
+            return snapshot, _with_digests(rest, snapshot.shards)
+    return None
+
+
+def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
+    root, warned = request.options.root, False
+    with closing(index_views(root, request.wake, request.stopped)) as views:
+        for view in views:
+            if view.schema is not None:
+                return view
+            refuse_failed_service(CacheLayout(root), view)
+            if not warned:
+                _log.warning(
+                    "waiting for a cache at %s, to resume%s", root, _service_hint(root)
+                )
+                warned = True
+    return None
+
+
+def _lease_rest(
+    request: ResumeRequest, rest: RemainingPass, view: IndexView
+) -> Snapshot | None:
+    """Return None where a shard was evicted before it was leased, or if stopped."""
+    options, digests = request.options, _needed_digests(rest)
+    # All of them, because a live shard may be retired before the lease is visible.
+    wishes = _fullest_digests(options.root, digests) if request.missing == "refetch" else {}
+    if request.missing != "refetch":
+        there = _held_shards(view, digests, options.root)
+        digests = {number: digests[number] for number in there}
+    create = functools.partial(
+        Lease.create,
+        options.root,
+        options.job,
+        digests,
+        wishes=wishes,
+        ranks=resume_note(options, rest.plan.number),
+        max_bytes=max_lease_bytes(view),
+        # A resumed job may have to resume again.
+        counters=LeaseCounters(counts=True, gave_state=True),
+    )
+    lease = wait_for_room(create, request.wake, request.stopped)
+    if lease is None:
+        return None
+    try:
+        # A shard that is live from here on may not be deleted, even if it is retired.
+        view = read_index(options.root, retired=True)
+        rows = _held_shards(view, digests, options.root)
+        if request.missing == "refetch":
+            view = _wait_for_refetch(request, rest, digests, wishes, rows) or view
+        if len(rows) < len(digests):
+            lease.close()
+            return None
+        _check_rest(request, rest, rows)
+        lease.settle()
+        found = sorted(rows.values(), key=lambda row: row.seq)
+        layout = CacheLayout(options.root)
+        return Snapshot(layout, view, found, lease, job=options.job, verify=options.verify)
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _wait_for_refetch(
+    request: ResumeRequest,
+    rest: RemainingPass,
+    digests: Mapping[int, str],
+    wished: Mapping[int, str],
+    rows: dict[int, ShardRow],
+) -> IndexView | None:
+    """Add the live shards to ``rows``; None if stopped."""
+    root, warned = request.options.root, False
+    with closing(index_views(root, request.wake, request.stopped)) as views:
+        for view in views:
+            rows |= _held_shards(view, digests, root)
+            wishes = {n: wished[n] for n in digests if n not in rows}
+            if not wishes:
+                return view
+            _refuse_refused(root, refetch_outcomes(view, wishes), len(digests))
+            refuse_failed_service(CacheLayout(root), view)
+            if not warned:
+                _log.warning(
+                    "waiting for %d of the %d shards that the rest of pass %d needs, to be drawn "
+                    "again into %s%s",
+                    *(len(wishes), len(digests), rest.plan.number, root, _service_hint(root)),
+                )
+                warned = True
+    return None
+
+
+def _refuse_refused(root: Path, found: Mapping[int, RefetchOutcome], needed: int) -> None:
+    refused = {n: one.reason for n, one in found.items() if one.state == "refused"}
+    if refused:
+        number, reason = min(refused.items())
+        raise CacheError(
+            f"{len(refused)} of the {needed} shards that the rest of the pass needs cannot be "
+            f"drawn again into {root} (shard {number}: {reason}); go on with others in their "
+            "place: load_state_dict(state, missing='substitute')"
+        )
+
+
+def _substitute_shards(
+    view: IndexView, rest: RemainingPass, options: LoaderOptions
+) -> RemainingPass:
+    needed = rest.needed()
+    gone = needed - _held_shards(view, _needed_digests(rest), options.root).keys()
+    if not gone:
+        return rest
+    planned = {shard.number for shard in rest.plan.shards}
+    others = [
+        PlannedShard(row.number, row.samples, row.digest)
+        for row in view.shards
+        if row.samples and row.number not in planned
+    ]
+    plan = with_substitutes(rest.plan, others, gone)
+    stand_ins = {shard.number for shard in plan.shards} - planned
+    left = gone & {shard.number for shard in plan.shards}
+    _log.warning(
+        "%d of the %d shards that the rest of pass %d needs are gone from %s: %d others stand in "
+        "for them%s",
+        *(len(gone), len(needed), plan.number, options.root, len(stand_ins)),
+        f", and the pass is shorter by {len(left)} shards" if left else "",
+    )
+    return replace(rest, plan=plan, windows=plan.windows(options))
+
+
+def _needed_digests(rest: RemainingPass) -> dict[int, str]:
+    needed = rest.needed()
+    return {s.number: s.digest for s in rest.plan.shards if s.number in needed}
+
+
+def _held_shards(
+    view: IndexView, digests: Mapping[int, str], root: Path
+) -> dict[int, ShardRow]:
+    live = {row.number: row for row in view.shards if _is_wanted(digests, row)}
+    purging = purge_progress(view.meta).numbers  # held until their readers end, for these alone
+    going = {
+        row.number: row
+        for row in view.retired
+        if _is_wanted(digests, row) and row.number not in purging
+    }
+    if not going:
+        return live
+    held = _leased_numbers(root)
+    return live | {number: row for number, row in going.items() if number in held}
+
+
+def _is_wanted(digests: Mapping[int, str], row: ShardRow) -> bool:
+    wished = digests.get(row.number)
+    return wished is not None and is_wished(row.digest, wished)
+
+
+def _fullest_digests(root: Path, digests: Mapping[int, str]) -> dict[int, str]:
+    """Return whole digests, as far as the index still has them, also of evicted shards."""
+    if all(len(digest) == DIGEST_CHARACTERS for digest in digests.values()):
+        return dict(digests)
+    known = all_digests(root)
+    return {
+        n: known[n] if n in known and is_wished(known[n], digest) else digest
+        for n, digest in digests.items()
+    }
+
+
+def _check_rest(
+    request: ResumeRequest, rest: RemainingPass, rows: Mapping[int, ShardRow]
+) -> None:
+    """Raise CacheError if shards without a digest of their own have other bytes, unless others may stand in."""
+    said = rest.plan.rest
+    if said is None or not said.digest:
+        return
+    later = rest.plan.shards[said.first :]
+    if any(shard.number not in rows for shard in later):
+        return  # others stand in
+    found = [shard._replace(digest=rows[shard.number].digest) for shard in later]
+    if rest_digest(found) == said.digest:
+        return
+    why = (
+        f"some of the last {len(later)} shards of pass {rest.plan.number} have other bytes in "
+        f"{request.options.root} than when the state was saved: objects were rewritten or purged "
+        "since, or this machine's listing grew in other steps"
+    )
+    if request.missing != "substitute":
+        raise CacheError(f"{why}; take them: load_state_dict(state, missing='substitute')")
+    _log.warning("%s; they stand in for those", why)
+
+
+def _with_digests(rest: RemainingPass, rows: Iterable[ShardRow]) -> RemainingPass:
+    """Name the shards that were leased by their digests, for the states to come."""
+    found = {row.number: row.digest for row in rows}
+    shards = tuple(
+        shard._replace(digest=found.get(shard.number, shard.digest))
+        for shard in rest.plan.shards
+    )
+    return replace(rest, plan=replace(rest.plan, shards=shards, rest=None))
+
+
+def _leased_numbers(root: Path) -> set[int]:
+    """Return the shards whose files stay while a lease of the caller names them.
+
+    They are those of settled leases. A lease is settled once each of its shards was seen, after
+    the lease became visible, either live or in a lease settled earlier. A shard that was live
+    then was retired later, and the supervisor reads the leases after it retires. So it keeps the
+    shard until that lease ends, and a supervisor that looks afterwards finds the caller's lease.
+
+    Other leases prove nothing: they may name shards that were retired before they came, whose
+    files go while the index still lists them.
+    """
+    leases = [lease for lease in read_leases(root) if lease.open and lease.settled]
+    return set().union(*(protected_shards(lease, resumable=False) for lease in leases))
+
+
+def _service_hint(root: Path) -> str:
+    if is_locked(CacheLayout(root).supervisor_lock):
+        return ""
+    return "; no service runs there, start it with: growcache run CONFIG"
