@@ -50,20 +50,21 @@ class FreshValue(Generic[T]):
     read: Callable[[], T]
     stamp: Callable[[], object] = lambda: None
     cost_share: float = COST_SHARE
+    clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: T | None = None
     _stamp: object = None
-    _soon: float = 0.0  # monotonic seconds, before which it is never read again
+    _soon: float = 0.0  # by the clock, before which it is never read again
     _due: float = 0.0  # after which it always is
 
     def get(self) -> T:
         """Return the value. May raise what ``read`` raises."""
         with self._lock:
-            began = time.monotonic()
+            began = self.clock()
             if self._last is None or (began >= self._soon and self._is_old(began)):
                 self._stamp = self.stamp()
                 self._last = self.read()
-                cost = time.monotonic() - began
+                cost = self.clock() - began
                 self._soon = began + FRESH_SECONDS
                 self._due = began + max(FRESH_SECONDS, cost / self.cost_share)
             return self._last

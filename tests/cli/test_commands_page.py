@@ -21,6 +21,9 @@ import typer.main
 from rich.console import Group
 
 from benchmarks.picture import as_svg
+from growcache.cache.history import read_history
+from growcache.cache.index.reader import read_index
+from growcache.cache.metrics_file import read_metrics
 from growcache.cache.reader_lease import Lease
 from growcache.cache.status import (
     ForeignLeaseStatus,
@@ -38,6 +41,7 @@ from growcache.cli.view import StatusPicture
 from growcache.monitor.plan import plan, plan_values
 from growcache.monitor.plan_warnings import warnings_of
 from growcache.numpy import EpochLoader
+from growcache.store.counts import number_in
 from tests.cli.terminals import COMMAND
 from tests.cli.test_view import drawn
 from tests.monitor.planning import plan_inputs
@@ -155,6 +159,18 @@ def output(command: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> s
 
 def as_json(command: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
     return json.loads(output(command, capsys, code).partition("\n")[2])
+
+
+def test_the_run_left_its_metrics_and_its_history(here: Path) -> None:
+    metrics, totals = read_metrics(here / "cache"), read_index(here / "cache").totals
+    assert metrics is not None
+    assert number_in(metrics.counts, "drawn") == totals.drawn == 24
+    assert number_in(metrics.counts, "requests", "get", "ok") >= 6
+    stages = metrics.counts["group_seconds"]
+    assert isinstance(stages, dict)
+    assert {"fetch", "transform", "encode", "reserve", "write"} == stages.keys()
+    last = read_history(here / "cache")[-1]
+    assert (last.state, last.drawn, last.errors) == ("stopped", 24, 0)
 
 
 def test_every_command_has_a_section_and_every_option_in_it_exists() -> None:

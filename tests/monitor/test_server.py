@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from growcache.cache.status import Status, write_status
 from growcache.errors import ConfigError
-from growcache.monitor.caches import named_caches
+from growcache.monitor.caches import FreshValue, named_caches
 from growcache.monitor.http_server import Address, listen, read_token
 from growcache.monitor.server import create_app
 from tests.filled import Filled
@@ -204,6 +204,22 @@ def test_other_addresses_need_a_token(tmp_path: Path) -> None:
 def test_odd_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--http expects HOST:PORT"):
         Address.parse(text)
+
+
+def test_a_value_is_read_as_often_as_its_cost_allows_or_where_its_stamp_changed() -> None:
+    now, reads, stamp = [0.0], [0], ["a"]
+
+    def read() -> int:
+        now[0] += 0.2  # what it takes
+        reads[0] += 1
+        return reads[0]
+
+    value = FreshValue(read, lambda: stamp[0], cost_share=0.02, clock=lambda: now[0])
+    found = []
+    for at, word in ((0.0, "a"), (0.5, "b"), (2.0, "b"), (2.5, "c"), (9.0, "c"), (13.0, "c")):
+        now[0], stamp[0] = max(at, now[0]), word
+        found.append(value.get())
+    assert found == [1, 1, 2, 2, 3, 3]
 
 
 def test_names_of_caches_are_distinct() -> None:
