@@ -103,13 +103,14 @@ def _listing(facts: StoreFacts, about: str) -> Iterator[Finding]:
 def _reads(facts: StoreFacts, about: str) -> Iterator[Finding]:
     if facts.first_byte_seconds is not None:
         yield Finding("ok", about, f"first byte in {_in_seconds(facts.first_byte_seconds)}")
-    rate = facts.bytes_per_second
-    if rate is None:
-        return
-    found = f"{in_bytes(rate)}/s with {plural(facts.concurrency, 'read')} in flight"
+    rates = []
+    if facts.bytes_per_second is not None:
+        rates.append(f"{in_bytes(facts.bytes_per_second)}/s")
     if facts.samples_per_second is not None:
-        found += f", {in_count(facts.samples_per_second)} samples/s"
-    yield Finding("ok", about, found)
+        rates.append(f"{in_count(facts.samples_per_second)} samples/s")
+    if rates:
+        reads = plural(facts.concurrency, "read")
+        yield Finding("ok", about, f"{', '.join(rates)} with {reads} in flight")
 
 
 def _throttling(facts: StoreFacts, about: str) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ class StoreFacts:
     sample_bytes: float | None = None  # of a sample's values
     read_bytes: int = 0  # of the largest read
     samples_per_read: float = 1.0
-    cpu_share: float = 0.0  # of one core, during the reads
+    cpu_share: float = 0.0  # of the time that a process was busy with the reads
     throttled: int = 0  # answers 503, 429 and the like
     failures: dict[str, int] = field(default_factory=dict)  # reads that failed for good
     unanswered: dict[str, int] = field(default_factory=dict)  # or broke off

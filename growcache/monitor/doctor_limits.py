@@ -45,7 +45,7 @@ def find_limit(facts: DoctorFacts) -> Limit:
     broken = next((one for one in facts.stores if one.trouble), None)
     if broken is not None or not facts.stores:
         return Limit("unknown", "what limits is not known before the store gives samples")
-    if all(one.bytes_per_second is None for one in facts.stores):
+    if all(one.bytes_per_second is one.samples_per_second is None for one in facts.stores):
         return Limit("unknown", "what limits is not known, because no store was measured")
     slowest = min(facts.stores, key=lambda one: _mixed_rate(one) or float("inf"))
     cause, supply = _fill_cause(facts, slowest), drawn_per_second(facts)
@@ -122,8 +122,8 @@ def _cause_of_reads(facts: DoctorFacts, store: StoreFacts) -> _Cause:
         few = workers < facts.machine.cores
         return _Cause(
             "cpu",
-            "reading and decoding keep a core busy, and the store could give more",
-            more if few else "a machine with more cores, or objects that decode faster",
+            "decoding and transform keep a process busy, and the store could give more",
+            more if few else "a machine with more cores, or a cheaper format or transform",
         )
     alone, loaded = store.read_seconds, store.loaded_read_seconds
     if alone and loaded and loaded < QUEUED_READ_RATIO * alone:

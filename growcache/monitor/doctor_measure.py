@@ -36,6 +36,7 @@ from growcache.monitor.doctor_facts import (
     needed_memory_bytes,
 )
 from growcache.monitor.doctor_store import measure_store
+from growcache.monitor.doctor_visits import needs_visits, with_visits
 
 WRITE_SECONDS, READ_SECONDS = 2.0, 2.0
 CHUNK_BYTES = 4 << 20
@@ -59,6 +60,9 @@ def measure(
     for source, weight in zip(config.sources, weights, strict=True):
         on_step(f"reading from {source.url[0] if source.dataset is None else source.dataset}")
         stores.append(measure_store(config, source, weight / sum(weights)))
+    if needs_visits(config, stores):
+        on_step("making visits as samplers do")
+        stores = [with_visits(config, stores[0])]
     on_step(f"writing next to {config.cache.path}")
     disk = measure_disk(config.cache)
     if before is not None and consume is None and any(job.open for job in before.jobs):

@@ -142,7 +142,7 @@ def test_a_lower_hard_limit_is_named() -> None:
         (with_disk(write_bytes_per_second=1e6), "disk"),
         (replace(FACTS, max_bytes_per_second=10**6), "setting"),
         (with_store(trouble="refused"), "unknown"),
-        (with_store(bytes=0, message="a Dataset reads by itself"), "unknown"),
+        (with_store(bytes=0, samples=None), "unknown"),
     ],
 )
 def test_what_limits_a_cache_that_fills(facts: DoctorFacts, resource: str) -> None:

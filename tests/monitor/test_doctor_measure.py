@@ -18,7 +18,7 @@ import pytest
 from growcache.cli.cli import main
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
-from growcache.monitor import doctor, doctor_measure, doctor_store
+from growcache.monitor import doctor, doctor_measure, doctor_store, plan_source
 from growcache.monitor.doctor_measure import core_count, measure_disk
 from growcache.monitor.doctor_store import measure_store
 
@@ -59,6 +59,24 @@ def test_a_healthy_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert disk["measured_in"] == str(folder)
     assert found["limit"]["resource"] == "training"
     assert sorted(folder.rglob("*")) == before  # not even the cache's folder
+
+
+def test_visits_are_made_where_a_transform_takes_the_time(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_source, "TIMED_SECONDS", 0.2)
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "slow_code.py").write_text(
+        "import time\ndef wait(sample):\n    time.sleep(0.0005)\n    return sample\n"
+        "def fail(sample):\n    raise ValueError('no')\n"
+    )
+    few = ["--set", "sampling.workers=1", "--set", "sampling.concurrency=2"]
+    _, found = run_doctor(folder, capsys, *few, "--set", "sampling.transform=slow_code:wait")
+    assert found["limit"]["resource"] == "cpu"
+    assert found["measured"]["stores"][0]["samples"] > 0
+    code, found = run_doctor(folder, capsys, "--set", "sampling.transform=slow_code:fail")
+    assert code == 1
+    assert any("raised ValueError" in one["found"] for one in found["findings"])
 
 
 def test_findings_as_text_are_a_line_each(
