@@ -39,8 +39,6 @@ class RankMetrics:
 
         A wait is counted before the batch that ends it, and a batch without a wait is a difference of the two.
         """
-        if sum(self.wait_buckets) < RESET_SHARE * sum(before.wait_buckets):
-            return self
         pairs = zip(self.wait_buckets, before.wait_buckets, strict=True)
         return RankMetrics(
             max(self.wait_seconds, before.wait_seconds), [max(pair) for pair in pairs]
@@ -52,11 +50,23 @@ class JobMetrics:
     delivered: int = 0  # samples, on all ranks
     batches: int = 0
     epoch: int = 0
-    leases: int = 0  # open ones
     reuse: float = 0.0
     ess_samples: float | None = None
     open: bool = False  # whether a reader of it lives
     ranks: Mapping[str, RankMetrics] = field(default_factory=dict)
+
+    def not_below(self, before: JobMetrics) -> JobMetrics:
+        """Return these with counters that do not fall, as they would while finished leases wait to be counted."""
+        ranks = {
+            rank: one.not_below(before.ranks.get(rank, RankMetrics()))
+            for rank, one in self.ranks.items()
+        }
+        return replace(
+            self,
+            delivered=max(self.delivered, before.delivered),
+            batches=max(self.batches, before.batches),
+            ranks={**before.ranks, **ranks},
+        )
 
 
 @dataclass(frozen=True, slots=True)

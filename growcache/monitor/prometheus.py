@@ -7,6 +7,7 @@ Counters come from ``metrics.json``, gauges from the status. Every name begins w
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
@@ -57,7 +58,7 @@ def exposition(looks: Mapping[str, Look], accept: str) -> tuple[bytes, str]:
 def _see(name: str, look: Look) -> Seen:
     try:
         status, metrics = look()
-    except CacheError:
+    except (CacheError, OSError):
         return Seen(name, None, Metrics())
     return Seen(name, status, metrics or Metrics(), _free_bytes(status.path))
 
@@ -264,7 +265,6 @@ _JOB_GAUGES: tuple[tuple[str, str, Callable[[JobMetrics], float | None]], ...] =
         lambda j: j.ess_samples,
     ),
     ("epoch", "The latest epoch that a job began.", lambda j: j.epoch),
-    ("leases", "Snapshots that living readers of a job hold.", lambda j: j.leases),
 )
 
 
@@ -275,3 +275,15 @@ def _job_gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
             if (value := value_of(metrics)) is not None:
                 family.add_metric([cache, job], float(value))
         yield family
+    yield _leases(seen)
+
+
+def _leases(seen: Sequence[Seen]) -> Metric:
+    text = "Snapshots that living readers of a job hold."
+    family = GaugeMetricFamily("growcache_leases", text, labels=["cache", "job"])
+    for one in seen:
+        leases = one.status.leases if one.status is not None else []
+        counts = Counter(lease.job for lease in leases if lease.open)
+        for job in sorted({*one.metrics.jobs, *counts}):
+            family.add_metric([one.name, job], counts[job])
+    return family

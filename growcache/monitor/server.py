@@ -25,7 +25,7 @@ from growcache.cache.status import Status
 from growcache.errors import CacheError, ConfigError
 from growcache.monitor import page
 from growcache.monitor.caches import named_caches, status_readers
-from growcache.monitor.guard import KNOWN, Guard
+from growcache.monitor.guard import HEADERS, KNOWN, NO_STORE, Guard
 from growcache.monitor.prometheus import Look, exposition
 
 EVENT_SECONDS = 1.0
@@ -168,6 +168,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
+async def _defect(request: Request, error: Exception) -> Response:
+    """Answer where an error is a defect of this program; the server logs it."""
+    body = orjson.dumps({"error": f"a defect: {type(error).__name__}; the log says more"})
+    headers = {**HEADERS, "Cache-Control": NO_STORE}  # which the guard is too far inside to add
+    return Response(body, 500, headers, media_type="application/json")
+
+
 def create_app(
     caches: Sequence[Path], *, token: str | None = None, prefix: str = ""
 ) -> Starlette:
@@ -187,7 +194,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, token=token, prefix=prefix)],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, Exception: _defect},
     )
     app.router.redirect_slashes = False  # it would name the host and scheme that a proxy hides
     app.state.end_events = views.ending.set

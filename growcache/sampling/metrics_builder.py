@@ -7,7 +7,6 @@ reason), ``group_seconds`` (histograms by stage), ``waiting_seconds`` (by reason
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from growcache.cache.cache import Cache
@@ -66,44 +65,37 @@ class MetricsBuilder:
         self.add({"egress_bytes": status.egress_bytes - self._egress})
         self._own_before, self._holes = own, dict(holes)
         self._egress = status.egress_bytes
+        drawn_before = number_in(self._counts, "drawn")
         for name, now in (("drawn", status.drawn), ("evicted", status.evicted_samples)):
             self._counts[name] = monotonic(now, number_in(self._counts, name))
+        is_anew = number_in(self._counts, "drawn") < drawn_before  # another cache, or index
         self._survey.look([job.name for job in status.jobs])
         self.shown = Metrics(
             updated_at=time.time(),
             began_at=self.shown.began_at,
             counts=self._counts,
-            jobs=self._jobs(status),
+            jobs=self._jobs(status, {} if is_anew else self.shown.jobs),
             age_seconds=self._survey.age_seconds(),
             age_seconds_mean=self._survey.age_seconds_mean(),
         )
         return self.shown
 
-    def _jobs(self, status: Status) -> dict[str, JobMetrics]:
+    def _jobs(self, status: Status, before: Mapping[str, JobMetrics]) -> dict[str, JobMetrics]:
         sums = add_open_leases(self._cache.remover.jobs, self._cache.leases)
-        leases = Counter(lease.job for lease in status.leases if lease.open)
-        return {
-            job.name: JobMetrics(
+        found = {}
+        for job in status.jobs:
+            ranks = sums.get(job.name, JobSums()).ranks
+            now = JobMetrics(
                 delivered=job.delivered,
                 batches=job.batches,
                 epoch=job.epoch,
-                leases=leases[job.name],
                 reuse=job.reuse,
                 ess_samples=self._survey.effective.get(job.name),
                 open=job.open,
-                ranks=self._ranks(job.name, sums.get(job.name, JobSums())),
+                ranks={r: RankMetrics(w.seconds, w.histogram) for r, w in ranks.items()},
             )
-            for job in status.jobs
-        }
-
-    def _ranks(self, job: str, sums: JobSums) -> dict[str, RankMetrics]:
-        before = self.shown.jobs.get(job, JobMetrics()).ranks
-        return {
-            rank: RankMetrics(waits.seconds, waits.histogram).not_below(
-                before.get(rank, RankMetrics())
-            )
-            for rank, waits in sums.ranks.items()
-        }
+            found[job.name] = now.not_below(before.get(job.name, JobMetrics()))
+        return found
 
 
 class ShardSurvey:

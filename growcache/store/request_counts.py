@@ -93,10 +93,10 @@ class RequestCounts:
     def failed(self, op: str, error: BaseException) -> None:
         self.ended(op, failure_code(error))
 
-    def ended(self, op: str, code: str, count: int = 1) -> None:
+    def ended(self, op: str, code: str) -> None:
         with self._lock:
             codes = self._codes.setdefault(op, {})
-            codes[code] = codes.get(code, 0) + count
+            codes[code] = codes.get(code, 0) + 1
 
     def retried(self, error: BaseException) -> None:
         reason = failure_code(error)

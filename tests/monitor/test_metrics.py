@@ -103,7 +103,7 @@ def full_metrics() -> Metrics:
         },
         jobs={
             'eeg "7"\n': JobMetrics(
-                200, 100, 3, 1, 2.9, 55.5, open=True, ranks={"1": RankMetrics(130.5, waits)}
+                200, 100, 3, 2.9, 55.5, open=True, ranks={"1": RankMetrics(130.5, waits)}
             )
         },
         age_seconds={"0.5": 3.0},
@@ -170,7 +170,10 @@ def test_buckets_of_waits_do_not_fall_between_a_wait_and_its_batch() -> None:
         assert all(a >= b for a, b in zip(shown.wait_buckets, before.wait_buckets, strict=True))
     assert sum(shown.wait_buckets) == counters.batches == 3
     assert shown.wait_seconds == 0.3
-    assert RankMetrics().not_below(shown) == RankMetrics()  # a job that began anew
+    earlier = JobMetrics(delivered=9, batches=3, epoch=1, ranks={"0": shown})
+    after = JobMetrics(delivered=8, batches=2, epoch=2, ranks={"1": shown})
+    both = JobMetrics(delivered=9, batches=3, epoch=2, ranks={"0": shown, "1": shown})
+    assert after.not_below(earlier) == both
 
 
 def test_sums_of_a_job_keep_its_ranks() -> None:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from growcache.cache.status import Status, write_status
 from growcache.errors import ConfigError
+from growcache.monitor import server
 from growcache.monitor.caches import FreshValue, named_caches
 from growcache.monitor.http_server import Address, listen, read_token
 from growcache.monitor.server import create_app
@@ -124,6 +125,18 @@ def test_every_response_carries_the_headers(client: TestClient) -> None:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["cache-control"] == "no-store"
+
+
+def test_a_defect_carries_them_too(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, since: float) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server, "read_history", broken)
+    app = create_app([filled.root])
+    client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+    answer = client.get("/history.json")
+    assert (answer.status_code, "ZeroDivisionError" in answer.json()["error"]) == (500, True)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
