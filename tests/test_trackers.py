@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from growcache.errors import MissingLibraryError
 from growcache.loading.report import Report
 from tests.filled import Filled
 from tests.loading.conftest import full_of
@@ -90,3 +91,18 @@ def test_a_report_is_a_table_in_a_notebook_and_text_stays_text() -> None:
     assert "<td style='text-align:right'>unknown</td>" in table
     assert "<script" not in table
     assert "&lt;script&gt;" in table
+
+
+@pytest.mark.torch
+def test_the_front_door_needs_no_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    import growcache.torch
+
+    for name in (*sys.modules,):
+        if name.partition(".")[0] in ("lightning", "pytorch_lightning"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "growcache.torch.lightning", raising=False)
+    assert "LightningMetrics" in dir(growcache.torch)
+    assert "LightningMetrics" not in growcache.torch.__all__
+    with pytest.raises(MissingLibraryError, match="pip install lightning"):
+        _ = growcache.torch.LightningMetrics

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from growcache.torch.loader import EpochDataLoader, EpochLoader, join_parts, take_rows
 
 if TYPE_CHECKING:
-    from growcache.torch.lightning import LightningMetrics
+    from growcache.torch.lightning import LightningMetrics as LightningMetrics
 
-__all__ = ["EpochDataLoader", "EpochLoader", "LightningMetrics", "join_parts", "take_rows"]
+# Without LightningMetrics: an import of all names must not need Lightning.
+__all__ = ["EpochDataLoader", "EpochLoader", "join_parts", "take_rows"]
 
 # Where users know them to be: in pickles, in tracebacks, in help().
 EpochDataLoader.__module__ = EpochLoader.__module__ = __name__
@@ -19,3 +20,7 @@ def __getattr__(name: str) -> Any:
     from growcache.torch.lightning import LightningMetrics
 
     return LightningMetrics
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "LightningMetrics"])
