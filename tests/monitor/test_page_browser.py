@@ -42,9 +42,11 @@ SIZES = {"phone": (360, 800, True), "laptop": (1280, 900, False), "4K": (3840, 2
 
 
 @contextmanager
-def serving(caches: Sequence[Path], prefix: str = "") -> Iterator[str]:
+def serving(
+    caches: Sequence[Path], prefix: str = "", token: str | None = None
+) -> Iterator[str]:
     """Serve the dashboard by a thread; yield its address."""
-    app = create_app(caches, token=None, prefix=prefix)
+    app = create_app(caches, token=token, prefix=prefix)
     listening = listen(Address("127.0.0.1", 0), None)
     config = uvicorn.Config(
         app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
@@ -325,4 +327,15 @@ def test_behind_a_prefix(browser: Browser, caches: list[Path]) -> None:
         assert browser.ask("location.pathname") == "/tools/growcache/"
         assert len(browser.texts("figure.chart .u-legend")) == 12
         assert ALL.split()[0] in browser.texts(".words")[2]
+        browser.open("about:blank")
+
+
+def test_a_token_in_the_address_is_kept_as_a_cookie(
+    browser: Browser, caches: list[Path]
+) -> None:
+    with serving(caches[:2], prefix="/g", token="t" * 20) as url:
+        browser.open(f"{url}?token={'t' * 20}&cache=plain", f"{WHOLE} && {STATUS_SHOWN}")
+        assert "token" not in browser.ask("location.href")
+        assert browser.texts("#link") == ["live"]
+        assert browser.ask("document.getElementById('cache').value") == "plain"
         browser.open("about:blank")
