@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
 from typing import Any, TypeVar
 
 from growcache.cache.history import HistoryRecord
@@ -21,7 +20,7 @@ T = TypeVar("T")
 MOST_PERIODS = 72
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400)  # seconds
 HOURLY_FROM = 3 * 3600.0  # a history as long as that is shown hour by hour
-GAP_FACTOR, LEAST_GAP_SECONDS = 5.0, 120.0  # records so far apart: no service ran between them
+LEAST_GAP_SECONDS = 60.0  # without a service; a restart takes less
 MUCH_WAIT = 0.1
 MUCH_REUSE = 4.0
 FULL_SHARE = 0.97  # of max_bytes, where no record says that the cache is full
@@ -52,7 +51,7 @@ def steps_between(
     records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
 ) -> list[Step]:
     """Return the steps of a history; ``ranks`` are the loops of each job, whose waits are summed up."""
-    gap, waits, found = _gap_seconds(records), dict[str, float](), list[Step]()
+    waits, found = dict[str, float](), list[Step]()
     for before, after in pairwise(records):
         waits = waits or _waits_of(before)
         seen = _waits_of(after)
@@ -62,25 +61,34 @@ def steps_between(
             for job, seconds in seen.items()
         }
         waits = waits | seen
-        found.append(
-            Step(
-                *(before.at, after.at, after.state or "", after.waiting_for or ""),
-                drawn=_growth(before.drawn, after.drawn),
-                evicted=_growth(before.evicted_samples, after.evicted_samples),
-                delivered=_growth(before.delivered, after.delivered),
-                egress_bytes=_counted_in_run(before.egress_bytes, after.egress_bytes),
-                requests=_counted_in_run(before.requests, after.requests),
-                waits=more,
-                is_gap=after.at - before.at > gap,
-            )
+        step = Step(
+            *(before.at, after.at, after.state or "", after.waiting_for or ""),
+            drawn=_growth(before.drawn, after.drawn),
+            evicted=_growth(before.evicted_samples, after.evicted_samples),
+            delivered=_growth(before.delivered, after.delivered),
+            egress_bytes=_counted_in_run(before.egress_bytes, after.egress_bytes),
+            requests=_counted_in_run(before.requests, after.requests),
+            waits=more,
         )
+        found += _split_at_start(step, before.run, after.run)
     return found
 
 
-def _gap_seconds(records: Sequence[HistoryRecord]) -> float:
-    """Return how far apart records are where no service ran: far more than their neighbours are."""
-    apart = [after.at - before.at for before, after in pairwise(records)]
-    return max(LEAST_GAP_SECONDS, GAP_FACTOR * median(apart)) if apart else LEAST_GAP_SECONDS
+def _split_at_start(step: Step, before: float | None, run: float | None) -> list[Step]:
+    """Return the step, or the time without a service and the time since the next one's start.
+
+    Old records are hours apart, so only the starts of services tell when none ran.
+    """
+    if before is None or run is None or run == before or run - step.start < LEAST_GAP_SECONDS:
+        return [step]
+    start = min(run, step.stop)
+    idle = (start - step.start) / max(step.seconds, 1e-9)
+    delivered = round(idle * step.delivered)
+    waits = {job: idle * seconds for job, seconds in step.waits.items()}
+    gap = Step(step.start, start, "stopped", "", 0, 0, delivered, 0, 0, waits, is_gap=True)
+    rest = {job: seconds - waits[job] for job, seconds in step.waits.items()}
+    after = replace(step, start=start, delivered=step.delivered - delivered, waits=rest)
+    return [gap, after] if after.seconds else [replace(gap, stop=step.stop)]
 
 
 def _waits_of(record: HistoryRecord) -> dict[str, float]:

@@ -56,10 +56,21 @@ def test_a_wait_of_several_ranks_is_that_of_one_loop() -> None:
     assert found.wait_share == 0.2
 
 
-def test_a_time_without_a_service_is_a_gap() -> None:
-    later = [replace(one, at=one.at + 7200) for one in history_of(10, start=10)]
-    found = totals([*history_of(10), *later])
-    assert (found.served_seconds, found.seconds) == (180.0, 7390.0)
+def test_the_time_until_the_next_service_starts_is_without_one() -> None:
+    later = [
+        replace(one, at=one.at + 7200, run=BEGAN + 7290) for one in history_of(10, start=10)
+    ]
+    found = steps_between([*history_of(10), *later])
+    (gap,) = [step for step in found if step.is_gap]
+    assert (gap.start, gap.stop, gap.drawn) == (BEGAN + 90, BEGAN + 7290, 0)
+    assert sum(step.drawn for step in found) == 1900
+    assert sum(step.delivered for step in found) == 5700
+    sums = totals([*history_of(10), *later])
+    assert (sums.served_seconds, sums.seconds) == (190.0, 7390.0)
+
+
+def test_records_of_long_ago_are_far_apart_though_a_service_ran() -> None:
+    assert not any(step.is_gap for step in steps_between(history_of(10, 3600.0)))
 
 
 @given(
