@@ -26,6 +26,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("train_with.py")
 TRAINERS = ("lightning", "accelerate", "transformers")
+STATEFUL = ("lightning", "accelerate", "torchdata")
 
 
 @pytest.fixture
@@ -108,3 +109,41 @@ def test_two_ranks_of_a_trainer(trainer: str, cache: Filled, tmp_path: Path) -> 
     together = [name for pair in pairs for step in pair for name in step]
     assert {len(step) for one in found for step in one["steps"]} == {BATCH}
     assert len(set(together[:96])) == 96  # of a pass of 100
+
+
+def in_turn(ranks: list[Any]) -> list[int]:
+    """The samples of all ranks, step after step."""
+    steps = zip(*(one["steps"] for one in ranks), strict=True)
+    return [name for step in steps for each in step for name in each]
+
+
+@pytest.mark.parametrize("trainer", STATEFUL)
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 3)])
+def test_a_checkpoint_goes_on_with_other_ranks(
+    trainer: str, first: int, second: int, cache: Filled, tmp_path: Path
+) -> None:
+    """The epoch keeps its count of steps, and no sample of the pass is lost or comes twice."""
+    before = train(trainer, cache, tmp_path / "out", ranks=first)
+    checkpoint = tmp_path / "out"
+    made = len(before[0]["steps"])
+    if trainer == "lightning":
+        (checkpoint,) = (tmp_path / "out").glob("*step=13.ckpt")
+        made, epoch = 13, 13 // (10 // first)
+    else:
+        epoch = 1
+        made = 10 // first + SAVED_STEP
+    after = train(trainer, cache, tmp_path / "again", str(checkpoint), ranks=second)
+    done = made - epoch * (10 // first)
+    length = 10 // second
+    epochs = EPOCHS - epoch if trainer == "lightning" else 1
+    assert [len(one["steps"]) for one in after] == [
+        max(0, length - done) + (epochs - 1) * length
+    ] * second
+    delivered = in_turn(before)[: made * first * BATCH] + in_turn(after)
+    for start in range(0, len(delivered), 100):
+        one_pass = delivered[start : start + 100]
+        assert len(set(one_pass)) == len(one_pass)
+    assert all(
+        "expected num_workers=0" in one.get("refused", "expected num_workers=0")
+        for one in after
+    )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from growcache.errors import ConfigError
 from growcache.torch import EpochDataLoader
 
 EPOCHS, EPOCH_SAMPLES, BATCH = 3, 40, 4
@@ -88,7 +89,40 @@ def with_lightning(
     fixed.close()
 
 
-def with_accelerate(cache: str, out: Path) -> None:
+def with_torchdata(cache: str, out: Path, saved: str = "") -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    train, fixed = loaders(cache)
+
+    def stateful(workers: int = 0) -> Any:
+        return StatefulDataLoader(
+            train.dataset,
+            batch_size=train.batch_size,
+            drop_last=train.drop_last,
+            collate_fn=train.collate_fn,
+            num_workers=workers,
+        )
+
+    loader, steps = stateful(), []
+    if saved:
+        loader.load_state_dict(torch.load(Path(saved) / "state.pt"))
+    for _ in range(1 if saved else 2):
+        for batch in loader:
+            steps.append(batch["id"].tolist())
+            if not saved and len(steps) == len(train) + SAVED_STEP:
+                torch.save(loader.state_dict(), out / "state.pt")
+    refused = ""
+    try:
+        next(iter(stateful(2)))
+    except ConfigError as error:
+        refused = str(error)
+    rank = train.loader.options.ranks.rank
+    write(out, rank, steps=steps, length=len(train), same=True, refused=refused)
+    train.close()
+    fixed.close()
+
+
+def with_accelerate(cache: str, out: Path, saved: str = "") -> None:
     from accelerate import Accelerator
 
     train, fixed = loaders(cache)
@@ -97,6 +131,11 @@ def with_accelerate(cache: str, out: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     model, optimizer, loader = accelerator.prepare(model, optimizer, train)
     state = out / "state"  # the ranks stand at the same place, and one of them says so
+    if saved:
+        accelerator.load_state(Path(saved) / "state")
+        steps = [batch["id"].tolist() for batch in loader]
+        write(out, accelerator.process_index, steps=steps, length=len(loader))
+        return
     steps = []
     for epoch in range(EPOCHS):
         for step, batch in enumerate(loader):

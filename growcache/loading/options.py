@@ -218,11 +218,15 @@ class LoaderOptions:
 
     @property
     def journal_file(self) -> Path | None:
-        """The file of this rank's journal."""
+        """The file of this rank's journal. Rank 0 goes on in the one that it has, also as the only rank."""
         if self.journal is None:
             return None
-        path = Path(self.journal).absolute()
-        return path if self.world_size == 1 else rank_file(path, self.ranks.rank)
+        alone = Path(self.journal).absolute()
+        own = rank_file(alone, self.ranks.rank)
+        if self.ranks.rank:
+            return own
+        default = alone if self.world_size == 1 else own
+        return next((path for path in (alone, own) if path.is_file()), default)
 
     def chosen(self, schema: Schema) -> Schema:
         if self.fields is None:

@@ -164,6 +164,15 @@ class RowDataset(IterableDataset[BatchRow]):
             left -= rows
             del batch
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, as `StatefulDataLoader` asks; see `EpochLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader stood; see `EpochLoader.load_state_dict`."""
+        refuse_torch_worker()
+        self.loader.load_state_dict(state)
+
     def __len__(self) -> int:
         """Return the samples that an epoch of this rank delivers."""
         share = self.loader.rank_share()

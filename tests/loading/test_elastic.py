@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from growcache.loading import plan, rank_sync
+from growcache.loading.delivered_rows import places_of
+from growcache.loading.journal import Journal
 from growcache.loading.options import LoaderOptions, Ranks, rank_share
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -98,27 +100,55 @@ def ids(batch: Any) -> list[int]:
     return [name for name, valid in pairs if valid]
 
 
+class Launched:
+    """The variables of a launcher that started this machine's ranks of a job."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, world: int, first: int, local: int) -> None:
+        self._patch, self._world, self._first, self._local = patch, world, first, local
+
+    def enter(self, rank: int) -> dict[str, int]:
+        variables = {
+            "RANK": self._first + rank,
+            "WORLD_SIZE": self._world,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": self._local,
+        }
+        for name, value in variables.items():
+            self._patch.setenv(name, str(value))
+        return {}
+
+
 def deliver(
-    root: Path, world: int, state: Any, steps: int | None, epochs: int = 1, **options: Any
+    root: Path,
+    world: int,
+    state: Any,
+    steps: int | None,
+    ranks: Launched | None = None,
+    **options: Any,
 ) -> tuple[list[int], Any]:
     """Return what some ranks deliver, step after step, and a state of one of them."""
     barrier = threading.Barrier(world, timeout=20)
     options["job"] = uuid.uuid4().hex  # ranks of another process would count their loaders anew
 
-    def one(rank: int) -> tuple[list[list[int]], Any]:
-        with EpochLoader(root, rank=rank, world_size=world, min_samples=1, **options) as loader:
+    def made(rank: int) -> EpochLoader:
+        which: dict[str, Any] = (
+            {"rank": rank, "world_size": world} if ranks is None else ranks.enter(rank)
+        )
+        return EpochLoader(root, min_samples=1, **which, **options)
+
+    def one(loader: EpochLoader) -> tuple[list[list[int]], Any]:
+        with loader:
             if state is not None:
                 loader.load_state_dict(json.loads(state))
             found = []
-            for _ in range(epochs):
-                for batch in islice(loader, steps):
-                    found.append(ids(batch))
-                    barrier.wait()
-                barrier.wait()  # a rank with another number of steps ends here with an error
+            for batch in islice(loader, steps):
+                found.append(ids(batch))
+                barrier.wait()
+            barrier.wait()  # a rank with another number of steps ends here with an error
             return found, loader.state_dict()
 
     with ThreadPoolExecutor(world) as pool:
-        results = list(pool.map(one, range(world)))
+        results = list(pool.map(one, [made(rank) for rank in range(world)]))
     states = [{**said, "options": None} for _, said in results]
     assert all(said == states[0] for said in states)
     together = zip(*(found for found, _ in results), strict=True)
@@ -126,7 +156,12 @@ def deliver(
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # ranks that wait are slow to shrink
+)
 @given(
     kind=st.sampled_from(["whole", "damaged"]),
     mode=st.sampled_from(
@@ -154,6 +189,8 @@ def test_a_pass_goes_on_with_any_number_of_ranks(
     for world, steps in [*parts, (last, None)]:
         found, state = deliver(root, world, state, steps, **options)
         delivered += found
+        if json.loads(state)["pass"] is None:
+            break  # it is over
     assert Counter(delivered) == Counter(whole)
     if kind == "whole":
         assert delivered == whole
@@ -163,7 +200,7 @@ def test_a_pass_goes_on_with_any_number_of_ranks(
 def test_epochs_of_a_length_keep_their_steps_and_no_sample_of_the_pass_is_lost(
     caches: dict[str, Filled], first: int, second: int
 ) -> None:
-    options = {"batch_size": 4, "samples_per_epoch": 48, "drop_last": False}
+    options: dict[str, Any] = {"batch_size": 4, "samples_per_epoch": 48, "drop_last": False}
     root = caches["whole"].root
     delivered, state = deliver(root, first, None, 3, **options)
     found, state = deliver(root, second, state, None, **options)
@@ -193,6 +230,53 @@ def test_where_too_little_is_left_for_more_ranks_the_pass_is_over(
         with EpochLoader(root, rank=0, world_size=world, min_samples=1, **options) as loader:
             loader.load_state_dict(state)
             assert len(list(loader)) == steps
+
+
+def test_each_machine_goes_on_with_its_own_pass(
+    caches: dict[str, Filled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines of two ranks each go on with one of one and one of three; steps are equal."""
+    options: dict[str, Any] = {"batch_size": 2, "samples_per_epoch": 400, "drop_last": False}
+    with Filled(tmp_path / "other", full_of((4,))) as other:
+        other.add(*range(100, 115), samples=10)
+        roots = [caches["whole"].root, other.root]
+        delivered: list[list[int]] = [[], []]
+        states: list[Any] = [None, None]
+        for machines, steps in (([2, 2], 7), ([1, 3], 9), ([2, 1], None)):
+            world, first, made = sum(machines), 0, []
+            for machine, local in enumerate(machines):
+                ranks = Launched(monkeypatch, world, first, local)
+                found, states[machine] = deliver(
+                    roots[machine], local, states[machine], steps, ranks=ranks, **options
+                )
+                delivered[machine] += found
+                made.append(json.loads(states[machine])["step"])
+                first += local
+            assert made[0] == made[1]
+    for machine, samples in enumerate((129, 150)):
+        one_pass = delivered[machine][:samples]
+        assert len(set(one_pass)) == len(one_pass)
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2)])
+def test_rank_0_goes_on_in_its_journal(
+    caches: dict[str, Filled], tmp_path: Path, first: int, second: int
+) -> None:
+    root, file = caches["whole"].root, tmp_path / "run.journal"
+    options: dict[str, Any] = {"batch_size": 4, "drop_last": False, "journal": file}
+    delivered, state = deliver(root, first, None, 3, **options)
+    found, _ = deliver(root, second, state, None, **options)
+    journal = Journal.read(file)
+    mine = [
+        part[step : step + 4]
+        for part, world in ((delivered, first), (found, second))
+        for step in range(0, len(part), 4 * world)
+    ]
+    for step, expected in enumerate(mine[:-1]):
+        batch, _ = journal.find(step)
+        places = places_of(batch.batch.rows, batch.plans, batch.session.options(root))
+        names = (1000 * places.shards + places.rows).tolist()
+        assert names == expected
 
 
 def test_the_state_names_no_number_of_ranks(caches: dict[str, Filled]) -> None:
