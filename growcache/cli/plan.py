@@ -20,7 +20,14 @@ from growcache.config import Config
 from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.humanize import in_bytes, in_count, in_percent, in_time
-from growcache.monitor.plan import Figure, Outcome, PlanInputs, Warned, plan, plan_values
+from growcache.monitor.plan import plan
+from growcache.monitor.plan_figures import (
+    Figure,
+    Outcome,
+    PlanInputs,
+    Warned,
+    plan_values,
+)
 from growcache.monitor.plan_inputs import Given, inputs_of, look_at_machine
 from growcache.monitor.plan_source import Look, look_at_source
 from growcache.monitor.plan_warnings import warnings_of

@@ -7,195 +7,24 @@ high end. Every figure of the outcome has the range that these span.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from growcache.cache import space
-from growcache.config import Config
-from growcache.monitor.plan_cache import ShardBytes
+from growcache.monitor.plan_figures import (
+    HOUR_SECONDS,
+    Basis,
+    Figure,
+    Outcome,
+    PlanInputs,
+    weakest,
+)
 from growcache.monitor.plan_reader import OPEN_SECONDS, Consumption
-from growcache.monitor.plan_scenario import Moment, Parts, Run, Scenario, Store
+from growcache.monitor.plan_scenario import Moment, Run, Scenario, Store
 from growcache.monitor.plan_simulation import simulate
-from growcache.monitor.prices import Price
-from growcache.sampling.sizing import Sizing
 
-DAY_SECONDS, HOUR_SECONDS = 86_400.0, 3600.0
+DAY_SECONDS = 86_400.0
 CURVE_POINTS = 60
 ALIKE_SHARE = 0.01  # by which two figures may differ and still be the same one
-
-Basis = Literal["measured", "given", "assumed"]
-_WEAKNESS: dict[Basis, int] = {"measured": 0, "given": 1, "assumed": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number with the range that it may be in; None where it is not known."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    basis: Basis
-
-    @classmethod
-    def exact(cls, value: float | None, basis: Basis) -> Figure:
-        return cls(value, value, value, basis)
-
-    @classmethod
-    def spanning(cls, values: Sequence[float | None], basis: Basis) -> Figure:
-        """Return the first value, with the range of all that are known."""
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        if not known:
-            return cls.exact(None, basis)
-        first = values[0] if values[0] is not None and math.isfinite(values[0]) else None
-        return cls(first, min(known), max(known), basis)
-
-    @property
-    def number(self) -> float:
-        assert self.value is not None
-        return self.value
-
-    def _mapped(self, change: Callable[[float], float]) -> Figure:
-        ends = (None if end is None else change(end) for end in (self.low, self.high))
-        low, high = ends
-        return Figure(change(self.number), low, high, self.basis)
-
-    def plus(self, number: float) -> Figure:
-        return self._mapped(lambda value: value + number)
-
-    def times(self, number: float) -> Figure:
-        return self._mapped(lambda value: value * number)
-
-    def dividing(self, number: float) -> Figure:
-        """Return ``number`` over the figure."""
-        found = self._mapped(lambda value: number / value)
-        return replace(found, low=found.high, high=found.low)
-
-    def to_json(self) -> dict[str, Any]:
-        values = {"value": self.value, "low": self.low, "high": self.high}
-        found: dict[str, Any] = {name: _finite(number) for name, number in values.items()}
-        return {**found, "basis": self.basis}
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
-
-
-def weakest(figures: Iterable[Figure]) -> Basis:
-    return max((one.basis for one in figures), key=_WEAKNESS.__getitem__, default="measured")
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """Everything that a plan depends on."""
-
-    config: Config
-    sizing: Sizing
-    parts: Parts
-    shard_bytes: ShardBytes
-    record_bytes: int
-    sample_bytes: float
-    catalog_bytes: int
-    link_bytes_per_second: Figure  # infinite where latency or processors are the limit
-    limited_by: str  # link, latency or processor
-    visit_seconds: Figure
-    visit_bytes: Figure
-    visit_requests: Figure
-    visit_samples: Figure
-    cpu_seconds: Figure  # of a visit
-    disk_bytes_per_second: Figure
-    free_bytes: Figure  # of the disk, for the cache, with what it has there already
-    startup_seconds: Figure  # until the first permit
-    population_samples: Figure  # infinite where a user's function draws
-    consumption: Figure | None  # samples per second
-    min_samples: Figure
-    price: Price | None = None
-    price_basis: Basis = "assumed"
-    is_listed: bool = True  # to its end
-    memory_bytes: int = 8 << 30
-    cores: int = 2
-    horizon_seconds: float = HOUR_SECONDS
-
-    @property
-    def figures(self) -> Mapping[str, Figure]:
-        """The inputs that have a basis, by name."""
-        found = {
-            name: value
-            for name in self.__slots__
-            if isinstance(value := getattr(self, name), Figure)
-        }
-        return {
-            **found,
-            "sample_bytes": Figure.exact(self.sample_bytes, "measured"),
-            "consumption": self.consumption or Figure.exact(None, "assumed"),
-        }
-
-    @property
-    def capacity_samples(self) -> int:
-        """Samples that a full cache holds."""
-        max_bytes = int(self.config.cache.max_bytes)
-        room = max_bytes - space.fixed_budget(max_bytes).total - self.catalog_bytes
-        each = self.shard_bytes.allocated(self.sizing.shard_samples)
-        return max(0, room // max(1, each)) * self.sizing.shard_samples
-
-    @property
-    def read_amplification(self) -> float:
-        return self.visit_bytes.number / max(
-            1e-9, self.visit_samples.number * self.sample_bytes
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """Something that is bad about a plan, and what would mend it."""
-
-    code: str
-    text: str
-    remedy: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"code": self.code, "text": self.text, "remedy": self.remedy}
-
-
-OUTCOMES = (
-    "first_batch_seconds",
-    "full_seconds",
-    "turnover_seconds",
-    "coverage",
-    "reuse",
-    "ess_samples",
-    "exposed_wait_share",
-    "requests_per_second",
-    "egress_bytes_per_hour",
-    "cost_usd_per_day",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The figures of a plan, by name, and how the cache grows."""
-
-    figures: Mapping[str, Figure]
-    curve: Mapping[str, list[float | None]] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Figure:
-        return self.figures[name]
-
-
-def plan_values(
-    inputs: PlanInputs, outcome: Outcome, warned: Sequence[Warned]
-) -> dict[str, Any]:
-    """Return a plan as JSON has it."""
-    return {
-        "cache": str(inputs.config.cache.path),
-        "max_bytes": int(inputs.config.cache.max_bytes),
-        "horizon_seconds": inputs.horizon_seconds,
-        **{name: figure.to_json() for name, figure in outcome.figures.items()},
-        "inputs": {name: figure.to_json() for name, figure in inputs.figures.items()},
-        "price": None if inputs.price is None else inputs.price.to_json(inputs.price_basis),
-        "warnings": [one.to_json() for one in warned],
-        "curve": outcome.curve,
-    }
 
 
 # ------------------------------------------------------------------------ scenarios
@@ -276,76 +105,105 @@ def scenarios(inputs: PlanInputs) -> list[Scenario]:
 def plan(inputs: PlanInputs) -> Outcome:
     runs = [simulate(one) for one in scenarios(inputs)]
     moments = [run.at(inputs.horizon_seconds) for run in runs]
-    link, population = _supply(inputs), inputs.population_samples
-    trained = [link, *_known(inputs.consumption)]
-    unknown_loop = inputs.consumption is None
-
-    def over(values: Iterable[float | None], *main: Figure, loop: bool = True) -> Figure:
-        found = Figure.spanning(list(values), weakest(main))
-        if unknown_loop and loop and not _same(found.low, found.high):
-            return replace(found, value=None)
-        return found
-
-    horizon = inputs.horizon_seconds
-    figures = {
-        "first_batch_seconds": over((_first_batch(inputs, r) for r in runs), link, loop=False),
-        "full_seconds": over((_time(run.full_at) for run in runs), link, loop=False),
-        "complete_seconds": over((_time(r.complete_at) for r in runs), link, population),
-        "turnover_seconds": over(map(_turnover, runs), *trained),
-        "coverage": over(
-            (inputs.parts.coverage(m.parts) for m in moments), *trained, population
-        ),
-        "exposed_wait_share": over(
-            (_wait_share(r, m, horizon) for r, m in zip(runs, moments, strict=True)), *trained
-        ),
-        "samples_per_second": over((m.drawn / horizon for m in moments), *trained),
-        "samples": over((m.samples for m in moments), *trained),
-        "requests_per_second": over(
-            (m.visits * inputs.visit_requests.number / horizon for m in moments),
-            *trained,
-            inputs.visit_requests,
-        ),
-        "egress_bytes_per_hour": over(
-            (m.egress_bytes * HOUR_SECONDS / horizon for m in moments), *trained
-        ),
-        "cost_usd_per_day": over((_cost(inputs, run) for run in runs), *trained),
-        "read_amplification": Figure.exact(inputs.read_amplification, "measured"),
-        "bound_bytes": inputs.free_bytes,
-    }
-    figures |= _of_training(inputs, runs, moments, trained)
-    if not inputs.is_listed:  # what was listed is the least that there is
-        figures["coverage"] = replace(figures["coverage"], value=None, low=None)
-    if inputs.price is None:
-        figures["cost_usd_per_day"] = Figure.exact(None, "assumed")
-    elif inputs.price_basis == "assumed":
-        figures["cost_usd_per_day"] = replace(figures["cost_usd_per_day"], basis="assumed")
+    found = _Outcomes(inputs, runs, moments)
+    figures = found.of_time() | found.of_cache() | found.of_store() | found.of_training()
     return Outcome(figures, _curve(inputs, runs[0]))
 
 
-def _of_training(
-    inputs: PlanInputs, runs: Sequence[Run], moments: Sequence[Moment], main: Sequence[Figure]
-) -> dict[str, Figure]:
-    if inputs.consumption is None:
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """The runs of all scenarios, the expected one first, and where each is at the horizon."""
+
+    inputs: PlanInputs
+    runs: list[Run]
+    moments: list[Moment]
+
+    def of_time(self) -> dict[str, Figure]:
+        link = self._supply.basis
+        runs, trained = self.runs, self._trained
+        complete = weakest([self._supply, self.inputs.population_samples])
+        return {
+            "first_batch_seconds": Figure.spanning(
+                [_first_batch(self.inputs, run) for run in runs], link
+            ),
+            "full_seconds": Figure.spanning([_known(run.full_at) for run in runs], link),
+            "complete_seconds": Figure.spanning(
+                [_known(r.complete_at) for r in runs], complete
+            ),
+            "turnover_seconds": self._open(map(_turnover, runs), trained),
+        }
+
+    def of_cache(self) -> dict[str, Figure]:
+        inputs, moments = self.inputs, self.moments
+        seen = weakest([Figure.exact(None, self._trained), inputs.population_samples])
+        coverage = self._open((inputs.parts.coverage(m.parts) for m in moments), seen)
+        if not inputs.is_listed:  # what was listed is the least that there is
+            coverage = replace(coverage, value=None, low=None)
+        return {
+            "samples": self._open((m.samples for m in moments), self._trained),
+            "coverage": coverage,
+            "bound_bytes": inputs.free_bytes,
+        }
+
+    def of_store(self) -> dict[str, Figure]:
+        inputs, basis, horizon = self.inputs, self._trained, self.inputs.horizon_seconds
+        of_visit, moments = inputs.visit_requests.number, self.moments
+        hours = horizon / HOUR_SECONDS
+        cost = self._open((_cost(inputs, run) for run in self.runs), basis)
+        if inputs.price is None or inputs.price_basis == "assumed":
+            cost = replace(cost, basis="assumed")
+        drawn = self._open((m.drawn / horizon for m in moments), basis)
+        if not inputs.visit_bytes.number:  # a Dataset's own reads are not seen
+            unseen = ("requests_per_second", "egress_bytes_per_hour", "cost_usd_per_day")
+            names = (*unseen, "read_amplification")
+            return {
+                "samples_per_second": drawn,
+                **dict.fromkeys(names, Figure.exact(None, basis)),
+            }
+        return {
+            "samples_per_second": drawn,
+            "requests_per_second": self._open(
+                (m.visits * of_visit / horizon for m in moments), basis
+            ),
+            "egress_bytes_per_hour": self._open(
+                (m.egress_bytes / hours for m in moments), basis
+            ),
+            "read_amplification": Figure.exact(inputs.read_amplification, "measured"),
+            "cost_usd_per_day": cost,
+        }
+
+    def of_training(self) -> dict[str, Figure]:
         names = ("reuse", "reuse_when_full", "ess_samples", "exposed_wait_share")
-        return {name: Figure.exact(None, "assumed") for name in names}
-    basis = weakest(main)
-    values: dict[str, list[float | None]] = {
-        "reuse": [m.delivered / m.drawn if m.drawn else None for m in moments],
-        "reuse_when_full": [_reuse_when_full(run) for run in runs],
-        "ess_samples": [run.ess_at(inputs.horizon_seconds) for run in runs],
-    }
-    return {name: Figure.spanning(found, basis) for name, found in values.items()}
+        if self.inputs.consumption is None:
+            return {name: Figure.exact(None, "assumed") for name in names}
+        horizon, basis = self.inputs.horizon_seconds, self._trained
+        pairs = list(zip(self.runs, self.moments, strict=True))
+        values: Iterable[list[float | None]] = (
+            [m.delivered / m.drawn if m.drawn else None for m in self.moments],
+            [_reuse_when_full(run) for run in self.runs],
+            [run.ess_at(horizon) for run in self.runs],
+            [_wait_share(run, moment, horizon) for run, moment in pairs],
+        )
+        found = (Figure.spanning(some, basis) for some in values)
+        return dict(zip(names, found, strict=True))
 
+    @property
+    def _supply(self) -> Figure:
+        """The input that says how fast samples come."""
+        link = self.inputs.link_bytes_per_second
+        return link if math.isfinite(link.number) else self.inputs.visit_seconds
 
-def _known(figure: Figure | None) -> list[Figure]:
-    return [] if figure is None else [figure]
+    @property
+    def _trained(self) -> Basis:
+        loop = self.inputs.consumption
+        return weakest([self._supply, *([loop] if loop is not None else [])])
 
-
-def _supply(inputs: PlanInputs) -> Figure:
-    """Return the input that says how fast samples come."""
-    if math.isfinite(inputs.link_bytes_per_second.number):
-        return inputs.link_bytes_per_second
-    return inputs.visit_seconds
+    def _open(self, values: Iterable[float | None], basis: Basis) -> Figure:
+        """Return a figure that has no value where it depends on a consumption that is not known."""
+        found = Figure.spanning(list(values), basis)
+        if self.inputs.consumption is None and not _same(found.low, found.high):
+            return replace(found, value=None)
+        return found
 
 
 def _same(low: float | None, high: float | None) -> bool:
@@ -354,13 +212,13 @@ def _same(low: float | None, high: float | None) -> bool:
     return high - low <= ALIKE_SHARE * abs(high)
 
 
-def _time(at: float) -> float | None:
+def _known(at: float) -> float | None:
     return at if math.isfinite(at) else None
 
 
 def _first_batch(inputs: PlanInputs, run: Run) -> float | None:
     if inputs.consumption is not None:
-        return _time(run.first_batch_at)
+        return _known(run.first_batch_at)
     wanted = min(inputs.min_samples.number, inputs.population_samples.number)
     at = next((m.at for m in run.moments if m.samples >= wanted), None)
     return None if at is None else at + OPEN_SECONDS

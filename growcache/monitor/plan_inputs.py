@@ -18,8 +18,9 @@ from growcache.cache.status import read_status
 from growcache.cache.system import memory_bytes
 from growcache.config import Config
 from growcache.errors import GrowcacheError
-from growcache.monitor.plan import Figure, PlanInputs
-from growcache.monitor.plan_source import Look, Timings
+from growcache.monitor.plan_figures import Figure, PlanInputs
+from growcache.monitor.plan_source import Look
+from growcache.monitor.plan_timing import Timings
 from growcache.monitor.prices import Price, find_price, usual_price
 from growcache.usercode import child_environment
 

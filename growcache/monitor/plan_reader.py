@@ -50,7 +50,7 @@ class SimulatedReader:
         self._delivered = 0.0  # in earlier passes
         self._waits_since: float | None = None
         self.first_batch_at = math.inf
-        self.waited_seconds = 0.0
+        self._waited = 0.0  # in waits that are over
 
     def due(self, now: float, population: float) -> float:
         """Return when it acts next; infinity where it waits for samples."""
@@ -73,6 +73,10 @@ class SimulatedReader:
     def passes_since(self, at: float) -> int:
         """Return how many passes have begun after a time."""
         return sum(began > at for began in self._begins)
+
+    def waited_seconds(self, now: float) -> float:
+        since = now if self._waits_since is None else self._waits_since
+        return self._waited + now - since
 
     def delivered(self, now: float) -> float:
         if self._lease is None:
@@ -99,7 +103,7 @@ class SimulatedReader:
         if taken is None:
             return
         if self._waits_since is not None:
-            self.waited_seconds += now - self._waits_since
+            self._waited += now - self._waits_since
             self._waits_since = None
         if self.first_batch_at == math.inf:
             now += OPEN_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ class Moment(NamedTuple):
     waited_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, because of its cached properties
 class Run:
     """What came of a scenario."""
 
@@ -107,10 +108,8 @@ class Run:
         """Return the state at a time, beyond the simulated time by its last rates."""
         last = self.moments[-1]
         if seconds <= last.at:
-            columns = np.array(self.moments).T
-            found = Moment(
-                *(float(np.interp(seconds, columns[0], column)) for column in columns)
-            )
+            times, *_ = self._columns
+            found = Moment(*(float(np.interp(seconds, times, one)) for one in self._columns))
         else:
             rates, more = self.rates, seconds - last.at
             pairs = zip(last, rates, strict=True)
@@ -121,7 +120,11 @@ class Run:
         """Return the effective sample size, which grows with the draws where the rates stay."""
         return self.ess_samples * max(1.0, self.at(seconds).drawn / max(1.0, self.ess_drawn))
 
-    @property
+    @cached_property
+    def _columns(self) -> npt.NDArray[np.float64]:
+        return np.array(self.moments, np.float64).T
+
+    @cached_property
     def rates(self) -> Moment:
         """The change per second over the last turnover or, before there is one, the last half."""
         moments = self._last_moments()

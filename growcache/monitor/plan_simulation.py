@@ -391,7 +391,7 @@ class Simulation:
                 reader.delivered(self.now) if reader else 0.0,
                 self._visits * self._scenario.store.visit_bytes,
                 self._visits,
-                reader.waited_seconds if reader else 0.0,
+                reader.waited_seconds(self.now) if reader else 0.0,
             )
         )
 

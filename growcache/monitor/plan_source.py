@@ -6,15 +6,15 @@ The visits are those that a new cache would draw first, with as many reads in fl
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -26,10 +26,17 @@ from growcache.formats import names_decide
 from growcache.formats.base import Measure, endless_entry
 from growcache.monitor.plan_cache import ShardBytes
 from growcache.monitor.plan_scenario import Parts
+from growcache.monitor.plan_timing import (
+    ReadCounter,
+    Timings,
+    Visited,
+    plan_permit,
+    time_visits,
+)
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.fill import GroupFiller, encode_group, load_transform
 from growcache.sampling.labels import read_labels
-from growcache.sampling.messages import PartVisit, Permit
+from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.orders import Floats, Ints
 from growcache.sampling.population import (
@@ -43,7 +50,6 @@ from growcache.sampling.population import (
     stratum_names,
     stratum_shares,
 )
-from growcache.sampling.sampler_memory import VisitResult
 from growcache.sampling.schema_probe import SchemaProbe
 from growcache.sampling.schema_search import PROBED
 from growcache.sampling.sizing import (
@@ -51,7 +57,6 @@ from growcache.sampling.sizing import (
     Sizing,
     measure_sizing,
     objects_take_turns,
-    takes_some_samples,
 )
 from growcache.sampling.sources import Sources, first_urls, open_listings, open_sources
 from growcache.schema import Schema
@@ -61,40 +66,7 @@ from growcache.store.contract import Entry
 PATIENCE_SECONDS = 20.0  # with a store that does not answer
 LISTING_SECONDS = 4.0
 MOST_LISTED = 50_000
-ALONE_VISITS = 4  # one after the other; the first one opens the connection
-TIMED_SECONDS = 3.0
-TIMED_BYTES = 32_000_000
-MOST_TIMED = 1024  # visits
 MOST_ENCODED = 128
-WAVES = 1.5  # of reads in flight, at least, in what is timed
-MEASURED_SHARE = 0.8  # of what latency or one processor allows: the rest is for the link
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """What visits took."""
-
-    alone_seconds: float
-    rate: float  # visits per second
-    cpu_seconds: float  # of a visit
-    visits: int
-    nbytes: int
-    requests: int
-    samples: int
-    in_flight: int
-
-    @property
-    def visit_bytes(self) -> float:
-        return self.nbytes / self.visits
-
-    @property
-    def limited_by(self) -> str:
-        """The limit of the measured rate: ``latency``, ``processor`` or ``link``."""
-        rate = self.rate
-        if rate * self.cpu_seconds > MEASURED_SHARE:
-            return "processor"
-        reachable = self.in_flight / self.alone_seconds
-        return "latency" if rate > MEASURED_SHARE * reachable else "link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,69 +110,65 @@ def look_at_source(config: Config) -> Look:
         return asyncio.run(_look(config, Path(scratch)))
 
 
-@dataclass(slots=True)
-class _Read:
-    nbytes: int = 0
-    requests: int = 0
-
-    def add(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        self.requests += 1
-
-
 async def _look(config: Config, scratch: Path) -> Look:
-    sampling, read = config.sampling, _Read()
-    in_flight = sampling.workers * sampling.concurrency
-    transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
+    sampling, read = config.sampling, ReadCounter()
     sources = open_sources(
         config.sources,
-        concurrency=in_flight,
+        concurrency=sampling.workers * sampling.concurrency,
         timeout_seconds=min(sampling.timeout_seconds, PATIENCE_SECONDS),
         on_bytes=read.add,
     )
     try:
         listed = await asyncio.to_thread(_list_some, config, sources)
         with closing(Catalog.open(scratch / "catalog.bin")) as catalog:
-            objects = _objects(config, catalog, listed)
-            filler = GroupFiller(
-                sources,
-                transform,
-                sampling.seed,
-                in_flight,
-                weighted=sampling.strata is not None,
-            )
-            began = time.monotonic()
-            measured, schema, nbytes = await _probe(config, sources, filler, objects)
-            probe_seconds = time.monotonic() - began
-            sizing = measure_sizing(config, measured, schema, nbytes)
-            drawn = _Drawn(config, catalog, objects, sizing)
-            timings, visited = await _time(config, filler, drawn, schema, read)
-            shards = _encoded(config, schema, visited)
-            population = 0.0
-            if sources.listed:
-                population = sum(n for _, n in drawn.population.sources(len(catalog)))
-            catalog.flush()
-            return Look(
-                objects=len(catalog),
-                is_whole=listed.is_whole,
-                is_endless=not sources.listed,
-                parts=drawn.parts if sources.listed else Parts((1.0,), (np.inf,), True),
-                population_samples=population if sources.listed else np.inf,
-                sizing=sizing,
-                schema=schema,
-                sample_bytes=nbytes,
-                record_bytes=CACHE_FORMATS[config.cache.format].record_bytes(schema, nbytes),
-                shard_bytes=shards,
-                catalog_bytes=catalog.allocated_bytes,
-                first_page_seconds=listed.first_page_seconds,
-                listing_seconds=listed.seconds,
-                probe_seconds=probe_seconds,
-                timings=timings,
-                samples_of_visit=timings.samples / timings.visits,
-                measured=tuple(measured),
-            )
+            return await _examine(config, sources, listed, catalog, read)
     finally:
         await sources.close()
+
+
+async def _examine(
+    config: Config, sources: Sources, listed: _Listed, catalog: Catalog, read: ReadCounter
+) -> Look:
+    objects = _objects(config, catalog, listed)
+    catalog.flush()
+    filler = _filler(config, sources)
+    began = time.monotonic()
+    measured, schema, nbytes = await _probe(config, sources, filler, objects)
+    probe_seconds = time.monotonic() - began
+    sizing = measure_sizing(config, measured, schema, nbytes)
+    drawn = _Drawn(config, catalog, objects, sizing)
+    timings, visited = await time_visits(config, filler, drawn.visits(), schema, read)
+    parts, population = Parts((1.0,), (math.inf,), replacement=True), math.inf
+    if sources.listed:
+        parts = drawn.parts
+        population = sum(samples for _, samples in drawn.population.sources(len(catalog)))
+    return Look(
+        objects=len(catalog),
+        is_whole=listed.is_whole,
+        is_endless=not sources.listed,
+        parts=parts,
+        population_samples=population,
+        sizing=sizing,
+        schema=schema,
+        sample_bytes=nbytes,
+        record_bytes=CACHE_FORMATS[config.cache.format].record_bytes(schema, nbytes),
+        shard_bytes=_encoded(config, schema, visited),
+        catalog_bytes=catalog.allocated_bytes,
+        first_page_seconds=listed.first_page_seconds,
+        listing_seconds=listed.seconds,
+        probe_seconds=probe_seconds,
+        timings=timings,
+        samples_of_visit=timings.samples / timings.visits,
+        measured=tuple(measured),
+    )
+
+
+def _filler(config: Config, sources: Sources) -> GroupFiller:
+    sampling = config.sampling
+    transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
+    in_flight = sampling.workers * sampling.concurrency
+    weighted = sampling.strata is not None
+    return GroupFiller(sources, transform, sampling.seed, in_flight, weighted=weighted)
 
 
 # ------------------------------------------------------------------------ listing
@@ -356,73 +324,10 @@ class _Drawn:
             yield from self.population.visits(draw)
 
 
-# ------------------------------------------------------------------------ timing
+# ------------------------------------------------------------------------ encoding
 
 
-async def _time(
-    config: Config, filler: GroupFiller, drawn: _Drawn, schema: Schema, read: _Read
-) -> tuple[Timings, list[tuple[PartVisit, VisitResult]]]:
-    sampling = config.sampling
-    visits, in_flight = drawn.visits(), sampling.workers * sampling.concurrency
-    take = None
-    if takes_some_samples(sampling):
-        take = 1 if sampling.samples_per_object == "auto" else sampling.samples_per_object
-
-    async def fill(some: Sequence[PartVisit]) -> list[tuple[PartVisit, VisitResult]]:
-        results = await filler.visit_all(_permit(some, take), schema, lambda: None)
-        return list(zip(some, results, strict=True))
-
-    kept, seconds = [], []
-    for visit in islice(visits, ALONE_VISITS):
-        began = time.monotonic()
-        kept += await fill([visit])
-        seconds.append(time.monotonic() - began)
-    if not seconds:
-        raise SamplingError("there is no part to draw")
-    alone = median(seconds[1:] or seconds)
-    wave = list(islice(visits, in_flight))
-    began, before = time.monotonic(), read.nbytes
-    kept += await fill(wave)  # which opens all connections
-    each = (read.nbytes - before) / max(1, len(wave))
-    wanted = _how_many(len(wave), in_flight, time.monotonic() - began, each)
-    nbytes, requests, cpu = read.nbytes, read.requests, time.process_time()
-    began = time.monotonic()
-    timed = await fill(list(islice(visits, wanted)))
-    took, cpu = time.monotonic() - began, time.process_time() - cpu
-    nbytes, requests = read.nbytes - nbytes, read.requests - requests
-    found = kept + timed
-    count = len(timed)
-    if not count:  # the source is so small that all of it was read before
-        count, nbytes, requests = len(found), read.nbytes, read.requests
-        took, cpu = alone * count / in_flight, 0.0
-    samples = sum(len(result.samples) for _, result in (timed or found))
-    rate = _rate(count, took, alone)
-    timings = Timings(alone, rate, cpu / count, count, nbytes, requests, samples, in_flight)
-    return timings, found
-
-
-def _how_many(wave: int, in_flight: int, seconds: float, each: float) -> int:
-    """Return how many visits can be timed in some seconds, by those of one wave."""
-    if not wave:
-        return 0
-    fit = wave * TIMED_SECONDS / max(1e-3, seconds)
-    return int(max(WAVES * in_flight, min(fit, TIMED_BYTES / max(1.0, each), MOST_TIMED)))
-
-
-def _rate(count: int, seconds: float, alone: float) -> float:
-    """Return visits per second, without the time in which the first of them had only begun."""
-    rate = count / max(1e-6, seconds)
-    latency = max(0.0, alone - 1 / rate)
-    return count / max(seconds / 2, seconds - latency)
-
-
-def _permit(visits: Sequence[PartVisit], take: int | None) -> Permit:
-    return Permit("plan", 0, 0, 0, (0,), tuple(visits), take)
-
-
-def _encoded(
-    config: Config, schema: Schema, visited: Sequence[tuple[PartVisit, VisitResult]]
-) -> ShardBytes:
+def _encoded(config: Config, schema: Schema, visited: Visited) -> ShardBytes:
     """Return what shards take per sample, of those that were read, in the cache's own encoding."""
     filled = [one for one in visited[:MOST_ENCODED] if one[1].samples]
     if not filled:
@@ -432,7 +337,7 @@ def _encoded(
                 "no sample could be read",
             )
         )
-    permit = _permit([visit for visit, _ in filled], None)
+    permit = plan_permit([visit for visit, _ in filled], None)
     results = [result for _, result in filled]
     shards = encode_group(permit, results, schema, "", config.cache.format)
     sidecar = shards[0].sidecar

@@ -9,7 +9,7 @@ from growcache.errors import ConfigError
 from growcache.humanize import as_size, in_bytes, in_count, plural
 from growcache.loading.plan import window_samples
 from growcache.loading.report import WARN_REUSE
-from growcache.monitor.plan import Outcome, PlanInputs, Warned
+from growcache.monitor.plan_figures import Outcome, PlanInputs, Warned
 from growcache.sampling.sizing import SizeEstimate, check_bound
 
 FEW_NEIGHBOURS = 4  # of a visit, below which their likeness hardly matters

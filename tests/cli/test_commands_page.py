@@ -38,7 +38,8 @@ from growcache.cli.cli import app, main
 from growcache.cli.plan import Planned, pictures
 from growcache.cli.status import StatusHistory
 from growcache.cli.view import StatusPicture
-from growcache.monitor.plan import plan, plan_values
+from growcache.monitor.plan import plan
+from growcache.monitor.plan_figures import plan_values
 from growcache.monitor.plan_warnings import warnings_of
 from growcache.numpy import EpochLoader
 from growcache.store.counts import number_in

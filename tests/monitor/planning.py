@@ -8,8 +8,8 @@ from typing import Any
 
 from growcache.config_text import load_config
 from growcache.formats.base import Measure
-from growcache.monitor.plan import Figure, PlanInputs
 from growcache.monitor.plan_cache import ShardBytes
+from growcache.monitor.plan_figures import Figure, PlanInputs
 from growcache.monitor.plan_scenario import Parts
 from growcache.monitor.prices import find_price
 from growcache.sampling.sizing import MeasuredSource, measure_sizing

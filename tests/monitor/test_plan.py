@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from growcache.cli.cli import main
 from growcache.cli.plan import swept
 from growcache.errors import ConfigError
-from growcache.monitor.plan import OUTCOMES, Figure, PlanInputs, plan, scenarios
+from growcache.monitor.plan import plan, scenarios
+from growcache.monitor.plan_figures import OUTCOMES, Figure, PlanInputs
 from growcache.monitor.plan_scenario import Parts, Run
 from growcache.monitor.plan_simulation import simulate
 from growcache.monitor.plan_warnings import warnings_of

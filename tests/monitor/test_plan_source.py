@@ -11,6 +11,7 @@ import pytest
 
 from growcache.config_text import load_config
 from growcache.errors import SamplingError
+from growcache.monitor.plan import plan
 from growcache.monitor.plan_inputs import Given, inputs_of, look_at_machine
 from growcache.monitor.plan_source import Look, look_at_source
 
@@ -97,9 +98,15 @@ def test_a_function_draws_for_ever(here: Path) -> None:
 
 
 def test_a_dataset_is_a_source(here: Path) -> None:
-    found = look(here, {"dataset": "my_plan_source:Numbers"})
+    source = {"dataset": "my_plan_source:Numbers"}
+    found = look(here, source)
     assert found.population_samples == 50
     assert found.samples_of_visit == 1
+    config = load_config({"source": source, "cache": {"path": str(here / "cache")}})
+    given = Given(consume=10, horizon_seconds=60)
+    outcome = plan(inputs_of(config, found, look_at_machine(config, given), given))
+    assert outcome["coverage"].value == 1
+    assert outcome["egress_bytes_per_hour"].value is None  # its reads are not seen
 
 
 def test_an_empty_listing_is_refused(here: Path) -> None:
