@@ -260,7 +260,7 @@ def test_how_epochs_grow() -> None:
             f"{round(begins)} s",
         ]
         begins += samples / consumption
-        new = min(ratio * samples, Fraction(room))
+        new = min(ratio * samples, room - samples + Fraction(3, 10) * room)
         samples = min(samples + new, Fraction(room))
     assert len(rows) == 8
 

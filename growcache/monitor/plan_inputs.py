@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.space import min_free_bytes
-from growcache.cache.status import read_status
+from growcache.cache.status import Status, read_status
 from growcache.cache.system import memory_bytes
 from growcache.config import Config
 from growcache.errors import GrowcacheError
@@ -32,7 +32,7 @@ MIN_SAMPLES = 1000  # the default of a loader
 RATE_ERROR = 0.1  # of a rate that was measured for some seconds
 DISK_BYTES = 32_000_000  # written to measure the disk
 USUAL_DISK = Figure(500e6, 100e6, 2e9, "assumed")  # bytes per second
-JOB_SECONDS = 2.0  # for which a running job is watched
+JOB_SECONDS = 3.0  # for which a running job is watched
 LEAST_CPU = 20e-6  # seconds of a visit, which no measurement on one is worth more than
 
 
@@ -199,6 +199,10 @@ def _consumption(path: Path, given: float | None) -> Figure | None:
     )
 
 
+def _waited_seconds(status: Status) -> float:
+    return sum(job.waits.seconds for job in status.jobs)
+
+
 def running_consumption(path: Path) -> float | None:
     """Return the samples per second that the jobs of a cache take; None where none runs."""
     with suppress(GrowcacheError, OSError, ValueError):
@@ -207,13 +211,11 @@ def running_consumption(path: Path) -> float | None:
         first = read_status(path)
         if not any(job.open for job in first.jobs):
             return None
-        began = time.monotonic()
         time.sleep(JOB_SECONDS)
         last = read_status(path)
         delivered = last.delivered - first.delivered
-        waited = sum(j.waits.seconds for j in last.jobs) - sum(
-            j.waits.seconds for j in first.jobs
-        )
-        seconds = time.monotonic() - began - max(0.0, waited)
+        # What the service wrote is some tenths of a second old, each time.
+        seconds = (last.updated_at or 0.0) - (first.updated_at or 0.0)
+        seconds -= max(0.0, _waited_seconds(last) - _waited_seconds(first))
         return delivered / seconds if delivered > 0 and seconds > 0 else None
     return None
