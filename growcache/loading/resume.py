@@ -193,16 +193,22 @@ def epoch_rows_left(state: Position, options: LoaderOptions) -> int | None:
 
 
 def with_substitutes(
-    plan: PassPlan, others: Iterable[PlannedShard], gone: set[int]
+    plan: PassPlan,
+    namesakes: Mapping[int, PlannedShard],
+    others: Iterable[PlannedShard],
+    gone: set[int],
 ) -> PassPlan:
-    """A place goes to the shard with the nearest sufficient number of samples, or to the largest left.
+    """A place goes to its namesake, else to the shard with the nearest sufficient number of samples, or to the largest left.
 
     The plan keeps its counts. Without enough others the places keep their shards.
     """
     left = sorted(others, key=_by_samples)
     chosen: dict[int, PlannedShard] = {}
     for shard in sorted(plan.shards, key=lambda shard: -shard.samples):
-        if shard.number in gone and left:
+        if shard.number in namesakes:
+            digest = namesakes[shard.number].digest
+            chosen[shard.number] = shard._replace(digest=digest)
+        elif shard.number in gone and left:
             place = bisect_left(left, shard.samples, key=lambda other: other.samples)
             other = left.pop(min(place, len(left) - 1))
             chosen[shard.number] = PlannedShard(other.number, shard.samples, other.digest)

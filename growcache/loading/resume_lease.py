@@ -207,18 +207,16 @@ def _substitute_shards(
     if not gone:
         return rest
     planned = {shard.number for shard in rest.plan.shards}
-    others = [
-        PlannedShard(row.number, row.samples, row.digest)
-        for row in view.shards
-        if row.samples and row.number not in planned
-    ]
-    plan = with_substitutes(rest.plan, others, gone)
-    stand_ins = {shard.number for shard in plan.shards} - planned
-    left = gone & {shard.number for shard in plan.shards}
+    live = [PlannedShard(row.number, row.samples, row.digest) for row in view.shards]
+    # Another machine's cache has other shards under these numbers: each stands in for its like.
+    namesakes = {shard.number: shard for shard in live if shard.number in gone}
+    others = [shard for shard in live if shard.samples and shard.number not in planned]
+    plan = with_substitutes(rest.plan, namesakes, others, gone)
+    left = gone - namesakes.keys() & {shard.number for shard in plan.shards}
     _log.warning(
         "%d of the %d shards that the rest of pass %d needs are gone from %s: %d others stand in "
         "for them%s",
-        *(len(gone), len(needed), plan.number, options.root, len(stand_ins)),
+        *(len(gone), len(needed), plan.number, options.root, len(gone) - len(left)),
         f", and the pass is shorter by {len(left)} shards" if left else "",
     )
     return replace(rest, plan=plan, windows=plan.windows(options))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -283,3 +288,76 @@ def test_the_state_names_no_number_of_ranks(caches: dict[str, Filled]) -> None:
     with EpochLoader(caches["whole"].root, batch_size=4) as loader:
         assert "world_size" not in loader.state_dict()["options"]
     assert "world_size" in LoaderOptions("cache", batch_size=4).alike
+
+
+# --- real processes that are killed ---
+
+
+def run_job(
+    library: str, world: int, cache: Path, out: Path, steps: int, state: str
+) -> list[int]:
+    """Return the exit codes of the ranks."""
+    out.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    program = [
+        sys.executable,
+        "-m",
+        "tests.loading.elastic_rank",
+        library,
+        str(cache),
+        str(out),
+    ]
+    with ExitStack() as stack:
+        processes = []
+        for rank in range(world):
+            environment = {**os.environ, **launched, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
+            process = subprocess.Popen([*program, str(steps), state], env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        return [process.wait(timeout=100) for process in processes]
+
+
+def delivered_by(out: Path, world: int) -> tuple[list[int], str]:
+    """Return what all ranks had before the last state that each of them had come to."""
+    logs = [
+        dict(json.loads(line) for line in (out / f"{rank}.jsonl").read_text().splitlines())
+        for rank in range(world)
+    ]
+    states = {int(path.stem) for path in out.glob("*.state")}
+    last = max(states.intersection(*logs))
+    names = [
+        name for step in sorted(logs[0]) if step <= last for log in logs for name in log[step]
+    ]
+    return names, str(out / f"{last}.state")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [("torch", 2, 5), ("torch", 3, 4), ("numpy", 1, 0)],
+        [("numpy", 1, 7), ("torch", 4, 3), ("torch", 2, 0)],
+    ],
+)
+def test_a_job_that_is_killed_goes_on_with_other_ranks(
+    parts: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    """With torch.distributed and without; after the last part the pass is over."""
+    pytest.importorskip("torch")
+    delivered: list[int] = []
+    state = ""
+    with Filled(tmp_path / "cache", full_of((4,))) as cache:
+        cache.add(*range(20), samples=7)
+        for number, (library, world, steps) in enumerate(parts):
+            out = tmp_path / str(number)
+            codes = run_job(library, world, cache.root, out, steps, state)
+            assert all(codes) if steps else not any(codes)
+            found, state = delivered_by(out, world)
+            delivered += found
+    assert sorted(delivered) == [1000 * shard + row for shard in range(20) for row in range(7)]

@@ -389,6 +389,27 @@ def test_bytes_that_one_digest_answers_for_are_compared(
     other.close()
 
 
+@pytest.mark.parametrize("named", [1, 256])
+def test_another_machine_without_a_state_of_its_own_takes_the_counts(
+    cache: Any, make_cache: Any, loader: Any, named: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards stand in for those of the same numbers, which are others."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 500)
+    monkeypatch.setattr(saved_pass, "NAMED_SHARDS", named)
+    there = make_cache("there", schema=cache.schema)
+    cache.add(*range(12))
+    there.add(*range(2, 14), samples=11)
+    options = {"drop_last": False}
+    delivered, state = first(loader(**options), 2)
+    other = type(loader())(there.root, batch_size=5, min_samples=1, **options)
+    other.load_state_dict(state, missing="substitute")
+    rest = ids(other)
+    assert len(rest) == len(set(rest)) == 120 - len(delivered)
+    assert {name // 1000 for name in rest} <= set(range(2, 14))
+    assert other.state_dict()["global_step"] == 24
+    other.close()
+
+
 # ------------------------------------------------------------------ between epochs
 
 
@@ -601,7 +622,7 @@ def test_stand_ins_hold_as_many_samples_where_they_can(
     shards = tuple(PlannedShard(n, size, "a" * 32) for n, size in enumerate(sizes))
     there = [PlannedShard(100 + n, size, "b" * 32) for n, size in enumerate(others)]
     before = PassPlan(0, shards, 10)
-    after = with_substitutes(before, there, gone)
+    after = with_substitutes(before, {}, there, gone)
     assert [s.samples for s in after.shards] == sizes
     changed = [
         (old.number, new.number)
