@@ -71,7 +71,7 @@ class Totals(NamedTuple):
 
 @dataclass(slots=True)
 class _NoRefetches:
-    """Stands for the refetch queue, for shards kept for dead readers, and for leases of others."""
+    """Nothing is refetched, made up, set aside, kept for dead readers, or held by others."""
 
     wanted: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()

@@ -62,13 +62,6 @@ class SimulatedSampler:
         return first + min(concurrency - 1, behind) / 2 - self.work
 
 
-class _NoCatalog:
-    """Group numbers without gaps: nothing is refetched, made up or set aside."""
-
-    def has_open_below(self, _: int) -> bool:
-        return False
-
-
 class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         config, self._scenario = scenario.config, scenario
@@ -78,12 +71,12 @@ class Simulation:
         self._allocator = SpaceAllocator(
             config.cache, as_cache, evicts=True, clock=lambda: self.now
         )
-        nothing: Any = _NoCatalog()
+        no_refetches: Any = self._cache.refetch_queue
         self._queue = WriteQueue(
             as_cache,
             self._allocator,
-            as_cache.refetch_queue,
-            FixedSet(None, as_cache, nothing),
+            no_refetches,
+            FixedSet(None, as_cache, no_refetches),
             lambda: self.now,
         )
         self._estimate = SizeEstimate(scenario.sizing, scenario.record_bytes)
