@@ -1,9 +1,9 @@
 """The position of a loader as a value, and how another loader continues from it.
 
-A position counts the delivered rows of the pass's plan, whatever was made ahead since. It names the
-plan's shards with their digests, so it decides the order of everything that follows. A shard that is
-not cached here is refetched: the lease names it with its digest, and the service draws it before
-anything new.
+A position counts the rows of the pass's plan that all ranks together delivered, whatever was made ahead
+since. It names the plan's shards, so it decides the order of everything that follows, and any number of ranks
+can share what is left. A shard that is not cached here is refetched: the lease names it, and the service
+draws it before anything new.
 """
 
 from __future__ import annotations

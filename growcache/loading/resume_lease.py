@@ -121,13 +121,15 @@ def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
 def _lease_rest(
     request: ResumeRequest, rest: RemainingPass, view: IndexView
 ) -> Snapshot | None:
-    """Return None where a shard was evicted before it was leased, or if stopped."""
+    """Return None where a shard was retired or evicted before it was leased, or if stopped."""
     options, digests = request.options, _needed_digests(rest)
-    # All of them, because a live shard may be retired before the lease is visible.
-    wishes = _fullest_digests(options.root, digests) if request.missing == "refetch" else {}
-    if request.missing != "refetch":
-        there = _held_shards(view, digests, options.root)
-        digests = {number: digests[number] for number in there}
+    there = _held_shards(view, digests, options.root)
+    # Only what is not here: a lease that names 100,000 digests has no room.
+    wishes = {n: digest for n, digest in digests.items() if n not in there}
+    if request.missing == "refetch":
+        wishes = _fullest_digests(options.root, wishes)
+    else:
+        digests, wishes = {number: digests[number] for number in there}, {}
     create = functools.partial(
         Lease.create,
         options.root,
@@ -146,7 +148,7 @@ def _lease_rest(
         # A shard that is live from here on may not be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
         rows = _held_shards(view, digests, options.root)
-        if request.missing == "refetch":
+        if digests.keys() - rows.keys() <= wishes.keys():
             view = _wait_for_refetch(request, rest, digests, wishes, rows) or view
         if len(rows) < len(digests):
             lease.close()

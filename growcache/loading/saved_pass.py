@@ -82,7 +82,7 @@ def pass_from_dict(
     named = [""] * first + digests + [""] * (len(samples) - end)
     shards = map(PlannedShard, numbers[order].tolist(), samples[order].tolist(), named)
     rest = RestDigest(end, str(values["rest_digest"]))
-    return checked_pass(
+    return _checked_pass(
         PassPlan(pass_number, tuple(shards), int(values["window_samples"]), rest), values
     )
 
@@ -98,10 +98,10 @@ def pass_of_version_2(values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition
     if len(shards) != len(samples):
         raise ValueError(f"{len(numbers)} shards, but {len(samples)} numbers of samples")
     plan = PassPlan(int(values["number"]), shards, int(values["window_samples"]))
-    return checked_pass(plan, values)
+    return _checked_pass(plan, values)
 
 
-def checked_pass(plan: PassPlan, values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
+def _checked_pass(plan: PassPlan, values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
     corrupt = tuple(map(int, values["corrupt"]))
     mark = PassPosition(plan.number, int(values["position"]), corrupt)
     if not 0 <= mark.position <= len(plan):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,12 @@ from growcache.cache.index.reader import live_digests
 from growcache.cache.lease_views import read_leases
 from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import plan, saved_pass, snapshot
+from growcache.loading import plan, resume_lease, saved_pass, snapshot
 from growcache.loading.loader import Loader
 from growcache.loading.options import LoaderOptions, Ranks
 from growcache.loading.plan import PassPlan, PassPosition, PlannedShard
 from growcache.loading.resume import Position, RemainingPass, remaining_pass, with_substitutes
+from growcache.loading.resume_lease import ResumeRequest, resume_pass
 from growcache.loading.snapshot import Snapshot
 from growcache.schema import Origin, Sample
 from tests.filled import Filled, open_leases
@@ -210,16 +212,35 @@ def test_a_shard_that_goes_before_it_is_leased_is_an_error(cache: Any, loader: A
 
 
 def test_a_shard_that_retires_before_it_is_leased_is_wished_for(
-    cache: Any, loader: Any
+    cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was live at the first look, and its lease would keep it from being deleted for ever."""
     cache.add(*range(3))
-    _, state = first(loader(), 1)
-    resumed = loader()
-    resumed.load_state_dict(state, missing="refetch")
-    next(iter(resumed))
-    (lease,) = [view for view in read_leases(cache.root) if view.wishes]
-    assert lease.wishes.keys() == set(lease.numbers)
+    with LOADERS["numpy"](cache.root, batch_size=5, min_samples=1) as one:
+        next(iter(one))
+        options, state = one.options, Position.from_dict(one.state_dict(), one.options)
+    rest = remaining_pass(state, options)
+    assert rest is not None
+    made: list[Lease] = []
+
+    class Late(Lease):
+        @classmethod
+        def create(cls, *arguments: Any, **keywords: Any) -> Lease:
+            if not made:
+                cache.retire(1)
+            made.append(Lease.create(*arguments, **keywords))
+            cache.poll()  # brings back what is wished for
+            return made[-1]
+
+    monkeypatch.setattr(resume_lease, "Lease", Late)
+    stop = threading.Event()
+    request = ResumeRequest(options, state.fingerprint, "refetch", stop, stop.is_set)
+    found = resume_pass(request, rest)
+    assert found is not None
+    with found[0] as snapshot:
+        assert {row.number for row in snapshot.shards} == {0, 1, 2}
+    assert [set(lease.wishes) for lease in made] == [set(), {1}]
+    assert made[0].closed
 
 
 @pytest.mark.parametrize("missing", ["refetch", "error", "substitute"])
