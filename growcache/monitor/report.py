@@ -193,9 +193,9 @@ def limited_by(period: Period) -> str:
     if period.idle_seconds > period.seconds / 2:
         return "no service ran: only cached samples"
     if period.reuse is None:
-        return f"the store: nothing new{_while(period)}"
+        return f"new samples: none came{_while(period)}"
     if period.reuse > MUCH_REUSE:
-        return f"the store: {period.reuse:.1f} deliveries for each new sample{_while(period)}"
+        return f"new samples: each was delivered {period.reuse:.1f} times{_while(period)}"
     return "training itself: it was fed"
 
 

@@ -96,8 +96,8 @@ def test_periods_share_out_all_that_happened(
     ("values", "words"),
     [
         ({"delivered": 100, "drawn": 50}, "training itself"),
-        ({"delivered": 900, "drawn": 50}, "the store: 18.0 deliveries for each new sample"),
-        ({"delivered": 900, "drawn": 0}, "nothing new; the service waited for credentials"),
+        ({"delivered": 900, "drawn": 50}, "new samples: each was delivered 18.0 times"),
+        ({"delivered": 900, "drawn": 0}, "none came; the service waited for credentials"),
         ({"delivered": 0, "drawn": 9}, "no training"),
         (
             {"delivered": 100, "drawn": 50, "waits": {"a": 30.0}},
