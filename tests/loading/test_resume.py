@@ -149,6 +149,30 @@ def test_another_machine_goes_on_with_the_very_batches(
 
 
 @pytest.mark.slow
+def test_another_node_draws_other_shards_and_takes_the_counts_alone(
+    tmp_path: Path, url: str
+) -> None:
+    """Its lanes are others, so a state of this node cannot be exact there."""
+    caches = []
+    for node in range(2):
+        sampling = {"node": node, "nodes": 2}
+        config = write_config(tmp_path / f"{node}.yaml", url, sampling=sampling)
+        assert run(config, "--until-full")[0] == 0
+        caches.append(config.with_suffix(""))
+    batches, states = one_pass(caches[0])
+    stopped = len(batches) // 2
+    with service(tmp_path / "1.yaml"), loader(caches[1]) as resumed:
+        resumed.load_state_dict(states[stopped - 1])
+        with pytest.raises(CacheError, match=r"cannot be drawn again .* other bytes"):
+            next(iter(resumed))
+        resumed.load_state_dict(states[stopped - 1], missing="substitute")
+        rest = [as_bytes(batch) for batch in resumed]
+        assert 0 < len(rest) <= len(batches) - stopped
+        assert resumed.global_step == stopped + len(rest)
+        assert not set(rest) & set(batches)
+
+
+@pytest.mark.slow
 def test_what_cannot_be_drawn_again_is_said_and_others_can_stand_in(tmp_path: Path) -> None:
     url = make_source(tmp_path / "objects")
     config = write_config(tmp_path / "c.yaml", url, cache={"max_bytes": BOUND})
