@@ -108,6 +108,7 @@ def read_an_epoch(cache: Path) -> int:
         loader.close()
 
 
+@pytest.mark.slow
 def test_one_key_that_is_refused_is_a_hole(tmp_path: Path, bucket: GuardedBucket) -> None:
     """The store serves the other keys, so this key is a hole and the service continues."""
     bucket.refuse_key("00007.npy", 403, "AccessDenied")

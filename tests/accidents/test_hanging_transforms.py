@@ -79,6 +79,7 @@ def test_in_processes(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert loader.report.samples == 128
 
 
+@pytest.mark.slow
 def test_many_short_calls_are_not_one_long_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,7 @@ def test_samplers_in_another_container_are_told_of_in_one_line(config: Path) -> 
         assert not any(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_stopped_service_is_named_to_the_next(config: Path) -> None:
     with running(config) as service:
         cache, pid = config.with_suffix(""), service.process.pid

@@ -39,6 +39,7 @@ def store(folder: Path, table_bytes: int) -> Iterator[tuple[dict[str, Any], int]
         yield source, (folder / "labels.csv").stat().st_size
 
 
+@pytest.mark.slow
 def test_the_table_counts_in_egress(tmp_path: Path) -> None:
     with store(tmp_path, 500_000) as (source, table_bytes):
         config = write_config(tmp_path / "cache.yaml", source)

@@ -68,6 +68,7 @@ def test_the_rest_is_cached_and_what_is_missing_is_told(
     assert "1 object keeps failing and is set aside" in growcache("status", cache).stdout
 
 
+@pytest.mark.slow
 def test_what_was_set_aside_comes_when_its_object_answers(
     store: Bucket, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_what_drop_last_leaves_over_is_no_use(cache: Path) -> None:
         matches(loader.report, counts, 96)
 
 
+@pytest.mark.slow
 def test_the_cache_is_as_large_when_the_rest_of_a_pass_comes_from_elsewhere(
     cache: Path,
 ) -> None:

@@ -75,6 +75,7 @@ def test_it_holds_and_says_what_it_waits_for(
         wait_until(lambda: not list((cache / "leases").glob("*.lease")))
 
 
+@pytest.mark.slow
 def test_without_a_limit_nothing_stays_behind(tmp_path: Path) -> None:
     cache = stopped_cache(tmp_path).with_suffix("")
     trainer = Trainer(cache, 5)

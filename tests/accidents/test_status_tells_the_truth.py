@@ -59,6 +59,7 @@ def test_a_raised_bound_is_not_called_full(config: Path) -> None:
         wait_for_status(cache, lambda found: found["bytes"] > before["bytes"])
 
 
+@pytest.mark.slow
 def test_settings_that_need_a_restart_are_shown(config: Path) -> None:
     cache = config.with_suffix("")
     with running(config):

@@ -260,6 +260,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return orjson.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_source(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
