@@ -90,4 +90,8 @@ def _service_stamp(path: Path) -> object:
         written = layout.status.stat().st_mtime_ns
     except OSError:
         written = 0
-    return layout.root, written, is_locked(layout.supervisor_lock)
+    try:
+        runs = is_locked(layout.supervisor_lock)
+    except OSError:  # of another user, or below a file; the reading says so
+        runs = False
+    return layout.root, written, runs

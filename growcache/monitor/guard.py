@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
+from ipaddress import ip_address
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,7 +22,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 NO_STORE = "no-store"  # unless a route says otherwise: what it shows is of this moment
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 PROBES = (
     "/healthz",
     "/readyz",
@@ -69,7 +69,11 @@ class Guard:
         return PlainTextResponse(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(_digest(given), _digest(self._token or ""))
+        return self._is_digest(_digest(given))
+
+    def _is_digest(self, given: str) -> bool:
+        expected = _digest(self._token or "")
+        return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
     def _has_cookie(self, scope: Scope, headers: Headers) -> bool:
         try:
@@ -77,9 +81,7 @@ class Guard:
         except CookieError:
             return False
         found = cookies.get(_cookie_name(scope))
-        return found is not None and hmac.compare_digest(
-            found.value, _digest(self._token or "")
-        )
+        return found is not None and self._is_digest(found.value)
 
     def _redirect_with_cookie(self, scope: Scope, query: Iterable[tuple[str, str]]) -> Response:
         """Take the token out of the address, so that it is in no history and no bookmark."""
@@ -103,8 +105,8 @@ class Guard:
 def is_loopback_host(host: str) -> bool:
     """Whether a Host header names this machine's loopback; any port, because of `ssh -L`.
 
-    >>> is_loopback_host("localhost:9999"), is_loopback_host("[::1]:8650"), is_loopback_host("::1")
-    (True, True, True)
+    >>> [is_loopback_host(host) for host in ("localhost:9999", "[::1]:8650", "::1", "127.0.0.2:80")]
+    [True, True, True, True]
     >>> is_loopback_host("evil.example:8650"), is_loopback_host("127.0.0.1.evil.example")
     (False, False)
     """
@@ -112,7 +114,12 @@ def is_loopback_host(host: str) -> bool:
     bare = (
         name if colon and port.isascii() and port.isdigit() and not name.endswith(":") else host
     )
-    return bare.lower() in LOOPBACK_NAMES
+    if bare.lower() == "localhost":
+        return True
+    try:
+        return ip_address(bare.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _misdirected() -> Response:

@@ -63,6 +63,8 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
             f"{where} must have at least {LEAST_TOKEN_CHARACTERS} characters; make one with: "
             "openssl rand -hex 16"
         )
+    if not token.isascii() or not token.isprintable():  # clients send others in different ways
+        raise ConfigError(f"{where} must be plain ASCII; make one with: openssl rand -hex 16")
     return token
 
 

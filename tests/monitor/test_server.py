@@ -76,6 +76,13 @@ def test_errors_are_json(client: TestClient, address: str, code: int, said: str)
     assert said in answer.json()["error"]
 
 
+def test_a_cache_that_cannot_be_there_hides_no_other(filled: Filled, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    client = client_of(filled.root, tmp_path / "file" / "odd")
+    assert "no cache at" in client.get("/status.json?cache=odd").json()["error"]
+    assert [one["name"] for one in client.get("/caches.json").json()] == ["train", "odd"]
+
+
 def test_history_by_column(client: TestClient) -> None:
     columns = client.get("/history.json").json()
     assert columns["samples"] == [10, 30]
@@ -150,6 +157,8 @@ def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
         ("localhost:9000", 200),
         ("127.0.0.1", 200),
         ("[::1]:8650", 200),
+        ("127.0.0.2:8650", 200),
+        ("192.168.1.7:8650", 421),
         ("evil.example:8650", 421),
         ("127.0.0.1.evil.example", 421),
         ("localhost.evil.example", 421),
@@ -175,6 +184,9 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie(filled: Filled) -> None:
     assert "samesite=strict" in cookie.lower()
     assert TOKEN not in cookie
     assert client.get("/history.json?since=1").status_code == 200
+    forged = {b"Cookie": b'growcache_8650="\xe9"'}
+    stranger = client_of(filled.root, token=TOKEN, base_url="http://gpu7:8650")
+    assert stranger.get("/status.json", headers=forged).status_code == 401
 
 
 def test_probes_need_no_token_and_tell_no_reason(filled: Filled) -> None:
@@ -209,6 +221,8 @@ def test_other_addresses_need_a_token(tmp_path: Path) -> None:
     assert read_token(None, {}) is None
     with pytest.raises(ConfigError, match="GROWCACHE_TOKEN must have at least 16"):
         read_token(None, {"GROWCACHE_TOKEN": "short"})
+    with pytest.raises(ConfigError, match="must be plain ASCII"):
+        read_token(None, {"GROWCACHE_TOKEN": "é" * 20})
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(tmp_path / "none", {})
 
