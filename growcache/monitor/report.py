@@ -6,6 +6,7 @@ records is the difference of their counters.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ LEAST_GAP_SECONDS = 60.0  # without a service; a restart takes less
 MUCH_WAIT = 0.1
 MUCH_REUSE = 4.0
 FULL_SHARE = 0.97  # of max_bytes, where no record says that the cache is full
+_DURATION = re.compile(r" for \d[\d.,]* (?:s|min|h|d)(?: \d+ (?:s|min|h))?\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class Period:
         for job, waited in step.waits.items():
             self.waits[job] += waited * share
         if step.waiting_for and not step.is_gap:
-            self.reasons[step.waiting_for] += round(1000 * seconds)
+            reason = _DURATION.sub("", step.waiting_for)  # else each record has one of its own
+            self.reasons[reason] += round(1000 * seconds)
 
     @property
     def wait_share(self) -> float:

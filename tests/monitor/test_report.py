@@ -111,6 +111,21 @@ def test_what_limited_training(values: dict[str, Any], words: str) -> None:
     assert words in limited_by(Period(0.0, 60.0, reasons=reasons, **values))
 
 
+def test_waits_of_one_kind_are_counted_as_one() -> None:
+    told = [
+        f"readers to let go of shards: a snapshot is held for {n} s by job a" for n in range(6)
+    ]
+    records = [
+        replace(one, waiting_for=text, drawn=0)
+        for one, text in zip(history_of(6), told, strict=True)
+    ]
+    (found,) = {limited_by(period) for period in periods(records)}
+    assert found == (
+        "new samples: none came; the service waited for readers to let go of shards: "
+        "a snapshot is held by job a"
+    )
+
+
 @given(st.lists(st.integers(), max_size=50), st.integers(2, 20))
 def test_a_thinned_history_keeps_its_ends(values: list[int], most: int) -> None:
     found = thinned(values, most)
