@@ -101,9 +101,13 @@ _SAME_NAMES = (
 def history_record(
     status: Status, metrics: Metrics, last_jobs: Mapping[str, JobMetrics]
 ) -> HistoryRecord:
-    """Return the record of this moment, with the jobs that are not as in ``last_jobs``."""
+    """Return the record of this moment, with the jobs that are not as in ``last_jobs``.
+
+    If they are too many, those come first that are not in ``last_jobs`` or were recorded longest ago, as its order says.
+    """
     changed = [n for n, job in metrics.jobs.items() if last_jobs.get(n) != job]
-    changed.sort(key=lambda name: not metrics.jobs[name].open)
+    turns = {name: turn for turn, name in enumerate(last_jobs)}
+    changed.sort(key=lambda name: (not metrics.jobs[name].open, turns.get(name, -1)))
     requests = number_in(metrics.counts, "requests")
     served = sum(number_in(metrics.counts, "requests", op, SERVED) for op in OPS)
     return HistoryRecord(

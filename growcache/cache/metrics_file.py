@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -107,15 +107,18 @@ def quantiles(pairs: Sequence[tuple[float, int]], shares: Sequence[float]) -> di
 
 def write_metrics(layout: CacheLayout, metrics: Metrics, most_bytes: int) -> None:
     """Replace the file, with at most so many bytes: else without the ranks, then without the jobs."""
-    versions = [data for data in _ever_shorter(metrics) if len(data) <= most_bytes]
-    if not versions:
+    short_enough: Callable[[], Iterator[bytes]] = lambda: (  # noqa: E731
+        data for data in _ever_shorter(metrics) if len(data) <= most_bytes
+    )
+    first = next(short_enough(), None)
+    if first is None:
         return
     try:
-        write_atomic(layout.metrics, versions[0], durable=False)
+        write_atomic(layout.metrics, first, durable=False)
     except OSError as error:
         if not is_full_disk(error):
             raise
-        overwrite_in_place(layout.metrics, versions)
+        overwrite_in_place(layout.metrics, short_enough())
 
 
 def _ever_shorter(metrics: Metrics) -> Iterator[bytes]:

@@ -51,4 +51,6 @@ class Records:
         metrics = self.metrics.shown
         record = history_record(status, metrics, self._last_jobs)
         self._cache.index_writer.append_history(record.to_values())
-        self._last_jobs |= {job: metrics.jobs[job] for job in record.jobs}
+        for job in record.jobs:  # the last one moves to the end
+            self._last_jobs.pop(job, None)
+            self._last_jobs[job] = metrics.jobs[job]

@@ -118,3 +118,15 @@ def test_a_record_has_what_a_status_says_and_jobs_that_changed() -> None:
     assert list(values["jobs"]) == ["b"]
     assert "at" not in values
     assert "age_seconds_mean" not in values  # unknown
+
+
+def test_many_jobs_take_turns() -> None:
+    status, last, seen = Status(started_at=1.0), dict[str, JobMetrics](), set[str]()
+    for count in range(3):
+        jobs = {str(number): JobMetrics(batches=count + 1) for number in range(20)}
+        found = history_record(status, Metrics(jobs=jobs), last).jobs
+        for name in found:
+            last.pop(name, None)
+            last[name] = jobs[name]
+        seen |= found.keys()
+    assert seen == set(jobs)
