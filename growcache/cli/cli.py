@@ -473,7 +473,7 @@ def dashboard(
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="What viewers have to know, if not GROWCACHE_TOKEN.",
+            help="Holds the token, instead of GROWCACHE_TOKEN.",
         ),
     ] = None,
     prefix: Annotated[

@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from starlette.testclient import TestClient
 
 from growcache.cache.index.inspection import HoleRow
+from growcache.monitor import page
 from growcache.monitor.hole_reasons import group_holes
 from growcache.monitor.metric_tables import metric_tables
 from growcache.monitor.page import WEB
@@ -105,6 +106,13 @@ def test_map(client: TestClient) -> None:
     assert found["samples"] == [10, 6]
     assert found["uses"] == [0, 6] == found["retired"]
     assert found["now"] - found["drawn_at"][0] < 600
+
+
+def test_many_viewers_cost_one_map(hostile: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = iter([{"count": 1}])
+    monkeypatch.setattr(page, "map_of", lambda *_: next(maps))
+    client = TestClient(create_app([hostile.root]), base_url="http://localhost:8650")
+    assert [client.get("/shards.json").json() for _ in range(3)] == [{"count": 1}] * 3
 
 
 def test_samples_and_where_they_came_from(client: TestClient) -> None:
