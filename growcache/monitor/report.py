@@ -49,6 +49,32 @@ class Step:
         return self.stop - self.start
 
 
+def of_last_generation(records: Sequence[HistoryRecord]) -> list[HistoryRecord]:
+    """Return the records of the newest generation, with counters from its beginning on.
+
+    A generation that was replaced had other samples, but requests and egress are counted on.
+    """
+    newest = records[-1].generation if records else None
+    known = (newest, None) if not newest else (newest,)  # early versions had no generations
+    before = next((one for one in reversed(records) if one.generation not in known), None)
+    own = [one for one in records if one.generation in known]
+    if before is None:
+        return own
+    return [
+        replace(
+            one,
+            egress_bytes=_since(before.egress_bytes, one.egress_bytes),
+            requests=_since(before.requests, one.requests),
+            errors=_since(before.errors, one.errors),
+        )
+        for one in own
+    ]
+
+
+def _since(before: int | None, now: int | None) -> int | None:
+    return now if now is None or before is None or now < before else now - before
+
+
 def steps_between(
     records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
 ) -> list[Step]:
@@ -63,11 +89,13 @@ def steps_between(
             for job, seconds in seen.items()
         }
         waits = waits | seen
+        base = HistoryRecord(0.0, drawn=0, evicted_samples=0, delivered=0)
+        base = before if before.generation in (None, after.generation) else base
         step = Step(
             *(before.at, after.at, after.state or "", after.waiting_for or ""),
-            drawn=_growth(before.drawn, after.drawn),
-            evicted=_growth(before.evicted_samples, after.evicted_samples),
-            delivered=_growth(before.delivered, after.delivered),
+            drawn=_growth(base.drawn, after.drawn),
+            evicted=_growth(base.evicted_samples, after.evicted_samples),
+            delivered=_growth(base.delivered, after.delivered),
             egress_bytes=_counted_in_run(before.egress_bytes, after.egress_bytes),
             requests=_counted_in_run(before.requests, after.requests),
             waits=more,

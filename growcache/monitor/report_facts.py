@@ -21,6 +21,7 @@ from growcache.cache.status import Status, read_status
 from growcache.errors import ConfigError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.hole_reasons import HoleGroup, group_holes
+from growcache.monitor.report import of_last_generation
 from growcache.monitor.report_objects import DrawnObjects, read_drawn_objects
 from growcache.monitor.verdicts import (
     RECENT_SECONDS,
@@ -47,6 +48,11 @@ class ReportFacts:
     answers: Sequence[Answer] = ()
     plan: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_records(self) -> list[HistoryRecord]:
+        """The part of the history in which the samples of now were drawn."""
+        return of_last_generation(self.records)
 
     @property
     def ranks(self) -> dict[str, int]:

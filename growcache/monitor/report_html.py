@@ -137,7 +137,7 @@ def _answers(facts: ReportFacts) -> str:
 
 
 def _figures(facts: ReportFacts) -> str:
-    status, sums = facts.status, totals(facts.records, facts.ranks)
+    status, sums = facts.status, totals(facts.own_records, facts.ranks)
     covered = "not known" if status.coverage is None else in_percent(status.coverage)
     cost = cost_of(facts, sums)
     egress = in_bytes(sums.egress_bytes)

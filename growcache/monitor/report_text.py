@@ -33,7 +33,7 @@ _AT_THE_HORIZON = (
 
 def methods_paragraph(facts: ReportFacts) -> str:
     """Return what a paper's methods section says of the data that a model was trained on."""
-    sums = totals(facts.records, facts.ranks)
+    sums = totals(facts.own_records, facts.ranks)
     sentences = [_source_sentence(facts), _drawn_sentence(facts, sums), *_job_sentences(facts)]
     if sums.wait_share is not None:
         sentences.append(
@@ -111,7 +111,7 @@ def _job_sentences(facts: ReportFacts) -> list[str]:
 def _ess_by_job(facts: ReportFacts) -> dict[str, float]:
     found = {
         name: job.ess_samples
-        for record in facts.records
+        for record in facts.own_records
         for name, job in record.jobs.items()
         if job.ess_samples is not None
     }
@@ -181,7 +181,7 @@ def planned_rows(facts: ReportFacts) -> tuple[Actual, list[PlannedRow]]:
     """Compare a plan with what happened, from the start of the service to the plan's horizon, or until now."""
     plan = facts.plan or {}
     horizon = _number(plan.get("horizon_seconds")) or DEFAULT_HORIZON_SECONDS
-    actual = actual_values(facts.records, horizon, facts.ranks)
+    actual = actual_values(facts.own_records, horizon, facts.ranks)
     if actual.seconds < WHOLE_SHARE * horizon:
         plan = {**plan, **_planned_until(plan, actual.seconds)}
     values = {**actual.values, "cost_usd_per_day": _cost_per_day(facts, actual)}

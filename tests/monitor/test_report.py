@@ -222,6 +222,25 @@ def facts_of(**changes: Any) -> ReportFacts:
     return replace(facts, **changes)
 
 
+def test_a_replaced_generation_is_no_part_of_the_figures() -> None:
+    old = [replace(one, generation=0) for one in history_of(4)]
+    new = [
+        replace(
+            one,
+            at=one.at + 100,
+            run=BEGAN + 105,
+            generation=1,
+            requests=300 + (one.requests or 0),
+            egress_bytes=300_000 + (one.egress_bytes or 0),
+        )
+        for one in history_of(3, start=1)
+    ]
+    assert sum(step.drawn for step in steps_between([*old, *new])) == 300 + 300
+    facts = facts_of(records=[*old, *new], metrics=None)
+    assert "300 kB were read from the store in 300 requests" in methods_paragraph(facts)
+    assert planned_rows(facts)[0].seconds == 25.0
+
+
 def test_a_plan_is_compared_with_what_happened() -> None:
     actual, rows = planned_rows(facts_of())
     found = {row.name: (row.planned, row.actual, row.fits) for row in rows}
