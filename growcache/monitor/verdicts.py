@@ -298,7 +298,13 @@ def _standing_still(status: Status, recent: Recently) -> Answer:
     text = f"Neither: nothing was drawn in the last {_about(recent.seconds)}."
     if recent.drawn:
         text = f"Neither now; {plural(recent.drawn, 'sample')} came in the last {_about(recent.seconds)}."
-    return Answer(GROWTH, text, "warn", "See what the service is waiting for.")
+    awaited_level = advice_for_status(status)[0] if status.waiting_for else "warn"
+    return Answer(
+        GROWTH,
+        text,
+        "ok" if awaited_level == "ok" else "warn",
+        "See what the service is waiting for.",
+    )
 
 
 def _turnover_text(status: Status, recent: Recently, rate: str) -> str:

@@ -105,6 +105,12 @@ def test_advice_where_samples_come_again(status: dict[str, object], advice: str)
         ({"full": True}, {"evicted": 600}, "Turning over: 2 samples/s replace", "ok"),
         ({"full": True}, {"evicted": 600}, "all of it is new every 8 min", "ok"),
         ({}, {"drawn": 0}, "nothing was drawn in the last 5 min", "warn"),
+        (
+            {"state": "full", "waiting_for": "a reader: no job reads the cache"},
+            {"drawn": 0},
+            "nothing was drawn in the last 5 min",
+            "ok",
+        ),
         ({"state": "waiting", "waiting_for": "the store to answer (x)", "samples_per_second": 0.0}, {}, "Neither now; 600 samples came", "warn"),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "samples_per_second": 0.0}, {"evicted": 600}, "Turning over", "ok"),
         ({"state": "full"}, {"drawn": 0}, "nothing is ever evicted", "ok"),
