@@ -18,7 +18,7 @@ import pytest
 from growcache.cli.cli import main
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
-from growcache.monitor import doctor, doctor_measure, doctor_store, plan_source
+from growcache.monitor import doctor, doctor_measure, doctor_store, plan_timing
 from growcache.monitor.doctor_measure import core_count, measure_disk
 from growcache.monitor.doctor_store import measure_store
 
@@ -64,7 +64,7 @@ def test_a_healthy_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_visits_are_made_where_a_transform_takes_the_time(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_source, "TIMED_SECONDS", 0.2)
+    monkeypatch.setattr(plan_timing, "TIMED_SECONDS", 0.2)
     monkeypatch.syspath_prepend(str(folder))
     (folder / "slow_code.py").write_text(
         "import time\ndef wait(sample):\n    time.sleep(0.0005)\n    return sample\n"
