@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from growcache.config_source import ConfigModel, SourceConfig, WeightedSource, compiled
+from growcache.errors import ConfigError
 from growcache.schema import Schema
 from growcache.secrecy import remember_secrets
 
@@ -172,16 +173,32 @@ with warnings.catch_warnings():
         timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
         max_egress: ByteSize | None = None
         max_bytes_per_second: ByteSize | None = None
-        node: Annotated[int, Field(ge=0)] = 0
-        nodes: PositiveInt = 1
+        node: Annotated[int, Field(ge=0)] | None = None
+        nodes: Literal["auto"] | PositiveInt = 1
 
         @model_validator(mode="after")
         def _node_exists(self) -> SamplingConfig:
-            if self.node >= self.nodes:
+            if self.nodes == "auto":
+                if self.node is not None:
+                    raise ValueError(
+                        "nodes: auto takes the number of this node from the launcher, too; "
+                        f"leave out node: {self.node}"
+                    )
+            elif self.node is not None and self.node >= self.nodes:
                 raise ValueError(
                     f"node {self.node} does not exist among nodes: {self.nodes} (they count from 0)"
                 )
             return self
+
+        @property
+        def node_of_nodes(self) -> tuple[int, int]:
+            """This machine's number, and how many there are."""
+            if self.nodes == "auto":
+                raise ConfigError(
+                    "sampling.nodes: auto was not replaced by what the launcher says; set "
+                    "sampling.node and sampling.nodes to numbers"
+                )
+            return self.node or 0, self.nodes
 
 
 def _parse_share_or_bytes(value: Any) -> Any:

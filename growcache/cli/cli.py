@@ -360,10 +360,14 @@ def run(
     """
     from growcache.cli.dashboard import dashboard_beside
     from growcache.config_text import load_config
+    from growcache.launcher import launched_node, with_launched_node
     from growcache.sampling.config_reload import ConfigFile
     from growcache.sampling.run_service import run_service
 
     settings = load_config(config, overrides or (), os.environ)
+    if (launched := launched_node(settings)) is not None:
+        typer.echo(f"growcache: {launched.words}", err=True)
+        settings = with_launched_node(settings)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
     with dashboard_beside(settings.cache.path, http), choose_reporter() as shown:
         # What was imported stays: to look through it again and again is in vain.

@@ -20,6 +20,7 @@ from growcache.config import Config
 from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.humanize import in_bytes, in_count, in_percent, in_time
+from growcache.launcher import with_launched_node
 from growcache.monitor.plan import plan
 from growcache.monitor.plan_figures import (
     Figure,
@@ -121,7 +122,8 @@ def _plans(
 ) -> list[Planned]:
     variants = swept(sweep) if sweep is not None else [""]
     configs = [
-        load_config(file, [*overrides, *([one] if one else [])], os.environ) for one in variants
+        with_launched_node(load_config(file, [*overrides, *([one] if one else [])], os.environ))
+        for one in variants
     ]
     if given.price is not None:
         find_price(given.price)  # which refuses an unknown one before anything is read

@@ -275,7 +275,7 @@ class _Drawn:
         self, config: Config, catalog: Catalog, objects: Objects, sizing: Sizing
     ) -> None:
         sampling, listed = config.sampling, len(catalog)
-        lanes = owned_lanes(sampling.node, sampling.nodes)
+        lanes = owned_lanes(*sampling.node_of_nodes)
         self.population = Population(catalog, objects, sizing)
         strata, quotas = self._strata(config, objects, listed, lanes)
         replacement = sampling.order == "replacement"

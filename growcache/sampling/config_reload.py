@@ -19,6 +19,7 @@ from growcache.cache.system import watch_directory
 from growcache.config import Config
 from growcache.config_text import from_json_value, load_config, to_json_value
 from growcache.errors import ConfigError
+from growcache.launcher import with_launched_node
 from growcache.sampling.fingerprint import server_options
 
 LIVE = (
@@ -39,7 +40,8 @@ class ConfigFile:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Config:
-        return load_config(self.path, self.overrides, self.environment)
+        found = load_config(self.path, self.overrides, self.environment)
+        return with_launched_node(found, self.environment)
 
 
 def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:

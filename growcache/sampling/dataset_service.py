@@ -27,6 +27,7 @@ import orjson
 from growcache.config_text import load_config
 from growcache.errors import CacheBusyError, ConfigError
 from growcache.formats.dataset import require_length
+from growcache.launcher import with_launched_node
 from growcache.sampling.serve import served
 from growcache.usercode import (
     PICKLED,
@@ -212,7 +213,7 @@ def _pickle_file(given: GivenDataset) -> Iterator[dict[str, str]]:
 
 def start_service(given: GivenDataset, values: Mapping[str, Any]) -> ExitStack:
     """Start the service, or join that of another rank; what is returned ends it."""
-    config = load_config(values, environment=os.environ)
+    config = with_launched_node(load_config(values, environment=os.environ))
     deadline = time.monotonic() + JOIN_SECONDS
     with ExitStack() as opened:
         variables = opened.enter_context(_pickle_file(given))

@@ -47,7 +47,7 @@ class DrawSequence:
         self._cache = cache
         self._catalog = catalog
         self._editions: list[Edition] = []
-        self._lanes = owned_lanes(sampling.node, sampling.nodes)
+        self._lanes = owned_lanes(*sampling.node_of_nodes)
         self.replacement = sampling.order == "replacement"
         self.population = Population(catalog, objects, sizing)
         self._objects = objects
@@ -200,7 +200,7 @@ class DrawSequence:
         except LookupError:  # the edition has no part for this node
             if not self._catalog.complete or not self.up_to_date:
                 return None
-            node, nodes = self._sampling.node, self._sampling.nodes
+            node, nodes = self._sampling.node_of_nodes
             raise ConfigError(
                 f"none of the source's parts belongs to node {node} of {nodes}; "
                 "use fewer sampling.nodes"
@@ -244,7 +244,7 @@ class DrawSequence:
         if not complete or parts.all():
             return bool(parts.all())
         number = int(np.flatnonzero(parts == 0)[0])
-        node, nodes = self._sampling.node, self._sampling.nodes
+        node, nodes = self._sampling.node_of_nodes
         why = "split.use leaves none of them"
         if self._objects.counts(listed)[number]:
             why = f"none of them belongs to node {node} of {nodes}: use fewer sampling.nodes"

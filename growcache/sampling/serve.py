@@ -32,6 +32,7 @@ from growcache.errors import (
     GrowcacheError,
     SamplingError,
 )
+from growcache.launcher import with_launched_node
 from growcache.sampling.config_reload import ConfigFile
 from growcache.sampling.fingerprint import identify
 from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM, Message, pack, unpack
@@ -63,7 +64,7 @@ def serve(source: _Source, *, replace: bool = False) -> Iterator[Config]:
         ConfigError: the configuration, or that of the running service, does not fit.
         GrowcacheError: the service did not start.
     """
-    config = load_config(source, environment=os.environ)
+    config = with_launched_node(load_config(source, environment=os.environ))
     with served(config, file=_path_of(source), replace=replace):
         yield config
 
@@ -134,7 +135,7 @@ def start(source: _Source, *, replace: bool = False) -> Service:
         ConfigError: the configuration, or that of the running service, does not fit.
         GrowcacheError: the service did not start.
     """
-    config = load_config(source, environment=os.environ)
+    config = with_launched_node(load_config(source, environment=os.environ))
     path = config.cache.path.absolute()
     joins = _joins(config)
     known = _started.get(path)

@@ -1,0 +1,124 @@
+"""Which of several machines this is, as their launcher says it (`sampling.nodes: auto`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from growcache.config import Config
+from growcache.errors import ConfigError
+
+COUNT = "GROWCACHE_NODES"  # for launchers that number their machines and do not count them
+# A step of Slurm may have fewer nodes than its job, and numbers those that it has.
+_LAUNCHERS = (
+    ("torchrun", "GROUP_RANK", ("GROUP_WORLD_SIZE",)),
+    ("Slurm", "SLURM_NODEID", ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+)
+_ORDINAL = re.compile(r"[^.]*-(\d+)(\..*)?", re.ASCII)
+_BY_HAND = "set sampling.node and sampling.nodes to numbers"
+
+
+class LaunchedNode(NamedTuple):
+    """The number of this machine, from 0, and how many machines there are."""
+
+    node: int
+    nodes: int
+    source: str
+
+    @property
+    def words(self) -> str:
+        """What `growcache run` says."""
+        return f"node {self.node} of {self.nodes} (they count from 0), by {self.source}"
+
+
+def node_from_environment(env: Mapping[str, str], hostname: str) -> LaunchedNode:
+    """Return this machine's number, how many there are, and which launcher says so.
+
+    Raises:
+        ConfigError: no launcher says it, several contradict each other, or one says nonsense.
+    """
+    found = [*_launched(env), *_ordinal(env, hostname)]
+    if not found:
+        raise ConfigError(f"sampling.nodes: auto: {_why_none(env, hostname)}")
+    if len({(one.node, one.nodes) for one in found}) > 1:
+        said = " and ".join(f"node {one.node} of {one.nodes} by {one.source}" for one in found)
+        raise ConfigError(f"sampling.nodes: auto: this machine is {said}; {_BY_HAND}")
+    node, nodes, _ = found[0]
+    source = " and ".join(one.source for one in found)
+    if node >= nodes:
+        raise ConfigError(
+            f"sampling.nodes: auto: there is no node {node} of {nodes} by {source}, because "
+            f"they count from 0; {_BY_HAND}"
+        )
+    return LaunchedNode(node, nodes, source)
+
+
+def _launched(env: Mapping[str, str]) -> Iterator[LaunchedNode]:
+    for launcher, rank, counts in _LAUNCHERS:
+        if not env.get(rank):
+            continue
+        count = next((name for name in counts if env.get(name)), None)
+        if count is None:
+            raise ConfigError(
+                f"sampling.nodes: auto: {rank} of {launcher} is set, and {counts[-1]} is not; "
+                f"{_BY_HAND}"
+            )
+        source = f"{launcher} ({rank}, {count})"
+        yield LaunchedNode(_number(env, rank), _number(env, count), source)
+
+
+def _ordinal(env: Mapping[str, str], hostname: str) -> Iterator[LaunchedNode]:
+    if not env.get(COUNT):
+        return
+    named = _ORDINAL.fullmatch(hostname)
+    if named is None:
+        raise ConfigError(
+            f"sampling.nodes: auto: {COUNT} goes with a host name that ends in a number, as "
+            f"trainer-3 of a StatefulSet, found {hostname}; {_BY_HAND}"
+        )
+    source = f"the host name {hostname} ({COUNT})"
+    yield LaunchedNode(int(named[1]), _number(env, COUNT), source)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    if re.fullmatch(r"\d{1,9}", env[name], re.ASCII):
+        return int(env[name])
+    raise ConfigError(
+        f"sampling.nodes: auto: expected a number in {name}, found {env[name][:40]!r}"
+    )
+
+
+def _why_none(env: Mapping[str, str], hostname: str) -> str:
+    if _ORDINAL.fullmatch(hostname):
+        return (
+            f"the host name {hostname} ends in a number, but Kubernetes does not say how many "
+            f"replicas a StatefulSet has; set {COUNT} to that, or {_BY_HAND}"
+        )
+    if any(env.get(name) for name in _LAUNCHERS[1][2]):
+        return f"this is a job of Slurm, but no step of it; start it with srun, or {_BY_HAND}"
+    return (
+        "found neither torchrun (GROUP_RANK, GROUP_WORLD_SIZE), nor Slurm (SLURM_NODEID, "
+        f"SLURM_NNODES), nor a StatefulSet (a host name as trainer-3, {COUNT}); {_BY_HAND}"
+    )
+
+
+def launched_node(
+    config: Config, environment: Mapping[str, str] = os.environ
+) -> LaunchedNode | None:
+    """Return what the launcher says; None where the configuration says it itself."""
+    if config.sampling.nodes != "auto":
+        return None
+    return node_from_environment(environment, socket.gethostname())
+
+
+def with_launched_node(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
+    """Return the configuration with numbers in the place of ``nodes: auto``."""
+    found = launched_node(config, environment)
+    if found is None:
+        return config
+    numbers = {"node": found.node, "nodes": found.nodes}
+    sampling = config.sampling.model_copy(update=numbers)
+    return config.model_copy(update={"sampling": sampling})
