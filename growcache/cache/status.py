@@ -227,6 +227,22 @@ class SetAsideStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedStatus:
+    """Parts whose lane became this node's in the middle of a pass: its owner before may have drawn them, too."""
+
+    parts: int = 0  # that this node drew
+    left: int = 0  # that it has still to draw in this pass
+
+    @property
+    def words(self) -> str:
+        if not self.parts and not self.left:
+            return ""
+        parts = "1 part" if self.parts == 1 else f"{self.parts:,} parts"
+        more = f", and {self.left:,} more to come" if self.left else ""
+        return f"{parts} drawn of lanes that another node had before in the pass, and may have drawn too{more}"
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything that ``growcache status --json`` prints."""
 
@@ -291,6 +307,7 @@ class Status:
         default_factory=dict
     )  # by the listing: `.DS_Store`, empty …
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
+    moved: MovedStatus = field(default_factory=MovedStatus)
     foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)
     jobs: list[JobStatus] = field(default_factory=list)
     restart_for: list[str] = field(default_factory=list)  # changed settings
@@ -320,6 +337,7 @@ _NESTED: dict[str, type] = {
     "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
     "SourceStatus": SourceStatus, "SetAsideStatus": SetAsideStatus, "JobStatus": JobStatus,
     "ForeignLeaseStatus": ForeignLeaseStatus, "WaitsStatus": WaitsStatus,
+    "MovedStatus": MovedStatus,
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),

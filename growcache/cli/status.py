@@ -77,6 +77,8 @@ def status_sentence(status: Status) -> str:
         parts.append(plural(status.holes, "hole"))
     if status.set_aside.parts:
         parts.append(f"{plural(status.set_aside.parts, 'part')} set aside")
+    if status.moved.parts:
+        parts.append(f"{plural(status.moved.parts, 'part')} of moved lanes")
     return " · ".join(parts)
 
 

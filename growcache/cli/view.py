@@ -298,6 +298,10 @@ def _split_row(status: Status, _: object, width: int) -> list[Text]:
     return _dotted(texts, width)
 
 
+def _lanes_row(status: Status, _: object, __: int) -> list[Text]:
+    return [Text(status.moved.words)] if status.moved.words else []
+
+
 def _trouble_row(status: Status, _: object, width: int) -> list[Text]:
     found, aside = trouble_texts(status), status.set_aside.words
     if not found and not aside:
@@ -383,6 +387,7 @@ ROWS: dict[str, Callable[[Status, StatusHistory | None, int], list[Text]]] = {
     "coverage": _coverage_row,
     "sources": _sources_row,
     "split": _split_row,
+    "lanes": _lanes_row,
     "trouble": _trouble_row,
     "config": _config_row,
     "samplers": _samplers_row,
@@ -396,6 +401,7 @@ DISPENSABLE = (
     "growth",
     "training",
     "split",
+    "lanes",
     "coverage",
     "rate",
     "advice",

@@ -36,6 +36,7 @@ from growcache.monitor.plan_timing import (
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
 from growcache.sampling.fill import GroupFiller, encode_group, load_transform
 from growcache.sampling.labels import read_labels
+from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import Objects, Split, field_join
 from growcache.sampling.orders import Floats, Ints
@@ -44,7 +45,6 @@ from growcache.sampling.population import (
     Population,
     block_draws,
     block_quotas,
-    owned_lanes,
     source_names,
     source_shares,
     stratum_names,

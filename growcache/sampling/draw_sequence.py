@@ -14,9 +14,11 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals, Place
 from growcache.cache.side_files import Edition
+from growcache.cache.status import MovedStatus
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, GroupDraw
+from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import Objects
 from growcache.sampling.orders import Ints
 from growcache.sampling.population import (
@@ -24,7 +26,6 @@ from growcache.sampling.population import (
     Population,
     block_draws,
     block_quotas,
-    owned_lanes,
     source_names,
     source_shares,
     stratum_names,
@@ -104,6 +105,15 @@ class DrawSequence:
     def distinct(self, group: int) -> int | None:
         """Return the number of different parts in earlier groups; None without strata."""
         return self._draws.distinct(self._number(group)) if self._stratification else None
+
+    def moved(self, group: int) -> MovedStatus:
+        """Return what another node may have drawn, too, of the draws of earlier groups."""
+        if len({edition.lanes for edition in self._editions}) < 2:
+            return MovedStatus()
+        try:
+            return MovedStatus(*self._draws.moved(self._number(group)))
+        except LookupError:  # no part is this node's any more
+            return MovedStatus()
 
     @property
     def up_to_date(self) -> bool:

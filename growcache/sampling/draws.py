@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.sampling.lanes import lane_mask
 from growcache.sampling.orders import Floats, Ints, PartOrder, Permutation, TurnOrders
 from growcache.sampling.sizing import RAMP_END, Sizing
 from growcache.seeding import derive_seed, finalize64, generator_at, stream64
@@ -38,6 +39,7 @@ class EditionStrata:
     place: Callable[[int, Ints], Ints]  # (stratum, numbers in it) -> numbers in the edition
     starts: Callable[[int], Ints]  # stratum -> the first part of every object, and the total
     owned: Callable[[int, Ints], Mask] | None = None  # None: all parts
+    lane_of: Callable[[int, Ints], Ints] | None = None
 
     def mask(self, stratum: int, parts: Ints) -> Mask:
         return (
@@ -87,6 +89,11 @@ class DrawRun:
     edition: DrawnEdition
     order: PartOrder
     earlier: tuple[EarlierOrder, ...] = ()
+    moved: int = 0  # draws of parts that were another node's earlier in the round
+
+    @property
+    def changes_lanes(self) -> bool:
+        return any(one.edition.lanes != self.edition.lanes for one in self.earlier)
 
     @property
     def end(self) -> int:
@@ -107,11 +114,13 @@ class StratumDraws:
         self._runs: list[DrawRun] = []
         self._later: DrawRun | None = None  # of these rounds the one asked for last
         self._memos: list[tuple[int, int]] = []  # draw, position behind it; ascending
+        self._moved: dict[int, tuple[int, int]] = {}  # of a run: draw, moved parts before it
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
         self._runs = [s for s in self._runs if s.first < at]
         self._memos = [memo for memo in self._memos if memo[0] < at]
+        self._moved = {run: memo for run, memo in self._moved.items() if memo[0] <= at}
         self._later = None
         if not self._runs:
             if edition.strata.own[self._stratum]:
@@ -128,7 +137,7 @@ class StratumDraws:
         order = self._make_order(edition, last.round, earlier)
         left = last.end - at + self._own(edition) - self._own(last.edition)
         grown = DrawRun(at, left, last.round, edition, order, (*last.earlier, earlier))
-        self._runs.append(grown if same_lanes else self._counted(grown))
+        self._runs.append(self._counted(grown) if grown.changes_lanes else grown)
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the parts of the draws [start, stop), and the round of each."""
@@ -179,9 +188,44 @@ class StratumDraws:
     def _counted(self, s: DrawRun) -> DrawRun:
         """Count the draws in the order of the parts, because few inverse orders are needed then."""
         size = s.order.size
-        chunks = (np.arange(at, min(size, at + _CHUNK)) for at in range(0, size, _CHUNK))
-        draws = sum(int(self._fresh(s, parts).sum()) for parts in chunks)
-        return replace(s, draws=draws)
+        draws = moved = 0
+        for at in range(0, size, _CHUNK):
+            parts = np.arange(at, min(size, at + _CHUNK))
+            fresh = parts[self._fresh(s, parts)]
+            draws += len(fresh)
+            moved += self._moved_among(s, fresh)
+        return replace(s, draws=draws, moved=moved)
+
+    def _moved_among(self, run: DrawRun, parts: Ints) -> int:
+        lane_of = run.edition.strata.lane_of
+        if lane_of is None:
+            return 0
+        stayed = np.logical_and.reduce([lane_mask(one.edition.lanes) for one in run.earlier])
+        return int((~stayed[lane_of(self._stratum, parts)]).sum())
+
+    def moved(self, draw: int) -> tuple[int, int]:
+        """Return how many draws before one took parts that another node owned earlier in their round.
+
+        And how many more will, in the round of this draw.
+        """
+        known = [run for run in self._runs if run.moved and run.first < draw]
+        drawn = sum(self._moved_before(run, draw) for run in known)
+        last = next((run for run in self._runs if run.first <= draw < self._end(run)), None)
+        if last is None or not last.moved:
+            return drawn, 0
+        return drawn, last.moved - self._moved_before(last, draw)
+
+    def _moved_before(self, run: DrawRun, draw: int) -> int:
+        draw = min(draw, self._end(run))
+        at, count = self._moved.get(run.first, (run.first, 0))
+        if at > draw:
+            at, count = run.first, 0
+        while at < draw:
+            step = min(_CHUNK, draw - at)
+            count += self._moved_among(run, self._take(run, at - run.first, step))
+            at += step
+        self._moved[run.first] = (draw, count)
+        return count
 
     def _take(self, run: DrawRun, skip: int, count: int) -> Ints:
         if run.is_plain:
@@ -276,6 +320,9 @@ class IndependentDraws:
             parts[left] = (words[left] % size).astype(np.int64)
             left = left[~strata.mask(self._stratum, parts[left])]
         return parts, numbers
+
+    def moved(self, draw: int) -> tuple[int, int]:
+        return 0, 0  # there is no round in which a part may come only once
 
     def round_of(self, draw: int) -> int:
         return draw
@@ -449,6 +496,14 @@ class Draws:
         edition_draws = self._edition_of(number)
         before = edition_draws.before(self._draws_before(number))
         return int(np.minimum(before, edition_draws.edition.strata.own).sum())
+
+    def moved(self, number: int) -> tuple[int, int]:
+        """Return how many draws before a group another node may have made, too, and how many follow."""
+        if not self._editions:
+            return 0, 0
+        before = self._edition_of(number).before(self._draws_before(number)).tolist()
+        pairs = [s.moved(draw) for s, draw in zip(self._strata, before, strict=False)]
+        return sum(drawn for drawn, _ in pairs), sum(left for _, left in pairs)
 
     def _round(self, edition_draws: EditionDraws, before: Ints) -> int:
         drawn: list[int] = edition_draws.drawn_strata.tolist()

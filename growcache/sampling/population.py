@@ -21,33 +21,17 @@ from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.formats.compressed import USUAL_RATIO, compression_by_name
 from growcache.sampling.draws import EditionStrata, GroupDraw, Mask
+from growcache.sampling.lanes import LANES, lane_mask
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import GrowingArray, Objects, Subset
 from growcache.sampling.orders import Floats, Ints, locate
 from growcache.sampling.sizing import Sizing
-from growcache.seeding import Uint64Array, derive_seed, hash64, stream64
+from growcache.seeding import Uint64Array, hash64, stream64
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key
 
 LEAST_PER_VISIT = 0.01  # samples; visits that bring less than this are no source
 _PARTS_AT_ONCE = 1 << 16  # parts that are looked at together
-
-
-LANES = 256  # of them each part is in one, for ever
-
-
-def owned_lanes(node: int, nodes: int) -> str | None:
-    """Return the lanes of a node, as in `Edition.lanes`, by rendezvous hashing; None for all.
-
-    An added node takes lanes from all others, and no lane moves between two of these.
-    """
-    if nodes == 1:
-        return None
-    owners = [
-        max(range(nodes), key=lambda one: derive_seed("lane", lane, one))
-        for lane in range(LANES)
-    ]
-    return np.packbits(np.array(owners) == node).tobytes().hex()
 
 
 class Population:
@@ -74,7 +58,7 @@ class Population:
     def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
         """Return the parts as one stratum."""
         starts = self.starts(listed)
-        owned = self.owned(listed, lanes)
+        owned, lane_of = self.owned(listed, lanes), self.lane_of(listed)
         own = np.array([self.own_parts(listed, lanes).sum()])
         return EditionStrata(
             ("",),
@@ -84,6 +68,7 @@ class Population:
             lambda _, parts: parts,
             lambda _: starts,
             None if owned is None else lambda _, parts: owned(parts),
+            lambda _, parts: lane_of(parts),
         )
 
     def owned(self, listed: int, lanes: str | None) -> Callable[[Ints], Mask] | None:
@@ -94,18 +79,27 @@ class Population:
         """
         if lanes is None:
             return None
-        starts = self.starts(listed)
-        hashes = self._hashes_of(len(starts) - 1)
-        is_owned = np.unpackbits(np.frombuffer(bytes.fromhex(lanes), np.uint8)).astype(np.bool_)
+        self._hashes_of(self._objects.among(listed))
+        is_owned, lane_of = lane_mask(lanes), self.lane_of(listed)
 
         def mask(parts: Ints) -> Mask:
-            # By key, not by ordinal: nodes that listed in another order still agree.
-            ordinals, within = locate(starts, parts)
-            words = stream64(hashes[ordinals], within.astype(np.uint64))
-            found: Mask = is_owned[words % np.uint64(LANES)]
+            found: Mask = is_owned[lane_of(parts)]
             return found
 
         return mask
+
+    def lane_of(self, listed: int) -> Callable[[Ints], Ints]:
+        """Return a function from parts to their lanes."""
+        starts = self.starts(listed)
+
+        def lanes(parts: Ints) -> Ints:
+            # By key, not by ordinal: nodes that listed in another order still agree.
+            hashes = self._hashes_of(len(starts) - 1)
+            ordinals, within = locate(starts, parts)
+            words = stream64(hashes[ordinals], within.astype(np.uint64))
+            return (words % np.uint64(LANES)).astype(np.int64)
+
+        return lanes
 
     def own_parts(self, listed: int, lanes: str | None) -> Ints:
         starts = self.starts(listed)
@@ -412,6 +406,7 @@ class ObjectStrata:
             return found
 
         owned = self._population.owned(listed, lanes)
+        lane_of = self._population.lane_of(listed)
         own_parts = self._population.own_parts(listed, lanes)
         own = np.zeros(len(self._numbers), np.int64)
         np.add.at(own, strata, own_parts)
@@ -426,6 +421,7 @@ class ObjectStrata:
             place,
             starts_of,
             None if owned is None else lambda stratum, local: owned(place(stratum, local)),
+            lambda stratum, local: lane_of(place(stratum, local)),
         )
 
     def _look(self, objects: int) -> None:

@@ -15,6 +15,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.files import generation_in
 from growcache.cache.locks import this_process
 from growcache.cache.status import (
+    MovedStatus,
     SetAsideStatus,
     SourceStatus,
     State,
@@ -240,6 +241,9 @@ class StatusBuilder:
             unmatched=self._objects.unmatched,
             left_out=self._left_out_before if left_out is None else dict(left_out),
             set_aside=dispatcher.makeups.status if dispatcher else SetAsideStatus(),
+            moved=dispatcher.draws.moved(dispatcher.queue.next_new)
+            if dispatcher
+            else MovedStatus(),
             restart_for=restart_for,
         )
 

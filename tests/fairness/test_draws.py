@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from growcache.config import SplitConfig
 from growcache.formats.grids import AxisGrid
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
+from growcache.sampling.lanes import LANES, owned_lanes
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
 from growcache.sampling.population import (
-    LANES,
     Population,
     block_draws,
     block_quotas,
-    owned_lanes,
     source_shares,
     stratum_shares,
 )

@@ -23,6 +23,7 @@ from growcache.cache.status import (
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,
+    MovedStatus,
     SetAsideStatus,
     SourceStatus,
     Status,
@@ -111,6 +112,7 @@ def hostile_status(root: Path, *, running: bool) -> Status:
         subsets=[SubsetStatus(attempt(2), True, 9, 9, 1e4)],
         left_out={attempt(0): 3},
         set_aside=SetAsideStatus(2, 1, attempt(0), ALL, 5.0),
+        moved=MovedStatus(5, 3),
     )
 
 

@@ -12,9 +12,10 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_editions, reading_index
 from growcache.cache.side_files import Edition
 from growcache.cache.side_files import read_editions as read_side_file
+from growcache.cache.status import MovedStatus
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.population import owned_lanes
-from tests.sampling.services import run, write_config
+from growcache.sampling.lanes import owned_lanes
+from tests.sampling.services import run, status, write_config
 
 OBJECTS = 150
 
@@ -38,6 +39,39 @@ def editions(cache: Path) -> list[Edition]:
         found = read_editions(connection)
     assert read_side_file(layout) == found
     return found
+
+
+@pytest.mark.slow
+def test_two_machines_become_three_and_two_again_in_the_middle_of_a_pass(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data").mkdir()
+    for n in range(OBJECTS):
+        np.save(tmp_path / "data" / f"{n}.npy", np.full(64, n, "<f4"))
+    caches = [tmp_path / str(node) for node in range(3)]
+    held = [Counter[str]() for _ in caches]
+    new = [Counter[str]() for _ in caches]  # of the last run
+    for nodes, limits in ((2, "24 24"), (3, "8 8 32"), (2, "")):
+        for node in range(nodes):
+            arguments = ("--samples", limits.split()[node]) if limits else ("--until-full",)
+            assert run(config(tmp_path, node, nodes), *arguments) == (0, "")
+            found = Counter(keys(caches[node]))
+            assert not held[node] - found  # every sample is kept
+            assert found == Counter(set(found))  # and none comes twice
+            new[node], held[node] = found - held[node], found
+            if nodes == 3:
+                assert status(caches[node]).moved == MovedStatus()
+    assert set(held[0] | held[1]) == {f"{tmp_path}/data/{n}.npy" for n in range(OBJECTS)}
+    assert not set(held[0]) & set(held[1])  # no lane moved between these two
+    moved = [status(cache).moved for cache in caches]
+    twice = [len(set(new[node]) & set(held[2])) for node in range(2)]
+    for node in range(2):
+        assert moved[node].left == 0
+        assert twice[node] <= moved[node].parts < len(held[node]) / 2
+    assert sum(twice) > 0
+    for node, lanes in enumerate([owned_lanes(node, 2) for node in range(2)]):
+        known = [one.lanes for one in editions(caches[node])]
+        assert known == [lanes, owned_lanes(node, 3), lanes]
 
 
 @pytest.mark.slow

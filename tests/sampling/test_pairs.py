@@ -24,9 +24,10 @@ from growcache.errors import ConfigError, FormatError
 from growcache.formats import open_source
 from growcache.formats.base import SamplesWithOrigins, Visit
 from growcache.loading.snapshot import Snapshot
+from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.messages import PartVisit, pack, unpack
 from growcache.sampling.objects import FieldJoin, Objects, Split
-from growcache.sampling.population import Population, owned_lanes
+from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry

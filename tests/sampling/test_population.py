@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from growcache.sampling.draws import GroupDraw
+from growcache.sampling.lanes import LANES, owned_lanes
 from growcache.sampling.objects import Objects
-from growcache.sampling.population import LANES, Population, owned_lanes
+from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry

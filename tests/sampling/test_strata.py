@@ -23,13 +23,13 @@ from growcache.sampling.draws import (
     IndependentDraws,
     StratumBlocks,
 )
+from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import (
     BLOCK_DRAWS,
     ObjectStrata,
     Population,
     block_quotas,
-    owned_lanes,
     stratum_shares,
 )
 from growcache.sampling.sizing import Sizing

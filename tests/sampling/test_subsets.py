@@ -15,8 +15,9 @@ from growcache.config import SplitConfig
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.draws import GroupDraw
+from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import NO_SUBSET, Objects, Split
-from growcache.sampling.population import Population, owned_lanes
+from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry

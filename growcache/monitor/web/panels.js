@@ -147,6 +147,10 @@ function sourceRows(status) {
   for (const one of status.subsets) {
     found.push([`${one.name}${one.used ? " (drawn from)" : ""}`, `${plural(one.objects, "object")} in ${plural(one.groups, "group")}`]);
   }
+  const { parts, left } = status.moved ?? { parts: 0, left: 0 };
+  if (parts || left) {
+    found.push(["lanes", `${plural(parts, "part")} drawn of lanes that another node had before in the pass, and may have drawn too${left ? `, and ${inCount(left)} more to come` : ""}`]);
+  }
   if (status.fingerprint) found.push(["fingerprint", status.fingerprint]);
   return status.objects || status.fingerprint || status.sources.length ? found : [];
 }

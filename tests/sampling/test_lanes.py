@@ -1,0 +1,157 @@
+"""Protocol 3: nodes draw disjoint parts that cover all, however often their number changes."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from growcache.sampling import lanes as lanes_module
+from growcache.sampling.draws import Draws, Mask
+from growcache.sampling.lanes import LANES
+from growcache.sampling.sizing import Sizing
+from tests.sampling.drawn import edition
+
+SIZING = Sizing(samples_per_object=1, stride_bytes=1.0, overhead_bytes=0, whole=False, shard_samples=8)  # fmt: skip
+PARTS = 200
+owned_lanes, lane_mask = (
+    functools.cache(f) for f in (lanes_module.owned_lanes, lanes_module.lane_mask)
+)
+LANE_OF = np.random.default_rng(0).integers(0, LANES, PARTS)
+
+
+@given(st.integers(1, 9), st.integers(1, 3))
+def test_only_lanes_of_a_node_that_comes_or_goes_move(nodes: int, more: int) -> None:
+    before, after = (
+        np.array([lane_mask(owned_lanes(node, total)) for node in range(total)])
+        for total in (nodes, nodes + more)
+    )
+    assert (before.sum(0) == 1).all()
+    assert (after.sum(0) == 1).all()
+    assert not (after[:nodes] & ~before).any()
+
+
+@dataclass
+class Node:
+    """A node's cache: it stays while the node is away."""
+
+    number: int
+    seed: int
+    draws: Draws = field(init=False)
+    lanes: list[tuple[int, str | None]] = field(default_factory=list)  # from which group on
+    drawn: list[tuple[int, int, int]] = field(default_factory=list)  # group, round, part
+    groups: int = 0
+
+    def __post_init__(self) -> None:
+        self.draws = Draws(self.seed, SIZING)
+
+    def join(self, nodes: int, listed: int) -> None:
+        lanes = owned_lanes(self.number, nodes)
+        mask = lane_mask(lanes)
+        made = edition(
+            len(self.lanes), listed, self.groups, owned=lambda p: mask[LANE_OF[p]], lanes=lanes
+        )
+        strata = replace(made.strata, lane_of=lambda _, parts: LANE_OF[parts])
+        self.draws.add(replace(made, strata=strata, lanes=lanes))
+        self.lanes.append((self.groups, lanes))
+
+    def draw(self, groups: int) -> None:
+        for group in range(self.groups, self.groups + groups):
+            found = self.draws.group(group)
+            assert found is not None
+            self.drawn += [(group, found.round, part) for part in found.parts.tolist()]
+        self.groups += groups
+
+    def finish(self) -> None:
+        """Draw to the end of the pass."""
+        while self.draws.round_of(self.groups) == self.drawn[-1][1]:
+            self.draw(1)
+
+    def of_round(self, round_: int) -> list[int]:
+        return [part for _, found, part in self.drawn if found == round_]
+
+    def moved(self) -> int:
+        """Count, one by one, draws in lanes that were another node's earlier in their pass."""
+        held: dict[int, Mask] = {}  # by pass: lanes that were always this node's
+        turns, mask, count = [*self.lanes], lane_mask(None), 0
+        for group, round_, part in self.drawn:
+            while turns and turns[0][0] <= group:
+                mask = lane_mask(turns.pop(0)[1])
+            held[round_] = held.get(round_, mask) & mask
+            count += not held[round_][LANE_OF[part]]
+        return count
+
+
+def in_phases(seed: int, phases: list[tuple[int, int, list[int]]]) -> tuple[list[Node], int]:
+    """Return all nodes there ever were, and how many there are in the last phase."""
+    nodes: list[Node] = []
+    listed = 0
+    for total, more, groups in phases:
+        listed = min(PARTS, listed + more)
+        nodes += [Node(number, seed) for number in range(len(nodes), total)]
+        for node in nodes[:total]:
+            node.join(total, listed)
+            node.draw(groups[node.number])
+    return nodes, phases[-1][0]
+
+
+PHASES = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(40, 80), st.lists(st.integers(1, 25), min_size=4, max_size=4)),
+    min_size=2,
+    max_size=5,
+)  # fmt: skip
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 9), PHASES)
+def test_whatever_the_resizes_nodes_cover_all_and_draw_twice_what_is_reported(
+    seed: int, phases: list[tuple[int, int, list[int]]]
+) -> None:
+    nodes, total = in_phases(seed, phases)
+    present, covered = nodes[:total], set[int]()
+    for node in present:
+        left = node.draws.moved(node.groups)
+        ahead = node.draws.round_of(node.groups) > node.drawn[-1][1]
+        node.finish()
+        drawn = node.draws.moved(node.groups)
+        assert drawn == (left[0] + left[1], 0)
+        assert left[1] == 0 or not ahead
+        covered |= set(node.of_round(node.drawn[-1][1]))
+    assert covered == set(range(min(PARTS, sum(more for _, more, _ in phases))))
+
+    for node in nodes:
+        assert node.draws.moved(node.groups)[0] == node.moved()
+        for round_ in {round_ for _, round_, _ in node.drawn}:
+            assert max(Counter(node.of_round(round_)).values()) == 1
+    # Within a pass a part comes once from each owner of its lane; all but the first of them know,
+    # unless they came later than the pass began.
+    first = Counter(part for node in nodes for part in node.of_round(0))
+    late = sum(len(node.of_round(0)) for node in nodes[phases[0][0] :])
+    assert sum(first.values()) - len(first) <= sum(node.moved() for node in nodes) + late
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_lane_that_comes_back_brings_only_what_was_not_drawn(node: int) -> None:
+    """2 → 3 → 2 nodes: what a node drew itself, before its lane went, does not come again."""
+    one = Node(node, 1)
+    one.join(2, PARTS)
+    one.draw(10)
+    assert one.draws.moved(one.groups) == (0, 0)
+    one.join(3, PARTS)
+    one.draw(2)
+    assert one.draws.moved(one.groups) == (0, 0)  # it lost lanes and got none
+    one.join(2, PARTS)
+    lost = lane_mask(owned_lanes(node, 2)) & ~lane_mask(owned_lanes(node, 3))
+    known = {part for _, _, part in one.drawn}
+    expected = {part for part in range(PARTS) if lost[LANE_OF[part]]} - known
+    assert one.draws.moved(one.groups) == (0, len(expected))
+    one.finish()
+    assert one.draws.moved(one.groups) == (len(expected), 0)
+    assert expected <= set(one.of_round(0))
+    one.draw(5)
+    assert one.draws.moved(one.groups) == (len(expected), 0)  # another pass moves nothing
