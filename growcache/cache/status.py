@@ -238,8 +238,8 @@ class MovedStatus:
         if not self.parts and not self.left:
             return ""
         parts = "1 part" if self.parts == 1 else f"{self.parts:,} parts"
-        more = f", and {self.left:,} more to come" if self.left else ""
-        return f"{parts} drawn of lanes that another node had before in the pass, and may have drawn too{more}"
+        more = f"; {self.left:,} more to come" if self.left else ""
+        return f"{parts} drawn of lanes that another node had earlier in the pass and may have drawn, too{more}"
 
 
 @dataclass(frozen=True, slots=True)

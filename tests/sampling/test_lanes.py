@@ -25,6 +25,12 @@ owned_lanes, lane_mask = (
 LANE_OF = np.random.default_rng(0).integers(0, LANES, PARTS)
 
 
+@pytest.mark.mutant(
+    3,
+    "growcache.sampling.lanes:owned_lanes",
+    'derive_seed("lane", lane, one)',
+    'derive_seed("lane", lane, one, nodes)',
+)
 @given(st.integers(1, 9), st.integers(1, 3))
 def test_only_lanes_of_a_node_that_comes_or_goes_move(nodes: int, more: int) -> None:
     before, after = (
@@ -107,6 +113,12 @@ PHASES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.mutant(
+    3,
+    "growcache.sampling.draws:StratumDraws._moved_among",
+    "[lane_mask(one.edition.lanes) for one in run.earlier]",
+    "[lane_mask(run.earlier[-1].edition.lanes)]",
+)
 @settings(max_examples=15)
 @given(st.integers(0, 9), PHASES)
 def test_whatever_the_resizes_nodes_cover_all_and_draw_twice_what_is_reported(

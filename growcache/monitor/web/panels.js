@@ -149,7 +149,7 @@ function sourceRows(status) {
   }
   const { parts, left } = status.moved ?? { parts: 0, left: 0 };
   if (parts || left) {
-    found.push(["lanes", `${plural(parts, "part")} drawn of lanes that another node had before in the pass, and may have drawn too${left ? `, and ${inCount(left)} more to come` : ""}`]);
+    found.push(["lanes", `${plural(parts, "part")} drawn of lanes that another node had earlier in the pass and may have drawn, too${left ? `; ${inCount(left)} more to come` : ""}`]);
   }
   if (status.fingerprint) found.push(["fingerprint", status.fingerprint]);
   return status.objects || status.fingerprint || status.sources.length ? found : [];
