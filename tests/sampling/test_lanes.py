@@ -19,9 +19,8 @@ from tests.sampling.drawn import edition
 
 SIZING = Sizing(samples_per_object=1, stride_bytes=1.0, overhead_bytes=0, whole=False, shard_samples=8)  # fmt: skip
 PARTS = 200
-owned_lanes, lane_mask = (
-    functools.cache(f) for f in (lanes_module.owned_lanes, lanes_module.lane_mask)
-)
+owned_lanes = functools.cache(lanes_module.owned_lanes)
+lane_mask = functools.cache(lanes_module.lane_mask)
 LANE_OF = np.random.default_rng(0).integers(0, LANES, PARTS)
 
 
