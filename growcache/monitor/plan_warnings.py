@@ -120,15 +120,15 @@ def _is_throttled(inputs: PlanInputs, outcome: Outcome) -> bool:
 
 
 def _throttled(inputs: PlanInputs, outcome: Outcome) -> Iterator[Warned]:
-    reuse, turnover = outcome["reuse_when_full"].value, outcome["turnover_seconds"].value
-    if reuse is None or turnover is None or not _is_throttled(inputs, outcome):
+    reuse, consumption = outcome["reuse_when_full"].value, inputs.consumption
+    if not reuse or consumption is None or not _is_throttled(inputs, outcome):
         return
-    drawn = inputs.capacity_samples / turnover
+    drawn = consumption.number / reuse
     yield Warned(
         "throttled",
         f"once the cache is full samplers wait for training: {in_count(drawn)} of "
-        f"{in_count(_link_samples(inputs))} samples/s that the store could bring are drawn, because at "
-        f"most a fifth of the cache is replaced in a pass (reuse {reuse:.1f})",
+        f"{in_count(_link_samples(inputs))} samples/s that the store could bring are drawn, because "
+        f"snapshots hold their shards, and about three tenths of a full cache are new in each pass (reuse {reuse:.1f})",
         "a larger cache.max_bytes delays that; else the link is faster than this training needs",
     )
 

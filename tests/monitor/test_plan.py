@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from growcache.cli.cli import main
 from growcache.cli.plan import swept
 from growcache.errors import ConfigError
+from growcache.humanize import in_count
 from growcache.monitor.plan import plan, scenarios
 from growcache.monitor.plan_figures import OUTCOMES, Figure, PlanInputs
 from growcache.monitor.plan_scenario import Parts, Run
@@ -195,6 +196,14 @@ def test_a_bad_plan_says_what_would_mend_it(code: str) -> None:
     found = {one.code: one for one in warnings_of(inputs, plan(inputs))}
     assert code in found
     assert len(found[code].remedy) > 10
+
+
+def test_the_warned_rate_is_that_of_the_reuse() -> None:
+    inputs = plan_inputs(**CASES["throttled"])
+    outcome = plan(inputs)
+    (found,) = [one for one in warnings_of(inputs, outcome) if one.code == "throttled"]
+    drawn = 400.0 / (outcome["reuse_when_full"].value or 1.0)
+    assert f"training: {in_count(drawn)} of " in found.text
 
 
 def test_nothing_is_said_about_a_good_plan() -> None:
