@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.launcher import node_from_environment, with_launched_node
 from growcache.sampling.config_reload import merged_config
+from growcache.usercode import child_environment
 
 TORCHRUN = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3"}
 SLURM = {"SLURM_NODEID": "1", "SLURM_NNODES": "3"}
@@ -106,3 +110,35 @@ def test_run_without_a_launcher_is_bad_usage(
     (tmp_path / "c.yaml").write_text("source: {url: data/*.npy}\nsampling: {nodes: auto}\n")
     assert main(["run", str(tmp_path / "c.yaml")]) == 2
     assert "expected a number in GROWCACHE_NODES" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_torchrun_says_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "node.py"
+    script.write_text(
+        "import os\nfrom growcache.launcher import node_from_environment\n"
+        "print(*node_from_environment(os.environ, 'a'), sep='|')\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+    ]
+    command += [f"--master-port={port}", "--master-addr=127.0.0.1"]
+    machines = [
+        subprocess.Popen(
+            [*command, f"--node-rank={node}", str(script)],
+            env=child_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    said = [machine.communicate(timeout=60)[0].strip() for machine in machines]
+    assert said == [f"{node}|2|torchrun (GROUP_RANK, GROUP_WORLD_SIZE)" for node in range(2)]
