@@ -400,8 +400,8 @@ def doctor(
 ) -> None:
     """Measure store, disk, memory and machine; say what is wrong and which one limits.
 
-    It reads from the store for a few seconds and writes a file next to the cache, which
-    keeps no name. Exit code 1 where something is wrong.
+    It reads from the store for a few seconds, and writes a temporary file next to the cache.
+    Exit code 1 where something is wrong.
     """
     from growcache.cli.doctor import show_doctor
 
@@ -629,7 +629,7 @@ def report(
 ) -> None:
     """Write a cache's history into one file that works offline: charts, limits, coverage, cost.
 
-    It ends with a paragraph for a paper. Nothing is written into the cache.
+    It has a paragraph for a paper. Nothing is written into the cache.
     """
     from growcache.cli.report import write_report
 

@@ -17,7 +17,7 @@ from types import ModuleType
 import typer
 
 from growcache.cache.files import CacheLayout
-from growcache.cli.terminal import signals_as_ctrl_c
+from growcache.cli.terminal import print_to_stderr, signals_as_ctrl_c
 from growcache.errors import CacheMissingError, MissingLibraryError
 from growcache.usercode import child_environment
 
@@ -69,7 +69,7 @@ def _say_what_is_missing(caches: Sequence[Path]) -> None:
         try:
             CacheLayout(path).require()
         except CacheMissingError as error:
-            typer.echo(f"growcache: {error}; it is shown once it is there", err=True)
+            print_to_stderr(f"growcache: {error}; it is shown once it is there")
 
 
 def _shown_url(
