@@ -147,12 +147,16 @@ function sourceRows(status) {
   for (const one of status.subsets) {
     found.push([`${one.name}${one.used ? " (drawn from)" : ""}`, `${plural(one.objects, "object")} in ${plural(one.groups, "group")}`]);
   }
-  const { parts, left } = status.moved ?? { parts: 0, left: 0 };
-  if (parts || left) {
-    found.push(["lanes", `${plural(parts, "part")} drawn of lanes that another node had earlier in the pass and may have drawn, too${left ? `; ${inCount(left)} more to come` : ""}`]);
-  }
+  const moved = movedText(status);
+  if (moved) found.push(["lanes", moved]);
   if (status.fingerprint) found.push(["fingerprint", status.fingerprint]);
   return status.objects || status.fingerprint || status.sources.length ? found : [];
+}
+
+function movedText({ moved }) {
+  if (!moved || !(moved.parts || moved.left)) return "";
+  const more = moved.left ? `; ${inCount(moved.left)} more to come` : "";
+  return `${plural(moved.parts, "part")} drawn of lanes that another node had earlier in the pass and may have drawn, too${more}`;
 }
 
 const showErrors = onChange(({ errors, aside }) => {
