@@ -98,6 +98,8 @@ def listen(address: Address, token: str | None) -> socket.socket:
 
 def url_of(listening: socket.socket, prefix: str) -> str:
     host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # no address that a browser could open
+        host = socket.gethostname()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{clean_prefix(prefix)}/"
 
 

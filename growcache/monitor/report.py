@@ -118,7 +118,9 @@ def _split_at_start(step: Step, before: float | None, run: float | None) -> list
     gap = Step(step.start, start, "stopped", "", 0, 0, delivered, 0, 0, waits, is_gap=True)
     rest = {job: seconds - waits[job] for job, seconds in step.waits.items()}
     after = replace(step, start=start, delivered=step.delivered - delivered, waits=rest)
-    return [gap, after] if after.seconds else [replace(gap, stop=step.stop)]
+    if after.seconds:
+        return [gap, after]
+    return [replace(step, state="stopped", waiting_for="", is_gap=True)]  # counts of an instant
 
 
 def _waits_of(record: HistoryRecord) -> dict[str, float]:

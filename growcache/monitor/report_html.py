@@ -281,7 +281,7 @@ def _parts(facts: ReportFacts) -> str:
     ]
     named = " · ".join(f"{name} {number}" for name, number in facts.versions.items())
     return (
-        f"<p>Fingerprint <bdi>{_text(facts.status.fingerprint)}</bdi>. Two caches with the same fingerprint have the same samples.</p>"
+        f"<p>Fingerprint <bdi>{_text(facts.status.fingerprint)}</bdi>. Two caches with the same fingerprint draw the same samples.</p>"
         f"<details><summary>All that it is made of</summary>{table(('setting', 'value'), rows)}</details>"
         f'<p class="muted">{_text(named)}</p>'
     )

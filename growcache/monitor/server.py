@@ -208,7 +208,7 @@ def clean_prefix(prefix: str) -> str:
     ('/x/y', '', '')
     """
     bare = prefix.strip("/")
-    if not re.fullmatch(r"[\w.~/-]*", bare, re.ASCII):
+    if not re.fullmatch(r"[\w.~/-]*", bare, re.ASCII) or {".", ".."} & {*bare.split("/")}:
         raise ConfigError(f"--prefix must be a path such as /growcache, found {prefix!r}")
     return f"/{bare}" if bare else ""
 
