@@ -158,6 +158,7 @@ def test_rows_of_any_size_are_copied(take: Take, nbytes: int) -> None:
                 take(file, np.array([bad]), out[:1])
 
 
+@pytest.mark.slow
 def test_only_the_calling_thread_leaves_the_pool() -> None:
     program = (
         "import threading, torch\n"

@@ -217,6 +217,7 @@ def test_a_loader_goes_on_when_the_index_is_made_again(front: str, config: Path)
 # Unsuitable disks.
 
 
+@pytest.mark.slow
 def test_a_file_system_without_locks_is_refused_in_one_line(config: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed (Debian: apt-get install strace)")

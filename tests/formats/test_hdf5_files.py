@@ -16,6 +16,7 @@ from tests.formats.held import Held
 NOT_HDF5 = np.zeros(1 << 16, "u1")
 
 
+@pytest.mark.slow
 def test_the_metadata_of_many_files_is_bounded() -> None:
     files = HDF5Files()
 

@@ -400,12 +400,16 @@ ENDING: dict[str, dict[str, Any]] = {
         }
     },
 }
-LONGEST = "a transform that takes longer again and again"
+LONG = (
+    "a transform that takes longer again and again",
+    "a transform that kills its process",
+    "a `read` that kills its process",
+)
 
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=pytest.mark.slow if row == LONGEST else ()) for row in ENDING],
+    [pytest.param(row, marks=pytest.mark.slow if row in LONG else ()) for row in ENDING],
 )
 def test_what_ends_the_service(row: str, importable: Path, data: Path, table: Table) -> None:
     (importable / "mine.py").write_text(ENDINGS)
