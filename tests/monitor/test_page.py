@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -280,3 +282,16 @@ def test_long_text_is_cut() -> None:
     view = field_view(Field("t", "str", ()), ALL * 50)
     assert view["more"] > 0
     assert len(view["text"]) < 3000
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_every_script_is_javascript() -> None:
+    """Only slow tests open the page, and one name declared twice leaves it empty."""
+    for script in SCRIPTS:
+        done = subprocess.run(
+            ["node", "--input-type=module", "--check", "-"],
+            input=script.read_bytes(),
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script.name}: {done.stderr.decode()}"
