@@ -36,7 +36,7 @@ def test_hundreds_of_epochs_keep_nothing(make_cache: Any, length: int | None) ->
     cache.add(*range(8), samples=100)
     # SQLite keeps the descriptor of a closed reader, once, while this process has the writer.
     read_index(cache.root)
-    with EpochLoader(cache.root, batch_size=50, gather="thread") as first:
+    with EpochLoader(cache.root, batch_size=50, min_samples=50, gather="thread") as first:
         next(iter(first))  # starts threads that all loaders of a process share, and that stay
     before, looks = kept(), []
     # In a thread, for to change to a process in mid-pass takes a service that polls the leases.
