@@ -15,6 +15,7 @@ KEPT_SHARE = (
     0.9  # of the room is filled after thinning, so that it is not done for every record
 )
 GROWTH_STEP = 1.25
+LEAST_FINE_SECONDS = 0.01
 
 
 def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
@@ -27,14 +28,24 @@ def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
     """
     if len(times) <= keep:
         return []
+    now = max(now, *times)  # the clock may have been set back
     fine = min(FINE_SECONDS, UNIT_SECONDS * keep / 2)
     span = max(math.e, (now - min(times)) / fine)
-    growth = math.log(span) / max(1, keep / 2)
-    while len(kept := _kept(times, now, fine, growth)) > max(2, KEPT_SHARE * keep):
+    growth, most = math.log(span) / max(1, keep / 2), int(max(2, KEPT_SHARE * keep))
+    while len(kept := _kept(times, now, fine, growth)) > most:
         growth *= GROWTH_STEP
-        if growth > 1:  # a clock that was set back has many records of one time
+        if growth > 1:  # records are denser than they are made
             fine /= 2
+        if fine < LEAST_FINE_SECONDS:
+            kept = _evenly_spread(times, most)
+            break
     return sorted(set(range(len(times))) - kept)
+
+
+def _evenly_spread(times: Sequence[float], most: int) -> set[int]:
+    """Return ``most`` indices by rank, because records of one time cannot be told apart by age."""
+    order = sorted(range(len(times)), key=times.__getitem__)
+    return {order[i * (len(order) - 1) // (most - 1)] for i in range(most)}
 
 
 def _kept(times: Sequence[float], now: float, fine: float, growth: float) -> set[int]:

@@ -35,6 +35,13 @@ def test_thinning_makes_room_and_keeps_both_ends(
         assert not {order[0], order[-1]} & set(dropped)
 
 
+@pytest.mark.parametrize("times", [[5e8] * 100, [7.0 + i / 1000 for i in range(100)]])
+def test_thinning_ends_where_ages_tell_no_records_apart(times: list[float]) -> None:
+    """A loop without an end here would stop the service, for example after a clock was set back."""
+    for now in (0.0, 5e8, 1e9):
+        assert len(times) - len(records_to_drop(times, now, 10)) in range(2, 10)
+
+
 @pytest.mark.parametrize(("keep", "days", "share"), [(2500, 8, 0.03), (75, 0.5, 0.7)])
 def test_a_history_is_fine_lately_and_coarse_before(
     keep: int, days: float, share: float
