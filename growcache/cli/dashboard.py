@@ -85,6 +85,8 @@ def dashboard_beside(cache: Path, http: str | None) -> Iterator[None]:
     if http is None:
         yield
         return
+    from growcache.sampling.serve import end_child
+
     server = _http_server()
     token = server.read_token(None, os.environ)
     with server.listen(server.Address.parse(http), token) as listening:
@@ -96,7 +98,7 @@ def dashboard_beside(cache: Path, http: str | None) -> Iterator[None]:
         yield
     finally:
         ending.set()
-        _end(process)
+        end_child(process, STOP_SECONDS)
 
 
 def _start(cache: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
@@ -127,14 +129,3 @@ def _watch(process: subprocess.Popen[bytes], cache: Path, ending: threading.Even
             "growcache dashboard %s",
             *(code, cache),
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

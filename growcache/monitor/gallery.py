@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.inspection import ShardColumns
+from growcache.cache.index.inspection import IndexColumns
 from growcache.cache.index.reader import known_identity
 from growcache.cache.stored_samples import StoredSample, read_samples, spread_places
 from growcache.errors import CorruptShardError
@@ -37,7 +37,7 @@ def sample_view(stored: StoredSample) -> dict[str, Any]:
 
 
 def gallery_of(
-    root: Path, columns: ShardColumns, *, count: int, turn: int, shard: int | None
+    root: Path, columns: IndexColumns, *, count: int, turn: int, shard: int | None
 ) -> dict[str, Any]:
     """Return samples of a generation, or of one shard of it; each ``turn`` shows others. Raises as `read_index`."""
     layout = CacheLayout(root)

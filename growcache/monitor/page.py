@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from growcache.cache.history import read_history
-from growcache.cache.index.inspection import ShardColumns, read_holes, read_shard_columns
+from growcache.cache.index.inspection import IndexColumns, read_holes, read_shard_columns
 from growcache.cache.metrics_file import read_metrics
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CacheMissingError
@@ -90,13 +90,13 @@ def _fresh(named: dict[str, Path], read: Callable[[Path], T]) -> dict[str, Fresh
     return {name: FreshValue(lambda path=path: read(path)) for name, path in named.items()}  # type: ignore[misc]
 
 
-def read_shards(cache: Path) -> tuple[Path, ShardColumns]:
+def read_shards(cache: Path) -> tuple[Path, IndexColumns]:
     """Return the shards of the generation that new loaders take. Raises as `read_index`."""
     root = shown_generation(cache)
     return root, read_shard_columns(root)
 
 
-def _read_map(shards: FreshValue[tuple[Path, ShardColumns]]) -> dict[str, Any]:
+def _read_map(shards: FreshValue[tuple[Path, IndexColumns]]) -> dict[str, Any]:
     """Return the map, which takes a second where a hundred leases hold a hundred thousand shards."""
     return map_of(*shards.get())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from growcache.cache.files import generation_in
-from growcache.cache.index.inspection import Column, ShardColumns
+from growcache.cache.index.inspection import Column, IndexColumns
 from growcache.cache.lease_views import read_leases
 
 
@@ -36,7 +36,7 @@ def encode_steps(values: Column) -> list[int]:
     return encode_runs(np.diff(values, prepend=0))
 
 
-def map_of(root: Path, columns: ShardColumns) -> dict[str, Any]:
+def map_of(root: Path, columns: IndexColumns) -> dict[str, Any]:
     """Return the map of a generation, with what readers hold and have used by now."""
     now = time.time()
     held = np.zeros(len(columns.numbers), np.int64)

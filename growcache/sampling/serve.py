@@ -189,7 +189,7 @@ class _ServiceChild:
 
     def stop(self) -> None:
         if self._pid == os.getpid():  # not a fork of it
-            _end(self._process)
+            end_child(self._process, STOP_SECONDS)
             self._relay.join()  # the pipe is at its end now
 
 
@@ -230,7 +230,7 @@ def _start(setup: Message, variables: Mapping[str, str]) -> subprocess.Popen[byt
     line = process.stdout.readline()
     if line and "error" not in (answer := unpack(line)):
         return process
-    _end(process)
+    end_child(process, STOP_SECONDS)
     process.stdout.close()
     if line:
         raise _as_error(answer)
@@ -272,12 +272,13 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_child(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """End a child by the end of its input; kill it after ``seconds``."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from growcache.cli.cli import EXAMPLES, app, main
+from growcache.cli.cli import app, main
+from growcache.cli.examples import EXAMPLES
 from tests.cli.terminals import COMMAND, ROOT, terminal
 from tests.filled import Filled
 

@@ -19,7 +19,7 @@ Column = npt.NDArray[np.int64]
 _MAP_COLUMNS = ("number", "CAST(drawn_at AS INTEGER)", "uses", "samples", "allocated", "state")
 
 
-class ShardColumns(NamedTuple):
+class IndexColumns(NamedTuple):
     """Every shard that has samples, ascending by number, as columns."""
 
     numbers: Column
@@ -38,7 +38,7 @@ class HoleRow(NamedTuple):
     reason: str
 
 
-def read_shard_columns(root: str | os.PathLike[str]) -> ShardColumns:
+def read_shard_columns(root: str | os.PathLike[str]) -> IndexColumns:
     """Return all live and retired shards. Raises as `read_index`."""
     packed = ", ".join(f"group_concat({column})" for column in _MAP_COLUMNS)
     query = f"SELECT {packed} FROM shards WHERE state < ? AND samples > 0"
@@ -48,7 +48,7 @@ def read_shard_columns(root: str | os.PathLike[str]) -> ShardColumns:
     columns = np.array([orjson.loads(f"[{text or ''}]") for text in found], np.int64)
     numbers, drawn_at, uses, samples, allocated, retired = columns[:, np.argsort(columns[0])]
     counted = frozenset(name for (name,) in leases)
-    return ShardColumns(numbers, drawn_at, uses, samples, allocated, retired, counted)
+    return IndexColumns(numbers, drawn_at, uses, samples, allocated, retired, counted)
 
 
 def read_holes(root: str | os.PathLike[str]) -> tuple[int, list[HoleRow]]:
