@@ -144,6 +144,7 @@ def stored_samples(url: str, options: dict[str, Any]) -> list[Row]:
                 rows = await object_format.read(reader, Visit(0, 1, 0, 0))
                 assert (await object_format.measure(reader)).samples == len(rows)
                 found += rows
+        await store.close()
         return found
 
     return sorted(asyncio.run(read()), key=lambda row: row[1])

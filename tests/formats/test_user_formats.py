@@ -407,6 +407,7 @@ def test_objects_are_found_by_key_below_a_folder_and_by_path(tmp_path: Path) -> 
     assert (by_path.key, by_path.size) == (f"{tmp_path}/data/b", 7)
     with pytest.raises(ObjectMissingError, match="does not exist"):
         asyncio.run(store.find("none"))
+    asyncio.run(store.close())
 
 
 @pytest.mark.parametrize(

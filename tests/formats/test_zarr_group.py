@@ -52,6 +52,7 @@ def all_samples(url: str, object_format: ZarrFormat) -> list[tuple[Sample, int, 
         for page in store.pages():
             for entry in page:
                 found += await object_format.read(StoredObject(store, entry), Visit(0, 1, 0, 0))
+        await store.close()
         return found
 
     return sorted(asyncio.run(read()), key=lambda one: one[1])
