@@ -80,6 +80,9 @@ def history(now: float, span: int, shards: int) -> list[HistoryRecord]:
     return [record for i, record in enumerate(records) if i not in dropped]
 
 
+RANKS = 4  # of each job
+
+
 def all_records(now: float, span: int, shards: int) -> Iterator[HistoryRecord]:
     """Yield records of a cache that is full after 60 % of the time, by a rate that comes and goes with the day."""
     drawn, bound = 0.0, float(shards * SAMPLES)
@@ -89,7 +92,13 @@ def all_records(now: float, span: int, shards: int) -> Iterator[HistoryRecord]:
         held = min(drawn, bound)
         jobs = {
             name: JobRecord(
-                int(drawn * share), k, k * 0.02 * share, k // 300, share, 0.9 * held
+                int(drawn * share),
+                k,
+                k * 0.02 * share,
+                k // 300,
+                share,
+                0.9 * held,
+                {str(rank): k * 0.005 * share * (1 + rank) for rank in range(RANKS)},
             )
             for name, share in (("sweep", 0.8), ("resnet", 1.3))
         }

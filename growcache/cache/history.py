@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from growcache.store.request_counts import OPS, SERVED
 
 MOST_EVENT_CHARACTERS = 80
 MOST_JOBS = 8  # in a record
+MOST_RANKS, MOST_RANKS_OF_JOB = 32, 16  # in a record
+MOST_SHOWN_JOBS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class JobRecord:
     epoch: int | None = None
     reuse: float | None = None
     ess_samples: float | None = None
+    rank_wait_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,21 @@ class HistoryRecord:
 
     def to_values(self) -> dict[str, Any]:
         """Return what is stored, as short as can be: it is written every ten seconds for years."""
-        values = _known_values(self)
+        values: dict[str, Any] = _stored(self)
         del values["at"]
-        jobs = {job: _known_values(record) for job, record in values.pop("jobs").items()}
-        return values | ({"jobs": jobs} if jobs else {})
+        return values
 
 
 SIGNIFICANT_DIGITS = 7
 
 
-def _known_values(record: HistoryRecord | JobRecord) -> dict[str, Any]:
-    found = {one.name: getattr(record, one.name) for one in fields(record)}
-    return {name: _rounded(value) for name, value in found.items() if value is not None}
+def _stored(value: object) -> Any:
+    """Return a value as JSON has it, without what is unknown or empty."""
+    if isinstance(value, HistoryRecord | JobRecord):
+        return _stored({one.name: getattr(value, one.name) for one in fields(value)})
+    if isinstance(value, Mapping):
+        return {key: _stored(one) for key, one in value.items() if one not in (None, {})}
+    return _rounded(value)
 
 
 def _rounded(value: object) -> object:
@@ -108,6 +114,8 @@ def history_record(
     changed = [n for n, job in metrics.jobs.items() if last_jobs.get(n) != job]
     turns = {name: turn for turn, name in enumerate(last_jobs)}
     changed.sort(key=lambda name: (not metrics.jobs[name].open, turns.get(name, -1)))
+    del changed[MOST_JOBS:]
+    most_ranks = min(MOST_RANKS_OF_JOB, MOST_RANKS // max(1, len(changed)))
     requests = number_in(metrics.counts, "requests")
     served = sum(number_in(metrics.counts, "requests", op, SERVED) for op in OPS)
     return HistoryRecord(
@@ -119,7 +127,7 @@ def history_record(
         requests=int(requests),
         errors=int(requests - served),
         age_seconds_mean=metrics.age_seconds_mean,
-        jobs={name: _job_record(metrics.jobs[name]) for name in changed[:MOST_JOBS]},
+        jobs={name: _job_record(metrics.jobs[name], most_ranks) for name in changed},
         **{name: getattr(status, name) for name in _SAME_NAMES},
     )
 
@@ -133,14 +141,18 @@ def short_event(event: str | None) -> str | None:
     return None if event is None else event.partition(" (")[0][:MOST_EVENT_CHARACTERS]
 
 
-def _job_record(job: JobMetrics) -> JobRecord:
+def _job_record(job: JobMetrics, most_ranks: int) -> JobRecord:
+    """Of many ranks those are recorded that waited longest, because they hold the others up."""
+    waits = {rank: one.wait_seconds for rank, one in job.ranks.items()}
+    longest = sorted(waits, key=waits.__getitem__, reverse=True)[:most_ranks]
     return JobRecord(
         delivered=job.delivered,
         batches=job.batches,
-        wait_seconds=sum(rank.wait_seconds for rank in job.ranks.values()),
+        wait_seconds=sum(waits.values()),
         epoch=job.epoch,
         reuse=job.reuse,
         ess_samples=job.ess_samples,
+        rank_wait_seconds={rank: waits[rank] for rank in longest},
     )
 
 
@@ -179,22 +191,45 @@ def _parse_record(at: float, text: str) -> HistoryRecord:
     return HistoryRecord(
         at,
         jobs={
-            str(job): JobRecord(**_numbers(JobRecord, of_job))
+            job: _parse_job(of_job)
             for job, of_job in (jobs.items() if isinstance(jobs, dict) else ())
             if isinstance(of_job, dict)
         },
         **known,
-        **{k: v for k, v in _numbers(HistoryRecord, values).items() if k != "at"},
+        **{k: v for k, v in _numbers_of(HistoryRecord, values).items() if k != "at"},
     )
 
 
-def _numbers(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_job(values: dict[str, Any]) -> JobRecord:
+    waits = values.pop("rank_wait_seconds", None)
+    ranks = (
+        {rank: one for rank, one in waits.items() if _is_number(one)}
+        if isinstance(waits, dict)
+        else {}
+    )
+    return JobRecord(rank_wait_seconds=ranks, **_numbers_of(JobRecord, values))
+
+
+def _numbers_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {one.name for one in fields(kind)} - {*_TEXTS, "jobs"}
-    return {
-        name: values[name]
-        for name in names & values.keys()
-        if isinstance(values[name], int | float) and not isinstance(values[name], bool)
-    }
+    return {name: values[name] for name in names & values.keys() if _is_number(values[name])}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def with_jobs_held(records: Iterable[HistoryRecord]) -> Iterator[HistoryRecord]:
+    """Yield the records with all jobs of their time, of which a record names those that changed; then any may be left out.
+
+    Of many jobs those remain that changed last.
+    """
+    jobs: dict[str, JobRecord] = {}
+    for record in records:
+        unchanged = {job: one for job, one in jobs.items() if job not in record.jobs}
+        latest = [*unchanged.items(), *record.jobs.items()][-MOST_SHOWN_JOBS:]
+        jobs = dict(latest)
+        yield replace(record, jobs=jobs)
 
 
 def history_columns(records: list[HistoryRecord]) -> dict[str, Any]:
@@ -205,15 +240,23 @@ def history_columns(records: list[HistoryRecord]) -> dict[str, Any]:
     """
     names = [one.name for one in fields(HistoryRecord) if one.name != "jobs"]
     columns = {name: [getattr(record, name) for record in records] for name in names}
-    jobs = dict.fromkeys(job for record in records for job in record.jobs)
-    return {**columns, "jobs": {job: _job_columns(job, records) for job in jobs}}
+    held = [record.jobs for record in with_jobs_held(records)]
+    jobs = dict.fromkeys(job for record in records for job in record.jobs if job in held[-1])
+    return {
+        **columns,
+        "jobs": {job: _job_columns([one.get(job, NO_RECORD) for one in held]) for job in jobs},
+    }
 
 
-def _job_columns(job: str, records: list[HistoryRecord]) -> dict[str, list[Any]]:
-    """A job that did not change is not in a record, so its last values hold on."""
-    last, rows = JobRecord(), list[JobRecord]()
-    for record in records:
-        last = record.jobs.get(job, last)
-        rows.append(last)
-    get: Callable[[str], list[Any]] = lambda name: [getattr(row, name) for row in rows]  # noqa: E731
-    return {one.name: get(one.name) for one in fields(JobRecord)}
+NO_RECORD = JobRecord()
+
+
+def _job_columns(rows: Sequence[JobRecord]) -> dict[str, Any]:
+    names = [one.name for one in fields(JobRecord) if one.name != "rank_wait_seconds"]
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    ranks = dict.fromkeys(rank for row in rows for rank in row.rank_wait_seconds)
+    waits = {
+        rank: [row.rank_wait_seconds.get(rank) for row in rows]
+        for rank in sorted(ranks, key=lambda rank: (len(rank), rank))
+    }
+    return {**columns, "rank_wait_seconds": waits}

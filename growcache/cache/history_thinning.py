@@ -1,13 +1,15 @@
 """Which records of a history stay: all of the last hour, and ever fewer of longer ago. Pure.
 
 Time is divided into slots, whose width grows with the age, by powers of two; each keeps its first record. A wider slot consists of whole
-narrower ones, so what is kept once is not thinned unevenly later.
+narrower ones, so what is kept once is not thinned unevenly later. A record names only the jobs that changed, so those of a dropped record
+move on into the next one that stays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import Any
 
 FINE_SECONDS = 3600.0  # of the past, of which every record stays if half of the room suffices
 UNIT_SECONDS = 10.0  # between two records, and the narrowest slot
@@ -16,6 +18,7 @@ KEPT_SHARE = (
 )
 GROWTH_STEP = 1.25
 LEAST_FINE_SECONDS = 0.01
+MOST_JOBS = 16  # of a record, with those that moved into it
 
 
 def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
@@ -68,3 +71,33 @@ def slot_width(age: float, fine: float, growth: float) -> float:
         return 0.0
     steps = math.ceil(math.log2(max(1.0, growth * age / UNIT_SECONDS)))
     return UNIT_SECONDS * 2.0 ** min(steps, 60)
+
+
+def move_jobs_on(
+    rows: Sequence[tuple[float, object]], dropped: Set[int]
+) -> dict[int, dict[str, Any]]:
+    """Return the records that change when others are dropped, by index.
+
+    Args:
+        rows: times and records, in any order. A record of another version may be anything.
+        dropped: the indices of records that will be gone.
+
+    >>> move_jobs_on([(0, {"jobs": {"a": 1, "b": 1}}), (10, {"jobs": {"a": 2}})], {0})
+    {1: {'jobs': {'b': 1, 'a': 2}}}
+    """
+    changed: dict[int, dict[str, Any]] = {}
+    moving: dict[str, Any] = {}
+    for index in sorted(range(len(rows)), key=lambda index: rows[index][0]):
+        record = rows[index][1]
+        if not isinstance(record, dict):
+            continue
+        jobs = record.get("jobs")
+        jobs = jobs if isinstance(jobs, dict) else {}
+        older = {job: one for job, one in moving.items() if job not in jobs}
+        moving = older | jobs
+        if index in dropped:
+            continue
+        if older:
+            changed[index] = record | {"jobs": dict([*moving.items()][-MOST_JOBS:])}
+        moving = {}
+    return changed

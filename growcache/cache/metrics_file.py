@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import orjson
 
 from growcache.cache.files import (
     CacheLayout,
@@ -131,7 +133,8 @@ def _ever_shorter(metrics: Metrics) -> Iterator[bytes]:
 
 
 def _packed(metrics: Metrics) -> bytes:
-    return checksummed_json(asdict(metrics), compact=True)
+    values = orjson.loads(orjson.dumps(metrics))  # `asdict` takes ten times as long
+    return checksummed_json(values, compact=True)
 
 
 def read_metrics(root: str | os.PathLike[str]) -> Metrics | None:

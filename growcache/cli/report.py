@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from growcache.cache.history import history_columns
 from growcache.cli.terminal import spinner
 from growcache.errors import ConfigError
 from growcache.humanize import in_bytes, plural
-from growcache.monitor.report import thinned
+from growcache.monitor.report import thinned_columns
 from growcache.monitor.report_facts import ReportFacts, gather_facts
 from growcache.monitor.report_html import report_page
 from growcache.monitor.report_svg import charts_of, draw_svg
@@ -39,7 +38,7 @@ def _refuse_inside(cache: Path, out: Path, option: str) -> None:
 
 
 def _write_pictures(facts: ReportFacts, folder: Path) -> int:
-    charts = charts_of(history_columns(thinned(facts.records, MOST_SVG_POINTS)), facts.plan)
+    charts = charts_of(thinned_columns(facts.records, MOST_SVG_POINTS), facts.plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from growcache.cache.history import HistoryRecord
+from growcache.cache.history import HistoryRecord, history_columns, with_jobs_held
 from growcache.humanize import in_percent
 
 T = TypeVar("T")
@@ -246,6 +246,11 @@ def thinned(values: Sequence[T], most: int) -> list[T]:
     if last < most or most < 2:
         return list(values)
     return [values[round(i * last / (most - 1))] for i in range(most)]
+
+
+def thinned_columns(records: Sequence[HistoryRecord], most: int) -> dict[str, Any]:
+    """Return at most ``most`` records by column, evenly spread, with the jobs of those between."""
+    return history_columns(thinned(list(with_jobs_held(records)), most))
 
 
 @dataclass(frozen=True, slots=True)

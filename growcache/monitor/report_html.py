@@ -11,14 +11,14 @@ from pathlib import Path
 
 import orjson
 
-from growcache.cache.history import HistoryRecord, history_columns
+from growcache.cache.history import HistoryRecord
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 from growcache.monitor.report import (
     Period,
     limited_by,
     period_seconds,
     periods,
-    thinned,
+    thinned_columns,
     totals,
 )
 from growcache.monitor.report_facts import ReportFacts
@@ -34,6 +34,7 @@ MOST_BYTES = 500_000
 MOST_RECORDS = 1200  # drawn; halved until the file is small enough
 LEAST_RECORDS = 50
 MOST_JOBS = 20  # the latest
+MOST_RANKED_JOBS = 4  # with the waits of each rank
 MOST_PARTS, MOST_CHARACTERS, MOST_TEXT = 100, 300, 6000
 
 Cell = str | tuple[str, str]  # a text, or a class and a text
@@ -51,8 +52,11 @@ def report_page(facts: ReportFacts) -> str:
 
 def history_json(records: Sequence[HistoryRecord], most: int) -> str:
     """Return at most ``most`` records by column, as text that cannot end its element."""
-    columns = history_columns(thinned(records, most))
-    columns["jobs"] = dict(list(columns["jobs"].items())[-MOST_JOBS:])
+    columns = thinned_columns(records, most)
+    jobs = list(columns["jobs"].items())[-MOST_JOBS:]
+    for _, job in jobs[:-MOST_RANKED_JOBS]:
+        job["rank_wait_seconds"] = {}
+    columns["jobs"] = dict(jobs)
     for unused in ("waiting_for", "state", "run", "generation", "shards"):
         columns.pop(unused)
     return orjson.dumps(columns).decode().replace("<", "\\u003c")
@@ -198,7 +202,7 @@ def _planned(facts: ReportFacts) -> str:
         for row in rows
     ]  # fmt: skip
     pictures = planned_charts(
-        history_columns(thinned(facts.records, MOST_RECORDS // 4)), facts.plan or {}
+        thinned_columns(facts.records, MOST_RECORDS // 4), facts.plan or {}
     )
     return (
         table(heads, lines, f"In the first {in_time(actual.seconds)}, with what the plan has for that time; off: by more than 15 %, 1 s, or a point of a share.")

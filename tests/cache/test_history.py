@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +13,20 @@ from hypothesis import strategies as st
 
 from growcache.cache.cache import Cache
 from growcache.cache.generations import begin_generation
-from growcache.cache.history import HistoryRecord, history_record, read_history
-from growcache.cache.history_thinning import FINE_SECONDS, KEPT_SHARE, records_to_drop
-from growcache.cache.metrics_file import JobMetrics, Metrics
+from growcache.cache.history import (
+    HistoryRecord,
+    JobRecord,
+    history_columns,
+    history_record,
+    read_history,
+)
+from growcache.cache.history_thinning import (
+    FINE_SECONDS,
+    KEPT_SHARE,
+    move_jobs_on,
+    records_to_drop,
+)
+from growcache.cache.metrics_file import JobMetrics, Metrics, RankMetrics
 from growcache.cache.status import Status
 from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
@@ -98,12 +110,22 @@ def test_a_new_generation_goes_on_with_the_history(tmp_path: Path) -> None:
 
 def test_odd_records_are_records_that_say_little(tmp_path: Path) -> None:
     odd = [[], {"samples": "many", "drawn": True, "jobs": [1]}, {"jobs": {"j": 5}, "state": 3}]
+    ranks = {"0": "long", "1": 2, "__proto__": None}
     with Filled(tmp_path / "cache") as filled:
         for record in odd:
             filled.cache.index_writer.append_history(record)  # type: ignore[arg-type]
+        for waits in (ranks, [1], None):
+            filled.cache.index_writer.append_history(
+                {"jobs": {"j": {"rank_wait_seconds": waits}}}
+            )
     found = read_history(tmp_path / "cache")
-    assert found == [HistoryRecord(record.at) for record in found]
-    assert len(found) == 3
+    assert found[:3] == [HistoryRecord(record.at) for record in found[:3]]
+    assert len(found) == 6
+    assert [record.jobs["j"] for record in found[3:]] == [
+        JobRecord(rank_wait_seconds={"1": 2}),
+        JobRecord(),
+        JobRecord(),
+    ]
 
 
 def test_a_record_has_what_a_status_says_and_jobs_that_changed() -> None:
@@ -125,6 +147,55 @@ def test_a_record_has_what_a_status_says_and_jobs_that_changed() -> None:
     assert list(values["jobs"]) == ["b"]
     assert "at" not in values
     assert "age_seconds_mean" not in values  # unknown
+
+
+def test_a_record_has_the_waits_of_ranks_that_waited_longest() -> None:
+    ranks = {str(rank): RankMetrics(float(rank % 50)) for rank in range(64)}
+    jobs = {name: JobMetrics(ranks=ranks) for name in "abc"}
+    record = history_record(Status(), Metrics(jobs=jobs), {})
+    waits = record.jobs["a"].rank_wait_seconds
+    assert set(waits) == {str(rank) for rank in range(40, 50)}
+    assert record.jobs["a"].wait_seconds == sum(rank.wait_seconds for rank in ranks.values())
+    assert len(json.dumps(record.to_values())) < 1000
+    few = history_record(Status(), Metrics(jobs={"a": jobs["a"]}), {}).jobs["a"]
+    assert len(few.rank_wait_seconds) == 16
+
+
+def test_columns_hold_what_ranks_waited_until_their_job_is_named_again() -> None:
+    waits = [{"0": 1.0}, None, {"0": 2.0, "10": 3.0, "9": 4.0}, None]
+    records = [
+        HistoryRecord(
+            at, jobs={} if ranks is None else {"a": JobRecord(at, rank_wait_seconds=ranks)}
+        )
+        for at, ranks in enumerate(waits)
+    ]
+    job = history_columns(records)["jobs"]["a"]
+    assert job["delivered"] == [0, 0, 2, 2]
+    assert list(job["rank_wait_seconds"].items()) == [
+        ("0", [1.0, 1.0, 2.0, 2.0]),
+        ("9", [None, None, 4.0, 4.0]),
+        ("10", [None, None, 3.0, 3.0]),
+    ]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers()), min_size=1, max_size=8),
+    st.sets(st.integers(0, 6)),
+)
+def test_what_a_dropped_record_says_of_a_job_moves_on(
+    named: list[dict[str, int]], dropped: set[int]
+) -> None:
+    """A job that ended is named only once more: its curve must not end before that."""
+    dropped -= {len(named) - 1}
+    rows = [(float(at), {"at": at, "jobs": jobs}) for at, jobs in enumerate(named)]
+    changed = move_jobs_on(rows, dropped)
+    assert not changed.keys() & dropped
+    before, after = dict[str, int](), dict[str, int]()
+    for index, (_, record) in enumerate(rows):
+        before |= named[index]
+        if index not in dropped:
+            after |= changed.get(index, record)["jobs"]
+            assert after == before
 
 
 def test_many_jobs_take_turns() -> None:

@@ -120,7 +120,10 @@ def write_history(filled: Filled, seconds: int = 600, step: int = 10) -> None:
     """Append records with times of their own."""
     now = time.time()
     for k in range(seconds // step):
-        jobs = {text: JobRecord(10 * k, k, k / 9, 1, 0.5, 5.0 * k) for text in ATTEMPTS[:3]}
+        ranks = {"0": k / 9, "1": 2.0 * k, ATTEMPTS[0]: 5.0, "__proto__": 0.5 * k}
+        jobs = {
+            text: JobRecord(10 * k, k, k / 9, 1, 0.5, 5.0 * k, ranks) for text in ATTEMPTS[:3]
+        }
         record = HistoryRecord(
             at=now - seconds + k * step, run=1.0, state=attempt(k), waiting_for=attempt(k),
             samples=k, bytes=1000 * k, max_bytes=10**6, drawn=2 * k, evicted_samples=k,

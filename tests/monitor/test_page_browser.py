@@ -38,6 +38,7 @@ WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
+EVENTS_SECONDS = 3.0
 SIZES = {"phone": (360, 800, True), "laptop": (1280, 900, False), "4K": (3840, 2160, False)}
 
 
@@ -132,7 +133,7 @@ def test_it_fits_and_asks_no_other_host(
     browser.resize(width, height, mobile=mobile)
     open_cache(browser, url, name)
     assert browser.ask("document.documentElement.scrollWidth") == width
-    assert len(browser.texts("figure.chart .u-legend")) == 12
+    assert len(browser.texts("figure.chart .u-legend")) == 13
     hosts = browser.ask(
         "performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)"
     )
@@ -288,6 +289,24 @@ def test_the_range_of_time_is_chosen_and_zoomed(browser: Browser, url: str) -> N
     assert browser.ask(pressed) == ["all"]
 
 
+def test_the_waits_of_ranks_are_of_the_chosen_job(browser: Browser, url: str) -> None:
+    select = "document.querySelector('[data-chart=ranks] select')"
+    labels = "[...document.querySelectorAll('[data-chart=ranks] .u-label')].map((one) => one.textContent)"
+    values = "[...document.querySelectorAll('[data-chart=ranks] .u-value')].map((one) => one.textContent)"
+    open_cache(browser, url, "hostile")
+    assert browser.ask(f"[...{select}.options].map((one) => one.value)") == list(ATTEMPTS[:3])
+    assert browser.ask(f"{select}.value") == ATTEMPTS[2]
+    assert browser.ask(labels) == [
+        *("at", "rank 0", "rank 1", "rank __proto__", f"rank {ATTEMPTS[0]}")
+    ]
+    time.sleep(EVENTS_SECONDS)  # events tell no ranks apart, and must not draw them at 0
+    assert browser.ask(values)[1:] == ["1.1 %", "20 %", "5.0 %", "0 %"]
+    choose = f"{select}.value = arguments[0], {select}.dispatchEvent(new Event('change'))"
+    browser.ask(choose, ATTEMPTS[1])
+    assert browser.ask(f"{select}.value") == ATTEMPTS[1]
+    assert len(browser.ask(labels)) == 5
+
+
 def test_events_change_what_is_shown(browser: Browser, url: str) -> None:
     drawn = "document.querySelector('#figures .figure:nth-child(2) strong').textContent"
     open_cache(browser, url, "plain")
@@ -325,7 +344,7 @@ def test_behind_a_prefix(browser: Browser, caches: list[Path]) -> None:
     with serving(caches[:2], prefix="/tools/growcache") as url:
         browser.open(url.rstrip("/"), f"{WHOLE} && {STATUS_SHOWN}")
         assert browser.ask("location.pathname") == "/tools/growcache/"
-        assert len(browser.texts("figure.chart .u-legend")) == 12
+        assert len(browser.texts("figure.chart .u-legend")) == 13
         assert ALL.split()[0] in browser.texts(".words")[2]
         browser.open("about:blank")
 

@@ -91,6 +91,7 @@ def test_history_by_column(client: TestClient) -> None:
         "j": {
             "delivered": [5, 5],  # a job that did not change is not written again
             **{name: [None, None] for name in NEVER_TOLD},
+            "rank_wait_seconds": {},
         }
     }
     later = client.get("/history.json", params={"since": columns["at"][0]}).json()

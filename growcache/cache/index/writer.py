@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.history_thinning import records_to_drop
+from growcache.cache.history_thinning import move_jobs_on, records_to_drop
 from growcache.cache.index.database import IndexFile
 from growcache.cache.index.reader import IndexContents, read_editions
 from growcache.cache.index.schema import (
@@ -314,24 +314,37 @@ class IndexDatabase(IndexFile):
     def append_history(self, record: dict[str, Any], keep: int) -> None:
         """Add a record to the history, of which at most ``keep`` remain: see `history_thinning`."""
         now = time.time()
-        self._db.table("history").insert({"at": now, "record": json.dumps(record)})
+        self._db.table("history").insert({"at": now, "record": _compact_json(record)})
         (count,) = self._connection.execute("SELECT count(*) FROM history").fetchone()
         if count > keep:
-            rows = self._connection.execute("SELECT id, at FROM history").fetchall()
-            dropped = records_to_drop([at for _, at in rows], now, keep)
-            self._connection.executemany(
-                "DELETE FROM history WHERE id = ?", [(rows[place][0],) for place in dropped]
-            )
+            self._thin_history(now, keep)
+
+    def _thin_history(self, now: float, keep: int) -> None:
+        found = self._connection.execute("SELECT id, at, record FROM history").fetchall()
+        rows = [(at, json.loads(record)) for _, at, record in found]
+        dropped = set(records_to_drop([at for at, _ in rows], now, keep))
+        changed = move_jobs_on(rows, dropped)
+        self._connection.executemany(
+            "UPDATE history SET record = ? WHERE id = ?",
+            [(_compact_json(record), found[index][0]) for index, record in changed.items()],
+        )
+        self._connection.executemany(
+            "DELETE FROM history WHERE id = ?", [(found[index][0],) for index in dropped]
+        )
 
     def insert_history(self, rows: Iterable[tuple[float, dict[str, Any]]]) -> None:
         self._connection.executemany(
             "INSERT INTO history (at, record) VALUES (?, ?)",
-            [(at, json.dumps(record)) for at, record in rows],
+            [(at, _compact_json(record)) for at, record in rows],
         )
 
     def history(self) -> list[tuple[float, dict[str, Any]]]:
         rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()
         return [(at, json.loads(record)) for at, record in rows]
+
+
+def _compact_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"))
 
 
 def _valid_unicode(value: str) -> str:

@@ -9,7 +9,7 @@
      charts.destroy();
 
    `history` is what /history.json gives: equally long columns, {at: [...], samples: [...], ...,
-   jobs: {name: {delivered: [...], ...}}}. A column may be missing, and a value may be null.
+   jobs: {name: {delivered: [...], ..., rank_wait_seconds: {rank: [...]}}}}. A column may be missing, and a value may be null.
    All options may be left out: `charts` (ids, in order; the default is drawCharts.ids), `from` and `to`,
    `height` in pixels, `onRange(from, to)`, called when the reader has zoomed (undefined: everything).
    `drawCharts.format` has the formatters of the page: bytes, count, percent, duration. */
@@ -70,12 +70,13 @@
     return value.toFixed(value < 10 ? 1 : 0).replace(/\.0$/, "");
   }
 
-  // The charts, each with its lines: of columns as they are, of their rates, or one of each job
+  // The charts, each with its lines: of columns as they are, of their rates, one of each job, or one of each rank of a job
 
   const value = (column) => ({ column, derive: valuesOf });
   const rate = (column) => ({ column, derive: ratesOf });
   const named = (label, line, look) => ({ label, ...line, ...look });
   const ofJobs = (line) => ({ ...line, jobs: true });
+  const ofRanks = (line) => ({ ...line, ranks: true });
   const CHARTS = [
     { id: "cached", title: "Samples cached", unit: format.count, lines: [named("cached", value("samples"), { fill: true })] },
     {
@@ -83,6 +84,7 @@
       lines: [named("drawn", rate("drawn")), named("delivered", rate("delivered")), named("evicted", rate("evicted_samples"))],
     },
     { id: "wait", title: "Exposed wait, share of time, ranks summed", unit: format.percent, least: 0.01, lines: [ofJobs(rate("wait_seconds"))] },
+    { id: "ranks", title: "Exposed wait by rank", unit: format.percent, least: 0.01, ofJob: true, lines: [ofRanks(rate("rank_wait_seconds"))] },
     {
       id: "bytes", title: "Bytes on disk", unit: format.bytes,
       lines: [named("used", value("bytes"), { fill: true }), named("bound", value("max_bytes"), { dash: true })],
@@ -148,13 +150,26 @@
     return rows;
   }
 
-  function linesOf(chart, history) {
+  function linesOf(chart, history, job) {
     return chart.lines.flatMap((line) => {
+      if (line.ranks) return rankLines(line, ranksOf(history, job));
       if (!line.jobs) return line.column in history ? [{ ...line, data: history[line.column] }] : [];
-      return Object.entries(history.jobs ?? {}).slice(-MOST_LINES).flatMap(([job, columns], hue) =>
-        line.column in columns ? [{ ...line, label: job, data: columns[line.column], hue }] : [],
+      return Object.entries(history.jobs ?? {}).slice(-MOST_LINES).flatMap(([name, columns], hue) =>
+        line.column in columns ? [{ ...line, label: name, data: columns[line.column], hue }] : [],
       );
     });
+  }
+
+  function rankLines(line, ranks) {
+    return Object.entries(ranks).map(([rank, data], hue) => ({ ...line, label: `rank ${rank}`, data, hue, dash: hue >= COLOURS.length }));
+  }
+
+  function ranksOf(history, job) {
+    return (history.jobs && Object.hasOwn(history.jobs, job) && history.jobs[job].rank_wait_seconds) || {};
+  }
+
+  function rankedJobs(history) {
+    return Object.keys(history.jobs ?? {}).filter((job) => Object.keys(ranksOf(history, job)).length);
   }
 
   // Looks
@@ -242,11 +257,12 @@
     const when = title.appendChild(document.createElement("span")); // of the cursor
     when.className = "chart-when";
     board.element.append(figure);
+    const chooser = chart.ofJob ? makeJobChooser(title, () => board.update()) : null;
     let plot = null;
     let labels = "";
 
     function show(history, rows, view) {
-      const lines = linesOf(chart, history);
+      const lines = linesOf(chart, history, chooser?.choose(rankedJobs(history)));
       const columns = lines.map((line) => line.derive(line.data, rows, history.at));
       const known = columns.some((column) => column.some((shown) => shown != null));
       empty.hidden = known;
@@ -305,6 +321,31 @@
     return { show, fit, end, redraw: () => plot && plot.redraw(false, true) };
   }
 
+  /* A select of the job that a chart shows; before the reader chooses one, it is the latest. */
+  function makeJobChooser(title, onChange) {
+    const select = document.createElement("select");
+    select.className = "chart-job";
+    select.setAttribute("aria-label", "Job");
+    title.firstChild.after(select);
+    let listed = "";
+    let chosen = null;
+    select.addEventListener("change", () => {
+      chosen = select.value;
+      onChange();
+    });
+
+    function choose(jobs) {
+      const job = jobs.includes(chosen) ? chosen : jobs.at(-1);
+      if (listed !== JSON.stringify(jobs)) select.replaceChildren(...jobs.map((name) => new Option(name, name)));
+      listed = JSON.stringify(jobs);
+      select.hidden = !jobs.length;
+      select.value = job ?? "";
+      return job;
+    }
+
+    return { choose };
+  }
+
   // All of them
 
   let boards = 0;
@@ -313,7 +354,7 @@
     const view = { from: 0, to: 1 };
     let shown = history;
     let chosen = [options.from, options.to];
-    const board = { element, height: options.height ?? HEIGHT * rootSize(), key: `growcache-${(boards += 1)}`, zoom, choose };
+    const board = { element, height: options.height ?? HEIGHT * rootSize(), key: `growcache-${(boards += 1)}`, zoom, choose, update };
     const wanted = options.charts ?? drawCharts.ids;
     element.classList.add("charts");
     const charts = wanted.map((id) => makeChart(CHARTS.find((chart) => chart.id === id), board));

@@ -5,8 +5,9 @@ import { makeGallery } from "./gallery.js";
 import { makeMap } from "./map.js";
 import { showAnswers, showHoles, showNoStatus, showStatus, showTables } from "./panels.js";
 
-const EVERY = { answers: 5, shards: 15, holes: 30, tables: 5, history: 60 }; // seconds between two readings
+const EVERY = { answers: 5, shards: 15, holes: 30, tables: 5, history: 20 }; // seconds between two readings
 const REDRAW_SECONDS = 2;
+const RANKS = "rank_wait_seconds"; // the columns of a job that are by rank
 const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
 const SHORTCUTS = {
@@ -89,9 +90,9 @@ async function readHistory() {
   performance.mark("growcache:charts");
 }
 
-function columnsOf(history) {
-  const { jobs, ...columns } = history;
-  return [...Object.values(columns), ...Object.values(jobs).flatMap((job) => Object.values(job))];
+/* All columns, those of jobs and of their ranks too. */
+function columnsOf(columns) {
+  return Object.values(columns).flatMap((found) => (Array.isArray(found) ? [found] : columnsOf(found)));
 }
 
 /* Events are rows only until the record of their time comes. */
@@ -106,17 +107,31 @@ function appendRows(history, more) {
   if (!added) return;
   extend(history, more, before, added, false);
   for (const job of new Set([...Object.keys(history.jobs), ...Object.keys(more.jobs)])) {
-    extend((history.jobs[job] ??= {}), more.jobs[job] ?? {}, before, added, true);
+    const columns = ownOf(history.jobs, job, {});
+    const rows = more.jobs[job];
+    extend(columns, rows ?? {}, before, added, true);
+    // Events do not say what each rank waited, so nothing is known of it until the next record.
+    extend(ownOf(columns, RANKS, {}), rows?.[RANKS] ?? {}, before, added, !rows || RANKS in rows);
   }
 }
 
-/* Rows say nothing of a job that did not change, so its last values go on. */
+/* Returns what an object has below a name that may be anything, and gives it that first where it has nothing. */
+function ownOf(owner, name, otherwise) {
+  if (!Object.hasOwn(owner, name)) Object.defineProperty(owner, name, { value: otherwise, enumerable: true, configurable: true, writable: true });
+  return owner[name];
+}
+
+/* Adds rows. A record does not name a job that did not change, so its last values go on until it is named again. */
 function extend(columns, more, before, added, goesOn) {
   for (const name of new Set([...Object.keys(columns), ...Object.keys(more)])) {
-    if (name === "jobs") continue;
-    const column = (columns[name] ??= Array(before).fill(null));
-    const last = goesOn && before ? column[before - 1] : null;
-    for (let row = 0; row < added; row += 1) column.push(more[name]?.[row] ?? last);
+    if (name === "jobs" || name === RANKS) continue;
+    const column = ownOf(columns, name, Array(before).fill(null));
+    let held = goesOn && before ? column[before - 1] : null;
+    for (let row = 0; row < added; row += 1) {
+      const known = more[name]?.[row] ?? null;
+      column.push(known ?? held);
+      if (known != null) held = null;
+    }
   }
 }
 
