@@ -11,6 +11,7 @@ Some of them run side by side, because slow links leave the processors idle; but
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -270,9 +271,8 @@ def compare(
                 run = place.ran(seconds, held.pop_all().close)
             planned[case].append(plan)
             ran[case].append(run)
-            print(
-                f"{time.strftime('%H:%M:%S')} {case.name}: {_difference(plan, run)}", flush=True
-            )
+            now, load = time.strftime("%H:%M:%S"), os.getloadavg()[0]
+            print(f"{now} load {load:.1f}, {case.name}: {_difference(plan, run)}", flush=True)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         list(pool.map(work, [case for _ in range(rounds) for case in cases]))
@@ -325,7 +325,14 @@ def write_section(page: Path, text: str) -> None:
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--page", type=Path, help="also write the table of this page")
-    arguments.add_argument("--bound", type=int, help="only this one")
+    arguments.add_argument(
+        "--case",
+        action="append",
+        nargs=3,
+        type=float,
+        metavar=("MB/s", "MB", "SAMPLES/s"),
+        help="only this row; may be given several times",
+    )
     arguments.add_argument("--loop", nargs=3, help="be a training loop (internal)")
     given = arguments.parse_args()
     if given.loop is not None:
@@ -333,9 +340,12 @@ def main() -> int:
         return 0
     rounds = given.rounds or (1 if given.quick else ROUNDS)
     cases = [Case(*one) for one in product(LINKS, BOUNDS, LOOPS)]
-    if given.bound:
-        cases = [case for case in cases if case.bound == given.bound]
-    if given.quick:
+    if given.case:
+        cases = [
+            Case(round(link * 1e6), round(bound * 1e6), round(loop))
+            for link, bound, loop in given.case
+        ]
+    elif given.quick:
         cases = [case for case in cases if case.bound == BOUNDS[0] and case.loop == LOOPS[0]]
     with running_server("nginx") as server:
         write_objects(server, "far")

@@ -198,6 +198,15 @@ class SourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StratumStatus:
+    name: str  # empty where the row sums up several
+    parts: int  # that this machine may draw
+    drawn: int  # visits, since the cache began
+    coverage: float  # the share of the parts that were drawn
+    strata: int = 1  # that the row is about
+
+
+@dataclass(frozen=True, slots=True)
 class SubsetStatus:
     name: str
     used: bool  # whether this cache is drawn from it
@@ -302,6 +311,9 @@ class Status:
     refetched_samples: int = 0
     subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, once listed
     sources: list[SourceStatus] = field(default_factory=list)  # of several, once listed
+    strata: list[StratumStatus] = field(
+        default_factory=list
+    )  # once listed, the most drawn first
     unmatched: int = 0  # objects without labels or partners (source.on_missing)
     left_out: dict[str, int] = field(
         default_factory=dict
@@ -337,7 +349,7 @@ _NESTED: dict[str, type] = {
     "LeaseStatus": LeaseStatus, "WorkerStatus": WorkerStatus, "SubsetStatus": SubsetStatus,
     "SourceStatus": SourceStatus, "SetAsideStatus": SetAsideStatus, "JobStatus": JobStatus,
     "ForeignLeaseStatus": ForeignLeaseStatus, "WaitsStatus": WaitsStatus,
-    "MovedStatus": MovedStatus,
+    "MovedStatus": MovedStatus, "StratumStatus": StratumStatus,
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),
@@ -395,7 +407,7 @@ def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
     status = replace(status, last_errors=status.last_errors[-1:])
     yield status.to_json()
     spare = replace(status, last_errors=[], leases=[], worker_states=[])
-    yield replace(spare, foreign_leases=[], jobs=[]).to_json()
+    yield replace(spare, foreign_leases=[], jobs=[], strata=[]).to_json()
 
 
 def _read_status_file(layout: CacheLayout) -> Status:

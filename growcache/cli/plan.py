@@ -301,7 +301,7 @@ def _inputs(inputs: PlanInputs) -> Table:
         table.add_row(
             Text("price", "bold"),
             f"{price.provider} {price.name}",
-            Text(f"of {price.seen}; check it" if price.seen else "check it", "dim"),
+            Text(price.standing, "dim"),
             Text(inputs.price_basis, BASIS_STYLES[inputs.price_basis]),
         )
     return table

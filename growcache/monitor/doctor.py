@@ -258,6 +258,7 @@ def _disk_speed(facts: DiskFacts) -> Iterator[Finding]:
 
 
 def machine_findings(facts: MachineFacts) -> Iterator[Finding]:
+    yield from _node(facts)
     yield _memory(facts)
     yield _cores(facts)
     yield _files(facts)
@@ -274,6 +275,15 @@ def machine_findings(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "ok", "versions", ", ".join(f"{k} {v}" for k, v in facts.versions.items())
         )
+
+
+def _node(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.node:
+        yield Finding("ok", "nodes", facts.node)
+    if facts.node_trouble:
+        found, _, advice = facts.node_trouble.partition("; ")
+        expected = "a launcher that says the number of this machine and how many there are"
+        yield Finding("wrong", "nodes", found, expected, advice)
 
 
 def _memory(facts: MachineFacts) -> Finding:

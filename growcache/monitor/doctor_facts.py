@@ -95,6 +95,8 @@ class MachineFacts:
     files_hard_limit: int = 1024
     now: float = 0.0  # wall clock, seconds since the epoch
     installed_at: float = 0.0  # when growcache's files were written
+    node: str = ""  # with nodes: auto, which one this is and which launcher says so
+    node_trouble: str = ""  # or why none does
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -26,7 +26,8 @@ from growcache.cache.folders import NOT_COUNTED
 from growcache.cache.status import JobStatus, Status, read_status
 from growcache.cache.system import available_memory_bytes, memory_bytes
 from growcache.config import CacheConfig, Config
-from growcache.errors import CacheError, CacheMissingError
+from growcache.errors import CacheError, CacheMissingError, ConfigError
+from growcache.launcher import launched_node, with_launched_node
 from growcache.monitor.doctor_facts import (
     DiskFacts,
     DoctorFacts,
@@ -54,6 +55,7 @@ def measure(
     on_step: Callable[[str], None] = lambda _: None,
 ) -> DoctorFacts:
     """Measure everything; ``consume`` in samples per second stands for a job that runs."""
+    config, node, node_trouble = as_launched(config)
     before, began = _status(config.cache.path), time.monotonic()
     weights = config.weights or (1.0,)
     stores = []
@@ -73,10 +75,23 @@ def measure(
     return DoctorFacts(
         tuple(stores),
         disk,
-        measure_machine(config, stores),
+        replace(measure_machine(config, stores), node=node, node_trouble=node_trouble),
         training_facts(before, _status(config.cache.path), elapsed, consume),
         None if limit is None else int(limit),
     )
+
+
+def as_launched(config: Config) -> tuple[Config, str, str]:
+    """Return the configuration with the launcher's numbers, what it said, and why it said nothing.
+
+    Without a launcher the source is measured as a single machine has it.
+    """
+    try:
+        found = launched_node(config)
+        return with_launched_node(config), "" if found is None else found.words, ""
+    except ConfigError as error:
+        alone = config.sampling.model_copy(update={"nodes": 1})
+        return config.model_copy(update={"sampling": alone}), "", str(error)
 
 
 def _status(path: Path) -> Status | None:

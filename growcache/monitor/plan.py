@@ -36,37 +36,43 @@ def scenario_of(inputs: PlanInputs, pick: Callable[[str, Figure], float]) -> Sce
     def at(name: str) -> float:
         return pick(name, getattr(inputs, name))
 
-    config, store_seconds = inputs.config, at("visit_seconds")
-    store = Store(
-        at("link_bytes_per_second"),
-        store_seconds,
-        at("visit_bytes"),
-        at("visit_samples"),
-        at("cpu_seconds"),
-        at("disk_bytes_per_second"),
-    )
-    consumption = None
-    if inputs.consumption is not None:
-        consumption = Consumption(
-            at("consumption"),
-            int(at("min_samples")),
-            int(inputs.sample_bytes),
-            max_reuse=config.cache.max_reuse,
-            waits=config.cache.on_max_reuse == "wait",
-        )
     return Scenario(
-        config,
+        inputs.config,
         inputs.sizing,
         inputs.record_bytes,
         inputs.shard_bytes,
         inputs.catalog_bytes,
         inputs.parts,
-        store,
-        consumption,
+        _store(at),
+        _consumption(inputs, at),
         at("startup_seconds"),
         inputs.memory_bytes,
         inputs.cores,
         inputs.horizon_seconds,
+    )
+
+
+def _store(at: Callable[[str], float]) -> Store:
+    return Store(
+        at("link_bytes_per_second"),
+        at("visit_seconds"),
+        at("visit_bytes"),
+        at("visit_samples"),
+        at("cpu_seconds"),
+        at("disk_bytes_per_second"),
+    )
+
+
+def _consumption(inputs: PlanInputs, at: Callable[[str], float]) -> Consumption | None:
+    if inputs.consumption is None:
+        return None
+    cache = inputs.config.cache
+    return Consumption(
+        at("consumption"),
+        int(at("min_samples")),
+        int(inputs.sample_bytes),
+        max_reuse=cache.max_reuse,
+        waits=cache.on_max_reuse == "wait",
     )
 
 

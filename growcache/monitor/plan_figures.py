@@ -99,11 +99,12 @@ class PlanInputs:
     free_bytes: Figure  # of the disk, for the cache, with what it has there already
     startup_seconds: Figure  # until the first permit
     population_samples: Figure  # infinite where a user's function draws
-    consumption: Figure | None  # samples per second
+    consumption: Figure | None  # samples per second, of all jobs together
     min_samples: Figure
     price: Price | None = None
     price_basis: Basis = "assumed"
     is_listed: bool = True  # to its end
+    jobs: int = 1  # that train on the cache; one loop stands for all
     memory_bytes: int = 8 << 30
     cores: int = 2
     horizon_seconds: float = HOUR_SECONDS

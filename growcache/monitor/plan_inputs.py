@@ -54,11 +54,14 @@ class Machine:
     disk_bytes_per_second: Figure
     consumption: Figure | None
     startup_seconds: Figure
+    jobs: int = 1  # whose samples are in the consumption
 
 
 def look_at_machine(config: Config, given: Given) -> Machine:
     path = config.cache.path
-    return Machine(disk_speed(path), _consumption(path, given.consume), startup())
+    consumption = _consumption(path, given.consume)
+    jobs = open_jobs(path) if given.consume is None else 1
+    return Machine(disk_speed(path), consumption, startup(), max(1, jobs))
 
 
 def startup() -> Figure:
@@ -104,6 +107,7 @@ def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> Pla
         startup_seconds=machine.startup_seconds.plus(_until_drawn(config, look)),
         population_samples=_population(look),
         consumption=machine.consumption,
+        jobs=machine.jobs,
         min_samples=Figure.exact(
             given.min_samples or MIN_SAMPLES, "given" if given.min_samples else "assumed"
         ),
@@ -201,6 +205,14 @@ def _consumption(path: Path, given: float | None) -> Figure | None:
 
 def _waited_seconds(status: Status) -> float:
     return sum(job.waits.seconds for job in status.jobs)
+
+
+def open_jobs(path: Path) -> int:
+    """Return how many jobs train on a cache now."""
+    with suppress(GrowcacheError, OSError, ValueError):
+        if CacheLayout(path).root.is_dir():
+            return sum(job.open for job in read_status(path).jobs)
+    return 0
 
 
 def running_consumption(path: Path) -> float | None:

@@ -27,7 +27,17 @@ def worth(visit: float, correlation: float) -> float:
 
 
 def warnings_of(inputs: PlanInputs, outcome: Outcome) -> list[Warned]:
-    checks = (_bound, _disk, _min_samples, _reuse, _throttled, _neighbours, _windows, _unknown)
+    checks = (
+        _bound,
+        _disk,
+        _min_samples,
+        _reuse,
+        _throttled,
+        _neighbours,
+        _windows,
+        _jobs,
+        _unknown,
+    )
     return [found for check in checks for found in check(inputs, outcome)]
 
 
@@ -165,6 +175,17 @@ def _windows(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
         f"the cache holds {in_count(held)} samples, less than two windows of a loader "
         f"({plural(window, 'sample')} each), so epochs are short and alike",
         f"set cache.max_bytes to {as_size(_rounded_up(needed))} or more",
+    )
+
+
+def _jobs(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
+    if inputs.jobs < 2:
+        return
+    yield Warned(
+        "jobs",
+        f"{inputs.jobs} jobs train on the cache and are planned as one loop, but shards stay until each of them "
+        "has used them, so the slowest one sets turnover, coverage and egress",
+        "give the slowest job's rate as --consume; where it holds back the others, give each job a cache of its own",
     )
 
 

@@ -15,6 +15,7 @@ from growcache.store.urls import parse_url
 
 GB = 1e9
 LIST_KEYS = 1000  # that one list request returns
+OWN = "own"  # the provider of a price in a file of the user's
 NUMBERS = ("egress_per_gb", "retrieval_per_gb", "per_1000_get", "per_1000_list")
 
 
@@ -29,15 +30,22 @@ class Price:
     per_1000_get: float
     per_1000_list: float = 0.0
     retrieval_per_gb: float = 0.0
-    seen: str = ""  # when the page said so
-    source: str = ""  # the URL of that page
+    seen: str = ""  # when the source said so; empty: not verified
+    source: str = ""  # the URL of a page or a price list
 
     @property
     def name(self) -> str:
         return f"{self.region}/{self.storage_class}"
 
+    @property
+    def standing(self) -> str:
+        """How far the price can be relied on, in words."""
+        if self.seen:
+            return f"seen {self.seen}"
+        return "your own" if self.provider == OWN else "commonly quoted, not verified"
+
     def to_json(self, basis: str) -> dict[str, str | float]:
-        return {**asdict(self), "basis": basis}
+        return {**asdict(self), "basis": basis, "standing": self.standing}
 
     def dollars(self, egress_bytes: float, requests: float, lists: float = 0.0) -> float:
         """Return the cost of reads.
@@ -98,7 +106,7 @@ def _prices(rows: Any, label: str) -> list[Price]:
 def _price(row: Any, label: str) -> Price:
     if not isinstance(row, dict):
         raise ConfigError(f"{label}: expected mappings with egress_per_gb and per_1000_get")
-    values = {"provider": "own", "region": "own", "class": "own", **row}
+    values = {"provider": OWN, "region": OWN, "class": OWN, **row}
     for name in NUMBERS:
         number = values.get(name, 0.0)
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:

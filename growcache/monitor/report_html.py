@@ -146,7 +146,7 @@ def _figures(facts: ReportFacts) -> str:
     cost = cost_of(facts, sums)
     egress = in_bytes(sums.egress_bytes)
     if cost is not None:
-        egress += f", about ${cost.dollars:,.2f} ({cost.price.name}, {cost.basis})"
+        egress += f", about ${cost.dollars:,.2f} ({cost.price.name}, {cost.basis}; {cost.price.standing})"
     waited = "not known" if sums.wait_share is None else in_percent(sums.wait_share)
     rows = [
         ("cached", f"{in_count(status.samples)} samples, {in_bytes(status.bytes)} of {in_bytes(status.max_bytes)}"),
@@ -221,7 +221,7 @@ def _other_bound(facts: ReportFacts) -> str:
 
 def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:
     if not drawn.samples:
-        return '<p class="muted">Nothing is cached.</p>'
+        return f'<p class="muted">Nothing is cached.</p>{_drawn_strata(facts)}'
     listed = f" of {in_count(facts.status.objects)}" if facts.status.objects else ""
     looked = (
         "" if drawn.share >= 1 else f" {in_percent(drawn.share)} of the shards were looked at."
@@ -238,7 +238,7 @@ def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:
             [one.name, *map(_number, (in_count(one.objects), in_count(one.samples), in_percent(one.samples / count), f"{one.uses:.1f}"))]
             for one in drawn.strata
         ],
-        f"By {drawn.strata_are}; uses are the mean over all jobs.",
+        f"Cached samples by {drawn.strata_are}; uses are the mean over all jobs.",
     )  # fmt: skip
     uses = table(
         ["uses", _number("samples"), _number("share")],
@@ -253,7 +253,26 @@ def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:
         [[key, _number(in_count(n))] for key, n in drawn.most_drawn],
         "The objects with most cached samples.",
     )
-    return f'<p>{_text(words)}</p><div class="tables">{strata}{uses}{most}</div>'
+    return f'<p>{_text(words)}</p><div class="tables">{_drawn_strata(facts)}{strata}{uses}{most}</div>'
+
+
+def _drawn_strata(facts: ReportFacts) -> str:
+    """Return the draws of each stratum since the cache began, as the service counted them."""
+    rows = facts.status.strata
+    if not rows:
+        return ""
+    count = max(1, sum(one.drawn for one in rows))
+    heads: list[Cell] = ["stratum", *map(_number, ("parts", "drawn", "share", "coverage"))]
+    lines = [
+        [one.name if one.strata == 1 else plural(one.strata, "other"), *map(_number, (in_count(one.parts), in_count(one.drawn), in_percent(one.drawn / count), in_percent(one.coverage)))]
+        for one in rows
+    ]  # fmt: skip
+    by = facts.parts.get("sampling.strata.by", "")
+    return table(
+        heads,
+        lines,
+        f"Visits since the cache began, by {by}; coverage is of the parts of a stratum.",
+    )
 
 
 def _holes(facts: ReportFacts) -> str:

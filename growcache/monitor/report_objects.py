@@ -119,7 +119,8 @@ def use_classes(uses: Mapping[int, int]) -> list[tuple[str, int]]:
 def stratum_namer(parts: Mapping[str, Any]) -> tuple[Callable[[int, str], str], str]:
     """Return the function from an object to its stratum, and what strata are, by a cache's identity.
 
-    A column of labels is in no shard, so then, and where there are no strata, folders are shown.
+    The origin of a sample does not say a column of labels, so for strata by one, and where there are none, folders
+    are shown.
     """
     urls = parts.get("source.0.url")
     if urls is not None:
@@ -132,7 +133,8 @@ def stratum_namer(parts: Mapping[str, Any]) -> tuple[Callable[[int, str], str], 
         except re.error:
             return _folder, "folder"
         return lambda _, key: _matched(pattern, key), "stratum"
-    return _folder, "stratum" if by == "label" else "folder"
+    columns = (parts.get("source.labels") or {}).get("columns") or ()
+    return _folder, "stratum" if by == "label" and by not in columns else "folder"
 
 
 def _urls_of_sources(parts: Mapping[str, Any]) -> list[list[str]]:

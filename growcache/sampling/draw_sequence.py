@@ -14,7 +14,7 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals, Place
 from growcache.cache.side_files import Edition
-from growcache.cache.status import MovedStatus
+from growcache.cache.status import MovedStatus, StratumStatus
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, GroupDraw
@@ -32,6 +32,7 @@ from growcache.sampling.population import (
     stratum_shares,
 )
 from growcache.sampling.sizing import Sizing, objects_take_turns
+from growcache.sampling.stratum_counts import stratum_statuses
 from growcache.store.catalog import Catalog
 
 
@@ -105,6 +106,13 @@ class DrawSequence:
     def distinct(self, group: int) -> int | None:
         """Return the number of different parts in earlier groups; None without strata."""
         return self._draws.distinct(self._number(group)) if self._stratification else None
+
+    def strata(self, group: int) -> list[StratumStatus]:
+        """Return what was drawn of each stratum in earlier groups; empty without strata."""
+        if self._sampling.strata is None or not self._editions:
+            return []
+        strata, drawn = self._draws.drawn(self._number(group))
+        return stratum_statuses(strata.names, strata.own, drawn, replacement=self.replacement)
 
     def moved(self, group: int) -> MovedStatus:
         """Return what another node may have drawn, too, of the draws of earlier groups."""

@@ -482,20 +482,24 @@ class Draws:
         )
         return drawn[np.array([first != last for first, last in rounds], np.bool_)]
 
-    def rounds(self, number: int) -> Floats:
-        """Return the passes over each stratum before a group; float64 [strata]."""
+    def drawn(self, number: int) -> tuple[EditionStrata, Ints]:
+        """Return the strata of a group, and how many draws of each were before it."""
         edition_draws = self._edition_of(number)
         drawn = edition_draws.before(self._draws_before(number))
-        found: Floats = drawn / np.maximum(edition_draws.edition.strata.own, 1)
+        return edition_draws.edition.strata, drawn
+
+    def rounds(self, number: int) -> Floats:
+        """Return the passes over each stratum before a group; float64 [strata]."""
+        strata, drawn = self.drawn(number)
+        found: Floats = drawn / np.maximum(strata.own, 1)
         return found
 
     def distinct(self, number: int) -> int:
         """Return the number of different parts in the groups before this one."""
         if not self._editions:
             return 0
-        edition_draws = self._edition_of(number)
-        before = edition_draws.before(self._draws_before(number))
-        return int(np.minimum(before, edition_draws.edition.strata.own).sum())
+        strata, drawn = self.drawn(number)
+        return int(np.minimum(drawn, strata.own).sum())
 
     def moved(self, number: int) -> tuple[int, int]:
         """Return how many draws before a group another node may have made, too, and how many follow."""

@@ -238,6 +238,7 @@ class StatusBuilder:
             endless=endless,
             subsets=self._subsets,
             sources=self._mixed(dispatcher),
+            strata=dispatcher.draws.strata(dispatcher.queue.next_new) if dispatcher else [],
             unmatched=self._objects.unmatched,
             left_out=self._left_out_before if left_out is None else dict(left_out),
             set_aside=dispatcher.makeups.status if dispatcher else SetAsideStatus(),

@@ -31,6 +31,7 @@ from growcache.cache.status import (
     LeaseStatus,
     SourceStatus,
     Status,
+    StratumStatus,
     WaitsStatus,
     WorkerStatus,
 )
@@ -203,6 +204,7 @@ def test_status_as_json_has_these_keys_too(
     (documented,) = keys(section("status"))
     mixed = replace(
         FULL,
+        strata=[StratumStatus("rare", 4, 9, 1.0)],
         sources=[SourceStatus("s3://bucket/*.npy", 0.25, 9, 90.0, 1.5)],
         foreign_leases=[ForeignLeaseStatus("a.lease", "no permission", 0, 7, None, "wait")],
     )

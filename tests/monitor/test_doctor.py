@@ -113,6 +113,12 @@ def test_a_healthy_machine_has_no_findings() -> None:
         (with_machine(needed_bytes=20 * GB), "wrong", "memory", "20.0 GB"),
         (with_machine(workers=16), "warn", "machine", "sampling.workers to 8"),
         (with_machine(now=0.0), "wrong", "clock", "1970-01-01"),
+        (
+            with_machine(node_trouble="found neither torchrun nor Slurm; set both"),
+            "wrong",
+            "nodes",
+            "set both",
+        ),
     ],
 )
 def test_each_trouble_is_found_with_what_to_do(

@@ -108,6 +108,28 @@ def test_a_source_without_objects(
     assert found["limit"]["resource"] == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("count", "code", "level", "words"),
+    [("3", 0, "ok", "node 1 of 3 (they count from 0), by torchrun"), ("", 1, "wrong", "not")],
+)
+def test_nodes_by_their_launcher(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: str,
+    code: int,
+    level: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", count)
+    given, found = run_doctor(folder, capsys, "--set", "sampling.nodes=auto")
+    (node,) = [one for one in found["findings"] if one["about"] == "nodes"]
+    assert (given, node["level"]) == (code, level), found["findings"]
+    assert words in node["found"]
+    assert found["measured"]["stores"][0]["samples"] > 100  # as on a single machine
+
+
 def test_objects_of_another_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run_doctor(
         folder, capsys, "--set", "source.format=npz", "--set", "source.options={}"

@@ -187,6 +187,7 @@ CASES: dict[str, dict[str, Any]] = {
     "neighbours": {"sampling": {"samples_per_object": 16}, "visit": 16},
     "windows": {"max_bytes": "400MB"},
     "refused": {"sampling": {"shard_samples": 20_000}},
+    "jobs": {"changes": {"jobs": 2}},
 }
 
 
@@ -225,12 +226,16 @@ def test_every_price_names_its_page() -> None:
     for price in known_prices():
         assert price.source.startswith("https://")
         assert find_price(price.name) == find_price(f"{price.provider}/{price.name}")
+        assert price.standing == (
+            f"seen {price.seen}" if price.seen else "commonly quoted, not verified"
+        )
 
 
 def test_a_price_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("{region: here, class: tape, egress_per_gb: 0.5, per_1000_get: 2}")
-    assert find_price(str(file)).dollars(2e9, 3000) == 7
+    own = find_price(str(file))
+    assert (own.dollars(2e9, 3000), own.standing) == (7, "your own")
     file.write_text("{egress_per_gb: cheap, per_1000_get: 2}")
     with pytest.raises(ConfigError, match="US dollars"):
         find_price(str(file))

@@ -175,6 +175,11 @@ def test_objects_strata_and_uses() -> None:
     [
         ({}, "a", "folder"),
         ({"sampling.strata.by": "label"}, "a", "stratum"),
+        (
+            {"sampling.strata.by": "label", "source.labels": {"columns": ["label"]}},
+            "a",
+            "folder",
+        ),
         ({"sampling.strata.by": "(?P<stratum>[vw])"}, "(none)", "stratum"),
         ({"source.0.url": ["s3://p/*"], "source.1.url": ["s3://q/*"]}, "s3://q/*", "source"),
     ],

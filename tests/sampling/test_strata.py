@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from growcache.cache.files import CacheLayout
 from growcache.cache.side_files import read_editions
 from growcache.cache.status import read_status
+from growcache.cli.cli import main
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.draws import (
@@ -382,11 +383,19 @@ def test_strata_by_a_label(tmp_path: Path) -> None:
         for i in range(len(snapshot)):
             assert snapshot.origin(i).key.split("/")[-2] == snapshot[i]["kind"]
     assert 0.6 < kinds["rare"] / kinds["common"] < 1.6
+    shown = read_status(tmp_path / "c").strata
+    assert {one.name: (one.parts, one.coverage) for one in shown} == {
+        "rare": (4, 1.0),
+        "common": (60, 1.0),
+    }
+    assert sum(one.drawn for one in shown) >= len(snapshot)
+    assert main(["report", str(tmp_path / "c"), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "Visits since the cache began, by kind" in page
+    assert '<td><bdi>rare</bdi></td><td class="number">4</td>' in page
 
 
 def run_peek(folder: Path, config: Path) -> int:
-    from growcache.cli.cli import main
-
     return main(
         ["peek", str(folder / "c"), "--sample", "0:0", "--refetch", "--config", str(config)]
     )
