@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ from growcache.cache.index.inspection import IndexColumns
 from growcache.cache.index.reader import known_identity
 from growcache.cache.stored_samples import StoredSample, read_samples, spread_places
 from growcache.errors import CorruptShardError
-from growcache.monitor.sample_views import field_view
+from growcache.monitor.sample_views import field_view, late_view
 from growcache.usercode import printable
 
 MOST_SAMPLES = 24
 MOST_FIELDS = 12
 SHOWN_SCHEMA_CHARACTERS = 2000
+MOST_SECONDS = 2.0  # for all samples: an image of a few bytes may have many pixels
 
 
-def sample_view(stored: StoredSample) -> dict[str, Any]:
+def sample_view(stored: StoredSample, deadline: float) -> dict[str, Any]:
+    """Return a sample for the page; fields are not shown whose turn comes after ``deadline``, by the monotonic clock."""
     origin, schema = stored.origin, stored.sidecar.schema
     fields = list(schema.fields)
     return {
@@ -30,16 +33,26 @@ def sample_view(stored: StoredSample) -> dict[str, Any]:
         "start": origin.start,
         "stop": origin.stop,
         "fields": [
-            field_view(field, stored.sample[field.name]) for field in fields[:MOST_FIELDS]
+            late_view(field)
+            if time.monotonic() >= deadline
+            else field_view(field, stored.sample[field.name])
+            for field in fields[:MOST_FIELDS]
         ],
         "more_fields": max(0, len(fields) - MOST_FIELDS),
     }
 
 
 def gallery_of(
-    root: Path, columns: IndexColumns, *, count: int, turn: int, shard: int | None
+    root: Path,
+    columns: IndexColumns,
+    *,
+    count: int,
+    turn: int,
+    shard: int | None,
+    most_seconds: float = MOST_SECONDS,
 ) -> dict[str, Any]:
     """Return samples of a generation, or of one shard of it; each ``turn`` shows others. Raises as `read_index`."""
+    deadline = time.monotonic() + most_seconds
     layout = CacheLayout(root)
     identity = known_identity(layout)
     count = max(1, min(count, MOST_SAMPLES))
@@ -51,10 +64,14 @@ def gallery_of(
         places = _places_of(shard, lengths[numbers == shard].tolist(), count, turn)
     cache_format = identity.cache_format if identity else ""
     samples: list[dict[str, Any]] = []
-    damage = ""
+    damage, late = "", False
     for place in places:
+        late = bool(samples) and time.monotonic() >= deadline
+        if late:
+            break
         try:
-            samples += map(sample_view, read_samples(layout, [place], cache_format))
+            found = read_samples(layout, [place], cache_format)
+            samples += [sample_view(stored, deadline) for stored in found]
         except CorruptShardError as failure:
             damage = printable(str(failure))
     schema = printable(str(identity.schema)) if identity else ""
@@ -63,6 +80,7 @@ def gallery_of(
         "samples": samples,
         "cached": int(lengths.sum()),
         "damage": damage,
+        "late": late,
     }
 
 

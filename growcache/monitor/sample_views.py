@@ -31,6 +31,7 @@ MOST_TRACES = 8
 MOST_CHANNELS = 128  # of an array of two dimensions that is taken for channels × time
 ELONGATED = 4  # times as long as high
 PICTURE_PIXELS = 192
+DECODED_PIXELS = 25_000_000  # within a second; JPEG is decoded at a fraction of its size
 COLOURS = (1, 3, 4)
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -43,6 +44,11 @@ def field_view(field: Field, value: Value) -> dict[str, Any]:
     if isinstance(value, bytes):
         return head | (_encoded_image_view(value) if image_kind(value) else bytes_view(value))
     return head | {"shape": list(value.shape)} | _array_view(value, field.classes)
+
+
+def late_view(field: Field) -> dict[str, Any]:
+    head = {"name": printable(field.name), "dtype": _dtype_text(field)}
+    return head | text_view("not shown: the samples are too large, or take too long to decode")
 
 
 def _dtype_text(field: Field) -> str:
@@ -212,6 +218,10 @@ def _png_chunk(name: bytes, data: bytes) -> bytes:
     )
 
 
+class TooManyPixelsError(ValueError):
+    """To decode an image would take long, however short its file is."""
+
+
 def _encoded_image_view(value: bytes) -> dict[str, Any]:
     """Return an encoded image decoded here, so that no decoder of the browser sees foreign bytes."""
     kind = image_kind(value)
@@ -221,6 +231,8 @@ def _encoded_image_view(value: bytes) -> dict[str, Any]:
     except ImportError:
         note = f"{kind}: install growcache[image] to see it"
         return bytes_view(value) | {"note": note}
+    except TooManyPixelsError as error:
+        return bytes_view(value) | {"note": f"{kind}, not shown: {error}"}
     except Exception as error:  # noqa: BLE001 - Pillow's plugins raise any exception for a broken image
         return bytes_view(value) | {
             "note": f"{kind}, cannot be decoded: {type(error).__name__}"
@@ -233,8 +245,9 @@ def _decode_image(value: bytes) -> tuple[tuple[int, int], Pixels]:
 
     with Image.open(io.BytesIO(value), formats=IMAGE_KINDS) as image:
         size = image.size
-        if size[0] * size[1] > MOST_PIXELS:
-            raise ValueError(f"{size[0]} by {size[1]} pixels are too many")
+        most = MOST_PIXELS if image.format == "JPEG" else DECODED_PIXELS
+        if size[0] * size[1] > most:
+            raise TooManyPixelsError(f"{size[0]} by {size[1]} pixels are too many")
         image.draft("RGB", (PICTURE_PIXELS, PICTURE_PIXELS))  # other formats ignore it
         image.thumbnail((PICTURE_PIXELS, PICTURE_PIXELS))
         return size, np.asarray(image.convert("RGB"))

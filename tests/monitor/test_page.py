@@ -19,9 +19,10 @@ from starlette.testclient import TestClient
 
 from growcache.cache.index.inspection import HoleRow
 from growcache.monitor import page
+from growcache.monitor.gallery import gallery_of
 from growcache.monitor.hole_reasons import group_holes
 from growcache.monitor.metric_tables import metric_tables
-from growcache.monitor.page import WEB
+from growcache.monitor.page import WEB, read_shards
 from growcache.monitor.sample_views import (
     MOST_TRACES,
     PICTURE_PIXELS,
@@ -193,6 +194,17 @@ def test_a_damaged_sample_is_said_and_hides_no_other(tmp_path: Path) -> None:
         found = client.get("/samples.json").json()
     assert [one["shard"] for one in found["samples"]] == [1]
     assert "the description of the shard is damaged" in found["damage"]
+
+
+def test_samples_that_take_too_long_are_not_shown(tmp_path: Path) -> None:
+    with Filled(tmp_path / "cache") as filled:
+        filled.add(0, 1)
+        shards = read_shards(filled.root)
+        found = gallery_of(*shards, count=8, turn=0, shard=None, most_seconds=0.0)
+        whole = gallery_of(*shards, count=8, turn=0, shard=None)
+    assert (found["late"], len(found["samples"])) == (True, 1)
+    assert {one["text"][:9] for one in found["samples"][0]["fields"]} == {"not shown"}
+    assert (whole["late"], len(whole["samples"])) == (False, 2)
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,9 @@ export function makeGallery(load) {
   function note(answer) {
     if (answer.damage) return answer.damage;
     if (!answer.samples.length) return shard == null ? "No sample is cached yet." : `Shard ${shard} is not in the cache any more.`;
-    if (shard != null) return `${plural(answer.samples.length, "sample")} of shard ${shard}`;
-    return `${answer.samples.length} of ${plural(answer.cached, "sample")}, spread over the cache`;
+    const late = answer.late ? "; others are not shown, because these took too long" : "";
+    if (shard != null) return `${plural(answer.samples.length, "sample")} of shard ${shard}${late}`;
+    return `${answer.samples.length} of ${plural(answer.cached, "sample")}, spread over the cache${late}`;
   }
 
   function next() {
