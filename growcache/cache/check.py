@@ -231,7 +231,7 @@ def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
     lying = len(numbers_on_disk(layout))
     if not lying and not layout.identity.exists():
         raise CacheMissingError(
-            f"no cache at {layout.root}; fill one with: growcache run CONFIG"
+            f"no cache at {layout.directory}; fill one with: growcache run CONFIG"
         )
     text = f"{layout.index} is missing; {lying} shards lie there"
     return IndexContents(), [Finding("error", None, text, mendable=True)]

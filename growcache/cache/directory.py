@@ -164,7 +164,7 @@ def require_cache(layout: CacheLayout) -> None:
         raise unusable_path_error(layout.root, error) from error
     if not known:
         raise CacheMissingError(
-            f"no cache at {layout.root}; nothing was changed. Fill one with: growcache run CONFIG"
+            f"no cache at {layout.directory}; nothing was changed. Fill one with: growcache run CONFIG"
         )
 
 

@@ -182,6 +182,12 @@ class CacheLayout:
         self.root = _resolved_root(Path(root).absolute())
 
     @property
+    def directory(self) -> Path:
+        """The path that users know, where ``root`` is one of several generations in it."""
+        parent = directory_of(self.root)
+        return parent if os.path.lexists(parent / FIRST_GENERATION) else self.root
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         return (self.shards, self.incoming, self.leases)
 
@@ -223,7 +229,7 @@ class CacheLayout:
                 f"the index of the cache at {self.root} is missing; the next growcache run "
                 f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
             )
-        raise CacheMissingError(f"no cache at {self.root}; fill one with: growcache run CONFIG")
+        raise CacheMissingError(f"no cache at {self.directory}; fill one with: growcache run CONFIG")
 
 
 def permission_message(path: Path) -> str:

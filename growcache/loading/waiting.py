@@ -81,7 +81,7 @@ def wait_for_samples(
                 break
             if known and not layout.root.is_dir():
                 raise CacheMissingError(
-                    f"the cache at {layout.root} was removed while it was read; fill one with: "
+                    f"the cache at {layout.directory} was removed while it was read; fill one with: "
                     "growcache run CONFIG"
                 )
             refuse_failed_service(layout, view)
@@ -201,7 +201,7 @@ def _describe_wait(
     layout: CacheLayout, view: IndexView, min_samples: int, complete: bool
 ) -> str:
     if not layout.index.exists():
-        return f"waiting for a cache at {layout.root}; fill one with: growcache run CONFIG"
+        return f"waiting for a cache at {layout.directory}; fill one with: growcache run CONFIG"
     wanted = samples_wanted(view, min_samples)
     event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
     running = read_status(layout.root).state != "stopped"

@@ -379,7 +379,7 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
     """Return a read-only connection. CacheMissingError: another program's database, or just removed."""
     if not layout.marker.exists() and is_other_database(layout.index):
         raise CacheMissingError(
-            f"no cache at {layout.root}: {layout.index.name} there is another program's"
+            f"no cache at {layout.directory}: {layout.index.name} there is another program's"
         )
     if layout.index.with_name(layout.index.name + "-journal").exists():
         _roll_back(layout)
@@ -388,7 +388,7 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         if layout.index.exists():
             raise
-        raise CacheMissingError(f"the cache at {layout.root} was removed") from None
+        raise CacheMissingError(f"the cache at {layout.directory} was removed") from None
 
 
 def _roll_back(layout: CacheLayout) -> None:
