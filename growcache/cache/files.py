@@ -229,7 +229,9 @@ class CacheLayout:
                 f"the index of the cache at {self.root} is missing; the next growcache run "
                 f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
             )
-        raise CacheMissingError(f"no cache at {self.directory}; fill one with: growcache run CONFIG")
+        raise CacheMissingError(
+            f"no cache at {self.directory}; fill one with: growcache run CONFIG"
+        )
 
 
 def permission_message(path: Path) -> str:

@@ -102,6 +102,12 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("growcache_samples_drawn", "Samples that were drawn into the cache.", (), "drawn"),
     ("growcache_samples_evicted", "Samples that were evicted again.", (), "evicted"),
     (
+        "growcache_moved_parts",
+        "Parts drawn of lanes that another node had earlier in the pass and may have drawn, too.",
+        (),
+        "moved_parts",
+    ),
+    (
         "growcache_store_requests",
         "Requests to the store: get, head, or a page of a listing; by what became of them.",
         ("op", "code"),

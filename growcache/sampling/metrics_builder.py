@@ -1,7 +1,7 @@
 """The metrics of a running service: what samplers and stores count, put together with what the cache knows.
 
 The counters are, by name: ``requests`` (by operation and code), ``request_seconds`` (histograms by operation), ``read_bytes``, ``retries`` (by
-reason), ``group_seconds`` (histograms by stage), ``waiting_seconds`` (by reason), ``holes`` (by kind), ``drawn``, ``evicted``, ``egress_bytes``.
+reason), ``group_seconds`` (histograms by stage), ``waiting_seconds`` (by reason), ``holes`` (by kind), ``drawn``, ``evicted``, ``moved_parts``, ``egress_bytes``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class MetricsBuilder:
         for name, now in (("drawn", status.drawn), ("evicted", status.evicted_samples)):
             self._counts[name] = monotonic(now, number_in(self._counts, name))
         is_anew = number_in(self._counts, "drawn") < drawn_before  # another cache, or index
+        moved_before = 0 if is_anew else number_in(self._counts, "moved_parts")
+        self._counts["moved_parts"] = max(moved_before, status.moved.parts)  # 0 at the start
         self._survey.look([job.name for job in status.jobs])
         self.shown = Metrics(
             updated_at=time.time(),

@@ -23,7 +23,7 @@ from growcache.cache.metrics_file import (
     read_metrics,
     write_metrics,
 )
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import MovedStatus, Status, read_status
 from growcache.cache.uses import (
     JobSums,
     WaitSums,
@@ -32,9 +32,11 @@ from growcache.cache.uses import (
     jobs_in_index,
 )
 from growcache.monitor.prometheus import exposition
+from growcache.sampling.metrics_builder import MetricsBuilder
 from growcache.sampling.sampler_counts import STAGE_BOUNDS
 from growcache.store.counts import Counts, minus, number_in, plus
 from growcache.store.request_counts import REQUEST_BOUNDS, RequestCounts
+from tests.filled import Filled
 
 numbers = st.integers(0, 1 << 40)
 counted: st.SearchStrategy[Any] = st.recursive(
@@ -229,6 +231,16 @@ def test_requests_are_counted_by_what_became_of_them() -> None:
     buckets = totals["request_seconds"]
     assert isinstance(buckets, dict)
     assert number_in(totals, "retries", "other") == 1
+
+
+def test_counters_of_a_status_do_not_fall_while_a_service_starts(tmp_path: Path) -> None:
+    with Filled(tmp_path / "cache") as filled:
+        builder = MetricsBuilder(filled.cache)
+        builder.build(Status(drawn=100, moved=MovedStatus(5, 3)), {})
+        counts = builder.build(Status(drawn=99), {}).counts
+        assert (counts["drawn"], counts["moved_parts"]) == (100, 5)
+        counts = builder.build(Status(drawn=7, moved=MovedStatus(2, 0)), {}).counts
+        assert (counts["drawn"], counts["moved_parts"]) == (7, 2)  # another index
 
 
 def test_a_cache_that_is_missing_is_down(tmp_path: Path) -> None:
