@@ -263,6 +263,7 @@ class SourceConfig(ConfigModel):
     names: _Texts | None = None
     fields: dict[Annotated[str, Field(min_length=1)], FieldConfig] = {}
     manifest: ManifestConfig | None = None
+    catalog: Annotated[str, Field(min_length=1)] | None = None
     labels: LabelsConfig | None = None
     on_missing: Literal["error", "skip"] = "error"
     purged: Annotated[str, Field(min_length=1)] | None = None
@@ -293,9 +294,9 @@ class SourceConfig(ConfigModel):
         for name, value in own.items():
             if name in values and list(_one_or_many(values[name])) != list(_one_or_many(value)):
                 raise ValueError(f"name dataset or {name}, not both")
-        if values.get("fields") or values.get("purged") or values.get("manifest"):
+        if any(map(values.get, ("fields", "purged", "manifest", "catalog"))):
             raise ValueError(
-                "fields, purged and manifest need objects of a store; leave them out"
+                "fields, purged, manifest and catalog need objects of a store; leave them out"
             )
         return {**values, **own}
 
@@ -305,6 +306,14 @@ class SourceConfig(ConfigModel):
             raise ValueError("names are those of the values of a dataset; name a dataset")
         if self.names is not None and len(set(self.names)) < len(self.names):
             raise ValueError("names: name none twice")
+        return self
+
+    @model_validator(mode="after")
+    def _listed_in_one_way(self) -> SourceConfig:
+        if self.catalog is not None and self.manifest is not None:
+            raise ValueError("name manifest or catalog, not both: a manifest is not listed")
+        if self.catalog is not None and re.search(r"[*?\[]", self.catalog):
+            raise ValueError("catalog: expected a folder, found a wildcard")
         return self
 
     @field_validator("fields")

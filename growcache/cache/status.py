@@ -318,6 +318,7 @@ class Status:
     left_out: dict[str, int] = field(
         default_factory=dict
     )  # by the listing: `.DS_Store`, empty …
+    catalogs: list[str] = field(default_factory=list)  # shared ones that this run read or wrote
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     moved: MovedStatus = field(default_factory=MovedStatus)
     foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)

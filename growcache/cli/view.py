@@ -298,6 +298,12 @@ def _split_row(status: Status, _: object, width: int) -> list[Text]:
     return _dotted(texts, width)
 
 
+def _catalog_row(status: Status, _: object, width: int) -> list[Text]:
+    return [
+        Text(line) for words in status.catalogs for line in shorten_to_lines(words, width, 2)
+    ]
+
+
 def _lanes_row(status: Status, _: object, __: int) -> list[Text]:
     return [Text(status.moved.words)] if status.moved.words else []
 
@@ -387,6 +393,7 @@ ROWS: dict[str, Callable[[Status, StatusHistory | None, int], list[Text]]] = {
     "coverage": _coverage_row,
     "sources": _sources_row,
     "split": _split_row,
+    "catalog": _catalog_row,
     "lanes": _lanes_row,
     "trouble": _trouble_row,
     "config": _config_row,

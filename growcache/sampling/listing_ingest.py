@@ -61,6 +61,10 @@ class ListingThread:
     def left_out(self) -> Mapping[str, int]:
         return self._source.left_out
 
+    @property
+    def catalogs(self) -> list[str]:
+        return self._source.catalogs
+
     def more(self) -> None:
         self._slots.release()
 
@@ -171,6 +175,7 @@ class ListingIngest:
             on_retry=self._retried,
             retries_forever=self._is_waited_for,
             lengths=introduction["lengths"] if introduction is not None else (),
+            refresh=refresh,
         )
         self._listing = ListingThread(pages, self._page, self._ended)
 
@@ -181,6 +186,11 @@ class ListingIngest:
         error.
         """
         return self._has_listed or not isinstance(error, StoreRefusedError)
+
+    @property
+    def catalogs(self) -> list[str]:
+        """Where the objects of each shared catalog come from, in words."""
+        return [] if self._listing is None else self._listing.catalogs
 
     def adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
         if self._listing is not None:

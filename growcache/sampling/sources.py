@@ -28,6 +28,7 @@ from growcache.store.store import RemoteStore, open_store
 from growcache.usercode import CodeDigest
 
 if TYPE_CHECKING:
+    from growcache.sampling.shared_listing import SharedListing
     from growcache.sampling.zarr_listing import ZarrListing
 
 _Made = TypeVar("_Made")
@@ -200,7 +201,9 @@ def name_source(text: str, number: int, count: int) -> str:
 _SETTING = re.compile(rf"(?<![\w/.-])source\.(?=(?:{'|'.join(SourceConfig.model_fields)})\b)")
 
 
-ListedStore: TypeAlias = "RemoteStore | DatasetStore | ManifestListing | ZarrListing"
+ListedStore: TypeAlias = (
+    "RemoteStore | DatasetStore | ManifestListing | ZarrListing | SharedListing"
+)
 
 
 class SourceListings:
@@ -218,6 +221,12 @@ class SourceListings:
         """The files that no one meant, which the listings left out so far, by name."""
         counts = (one.left_out for one in self._stores if not isinstance(one, DatasetStore))
         return sum(counts, Counter())
+
+    @property
+    def catalogs(self) -> list[str]:
+        """Where the objects of each shared catalog come from, in words."""
+        words = (getattr(one, "said", "") for one in self._stores)
+        return list(filter(None, words))
 
     def pages(self) -> Iterator[list[Entry]]:
         if len(self._stores) == 1:
@@ -244,8 +253,12 @@ def open_listings(
     on_retry: Callable[[BaseException], None],
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
     lengths: Sequence[int | None] = (),
+    refresh: bool = False,
 ) -> SourceListings:
-    """``lengths`` are those that samplers know of the Datasets, of each source."""
+    """``lengths`` are those that samplers know of the Datasets, of each source.
+
+    ``refresh``: a shared catalog that is not of just now is listed anew.
+    """
     known = iter(lengths)
 
     def opened(source: SourceConfig) -> ListedStore:
@@ -261,12 +274,17 @@ def open_listings(
         )
         if source.manifest is not None:
             return ManifestListing(store, timeout_seconds, on_retry, retries_forever)
-        return _with_unwritten_chunks(store) if source.format == "zarr" else store
+        listed = _with_unwritten_chunks(store) if source.format == "zarr" else store
+        if source.catalog is None:
+            return listed
+        from growcache.sampling.shared_listing import SharedListing
+
+        return SharedListing(listed, store, timeout_seconds, on_retry, refresh=refresh)
 
     return SourceListings(make_each(sources, opened))
 
 
-def _with_unwritten_chunks(store: RemoteStore) -> ListedStore:
+def _with_unwritten_chunks(store: RemoteStore) -> RemoteStore | ZarrListing:
     """Return a listing that ends with them; imported here, because a sampler imports what it reads."""
     from growcache.formats.zarr import open_zarr
     from growcache.sampling.zarr_listing import ZarrListing

@@ -190,6 +190,7 @@ class StatusBuilder:
         disk_full: bool,
         restart_for: list[str],
         left_out: Mapping[str, int] | None,
+        catalogs: list[str],
     ) -> Status:
         cache, totals = self._cache, self._cache.totals()
         fields = self._process | cache_fields(cache)
@@ -241,6 +242,7 @@ class StatusBuilder:
             strata=dispatcher.draws.strata(dispatcher.queue.next_new) if dispatcher else [],
             unmatched=self._objects.unmatched,
             left_out=self._left_out_before if left_out is None else dict(left_out),
+            catalogs=catalogs,
             set_aside=dispatcher.makeups.status if dispatcher else SetAsideStatus(),
             moved=dispatcher.draws.moved(dispatcher.queue.next_new)
             if dispatcher

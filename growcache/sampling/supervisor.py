@@ -597,4 +597,5 @@ class Supervisor:
             disk_full=self._disk_full,
             restart_for=self._reload.restart_for if self._reload else [],
             left_out=self._listing.left_out,
+            catalogs=self._listing.catalogs,
         )

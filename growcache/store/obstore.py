@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     AnyStore = AzureStore | GCSStore | HTTPStore | S3Store
 
 _STREAM_CHUNK_BYTES = 1 << 20
-_OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 
 _GCS_NAMES = {"endpoint_url": "base_url", "anon": "skip_signature"}
 _GCS_OPTIONS = frozenset(
@@ -74,14 +74,14 @@ class ObstoreBackend:
                 yield Page(page)
             else:
                 page = []
-        except _OBSTORE_ERRORS as error:
+        except OBSTORE_ERRORS as error:
             raise self._translated(error, "") from None
         yield Page([*page, held] if held else page, last=True)
 
     def head(self, key: str) -> Entry:
         try:
             return _entry_of_meta(obstore.head(self._store, key), key)
-        except _OBSTORE_ERRORS as error:
+        except OBSTORE_ERRORS as error:
             raise self._translated(error, key) from None
 
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
@@ -106,7 +106,7 @@ class ObstoreBackend:
         except NotSupportedError as error:
             if not self._checks_answers:
                 raise self._translated(error, entry.key) from None
-        except _OBSTORE_ERRORS as error:
+        except OBSTORE_ERRORS as error:
             raise self._translated(error, entry.key) from None
         self._ranges.record(is_whole=True)
         return await self._cut_out(entry, start, stop)
@@ -117,7 +117,7 @@ class ObstoreBackend:
             answer = await obstore.get_async(self._store, entry.key)
             check_response(entry, (0, entry.size), _response_of_result(answer, entry))
             data = await read_at_most(_chunks_of(answer, entry.size), entry.size, entry)
-        except _OBSTORE_ERRORS as error:
+        except OBSTORE_ERRORS as error:
             raise self._translated(error, entry.key) from None
         check_length(entry, (0, entry.size), len(data))
         return data[start:stop]
@@ -177,8 +177,26 @@ def open_obstore(
     location: Location, source: SourceConfig, timeout_seconds: float
 ) -> ObstoreBackend | None:
     """Return the backend of a location; None if only fsspec can serve it."""
-    opened = None
+    opened = open_client(location, source, timeout_seconds)
+    if opened is None and source.client == "obstore":
+        raise ConfigError(
+            f"source.client: obstore cannot serve {location.url} with these storage_options; "
+            "use client: auto or fsspec"
+        )
+    if opened is None:
+        return None
+    option = server_option(location.scheme, source.storage_options)
+    is_web = location.scheme in WEB_SCHEMES
+    return ObstoreBackend(opened, location.root, checks_answers=is_web, option=option)
+
+
+def open_client(
+    location: Location, source: SourceConfig, timeout_seconds: float
+) -> AnyStore | None:
+    """Return obstore's client of a location; None if it has none for it."""
     opener = _OPENERS.get(location.scheme)
+    if opener is None:
+        return None
     stalled = timedelta(seconds=stalled_seconds(timeout_seconds))
     settings = {
         "client_options": {
@@ -191,28 +209,17 @@ def open_obstore(
         # Retries are growcache's own, so that every client has the same and they can be counted.
         "retry_config": {"max_retries": 0},
     }
-    if opener is not None:
-        try:
-            opened = opener(location, source.storage_options, settings)
-        except ConfigError:
-            raise
-        except (BaseError, TypeError, ValueError) as error:
-            # What obstore refuses here is configuration; its text may hold secrets.
-            kind = type(error).__name__
-            raise ConfigError(
-                f"source {location.root}: its storage_options were refused ({kind}); "
-                "check the endpoint, and the names and kinds of the options"
-            ) from None
-    if opened is None and source.client == "obstore":
+    try:
+        return opener(location, source.storage_options, settings)
+    except ConfigError:
+        raise
+    except (BaseError, TypeError, ValueError) as error:
+        # What obstore refuses here is configuration; its text may hold secrets.
+        kind = type(error).__name__
         raise ConfigError(
-            f"source.client: obstore cannot serve {location.url} with these storage_options; "
-            "use client: auto or fsspec"
-        )
-    if opened is None:
-        return None
-    option = server_option(location.scheme, source.storage_options)
-    is_web = location.scheme in WEB_SCHEMES
-    return ObstoreBackend(opened, location.root, checks_answers=is_web, option=option)
+            f"source {location.root}: its storage_options were refused ({kind}); "
+            "check the endpoint, and the names and kinds of the options"
+        ) from None
 
 
 def _open_s3(

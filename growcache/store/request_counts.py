@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = Callable[["Entry", int, int], Awaitable["Buffer"]]
 
-OPS = GET, HEAD, LIST = "get", "head", "list"
+OPS = GET, HEAD, LIST, PUT = "get", "head", "list", "put"
 SERVED, CANCELLED = "ok", "cancelled"
 
 # Upper bounds, in seconds, of the buckets of requests; one more bucket holds what took longer.
@@ -126,6 +126,27 @@ class RequestCounts:
             raise
         self.served(HEAD, time.monotonic() - began)
         return found
+
+    def counted_read(self, read: Callable[[], bytes]) -> bytes:
+        """Return what ``read`` returns: all of a small object."""
+        began = time.monotonic()
+        try:
+            data = read()
+        except StoreError as error:
+            self.failed(GET, error)
+            raise
+        self.served_get(time.monotonic() - began, len(data))
+        return data
+
+    def counted_write(self, write: Callable[[], bool]) -> bool:
+        began = time.monotonic()
+        try:
+            written = write()
+        except StoreError as error:
+            self.failed(PUT, error)
+            raise
+        self.served(PUT, time.monotonic() - began)
+        return written
 
     def counted_pages(self, pages: Iterator[Page]) -> Iterator[Page]:
         """Yield the pages of a listing; each is a request, except an empty one that only ends it."""

@@ -1,0 +1,363 @@
+"""The listing of a source that has a shared catalog (``source.catalog``): one service lists, the others read.
+
+Whoever finds no catalog writes a pointer first, and lists. The others read along what it publishes, and list themselves
+if the pointer stands still. Two that list at once do no harm: each pointer names a whole listing, and parts never
+change. Nothing about a catalog ends a service: what cannot be read or written is said, and the store is listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import orjson
+
+from growcache.config_source import SourceConfig
+from growcache.config_text import to_json_value
+from growcache.errors import AccessError, FormatError, StoreError
+from growcache.sampling.fingerprint import server_options
+from growcache.secrecy import hash_secrets, url_without_secrets
+from growcache.seeding import Uint64Array, hash64
+from growcache.store.contract import PAGE_ENTRIES, Entry
+from growcache.store.retries import RetryPolicy
+from growcache.store.shared_catalog import (
+    MOST_PART_BYTES,
+    MOST_POINTER_BYTES,
+    Part,
+    PartPacker,
+    Pointer,
+    PublishedListing,
+    decode_pointer,
+    encode_pointer,
+    part_sizes,
+    unpack_part,
+    version_words,
+)
+from growcache.store.shared_folder import SharedFolder, open_shared_folder
+from growcache.store.store import RemoteStore
+from growcache.store.urls import BUCKET_SCHEMES, parse_url, redact
+from growcache.usercode import printable, short_key
+
+if TYPE_CHECKING:
+    from growcache.sampling.zarr_listing import ZarrListing
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0  # between two looks at a pointer that is being written
+BEAT_SECONDS = 5.0  # between two pointers of a listing that goes on
+STALLED_SECONDS = 30.0  # after which a pointer that stands still was left behind
+FRESH_SECONDS = 600.0  # for which a refresh takes a catalog as it is
+
+Listed: TypeAlias = "RemoteStore | ZarrListing"
+Earlier: TypeAlias = tuple[PublishedListing, ...]
+
+
+def catalog_name(source: SourceConfig) -> str:
+    """Return the pointer's name: a hash of what decides which objects a listing has."""
+    values = {
+        "url": [url_without_secrets(url) for url in source.url],
+        "fields": bool(source.fields),
+        "format": source.format,
+        # The chunks that Zarr does not have follow from them.
+        "options": hash_secrets(source.options) if source.format == "zarr" else {},
+        "server": server_options(source.storage_options),
+    }
+    text = orjson.dumps(to_json_value(values), option=orjson.OPT_SORT_KEYS)
+    return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.json"
+
+
+class CatalogFiles:
+    """The files of one source in a shared folder, each request tried again like a page of a listing."""
+
+    def __init__(
+        self, source: SourceConfig, timeout_seconds: float, retries: RetryPolicy
+    ) -> None:
+        assert source.catalog is not None
+        self.url = redact(source.catalog)
+        self._name = catalog_name(source)
+        self._retries = retries
+        self._timeout_seconds = timeout_seconds
+        self._open(source)
+
+    def _open(self, source: SourceConfig) -> None:
+        assert source.catalog is not None
+        self._folder: SharedFolder = open_shared_folder(
+            source.catalog, source, self._timeout_seconds
+        )
+
+    def reopen(self, source: SourceConfig) -> None:
+        self._open(source)
+
+    def pointer(self) -> Pointer | None:
+        data = self._retries.run(lambda: self._folder.read(self._name, MOST_POINTER_BYTES))
+        return None if data is None else decode_pointer(data)
+
+    def write_pointer(self, pointer: Pointer, *, only_new: bool = False) -> bool:
+        data = encode_pointer(pointer)
+        return self._retries.run(
+            lambda: self._folder.write(self._name, data, only_new=only_new)
+        )
+
+    def part(self, part: Part) -> list[Entry]:
+        packed = self._retries.run(lambda: self._folder.read(part.name, MOST_PART_BYTES))
+        if packed is None:
+            raise FormatError(f"{part.name} is gone")
+        return unpack_part(part, packed)
+
+    def write_part(self, part: Part, packed: bytes) -> None:
+        self._retries.run(lambda: self._folder.write(part.name, packed))
+
+
+class KnownVersions:
+    """Which objects and versions earlier listings have, by a hash of 64 bits each."""
+
+    def __init__(self, pages: Iterable[list[Entry]] = ()) -> None:
+        hashes = [_hashes_of(page) for page in pages]
+        self._sorted = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+
+    def new_among(self, entries: list[Entry]) -> list[Entry]:
+        if not len(self._sorted):
+            return entries
+        hashes = _hashes_of(entries)
+        at = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+        new = np.flatnonzero(self._sorted[at] != hashes)
+        return [entries[place] for place in new.tolist()]
+
+
+def _hashes_of(entries: list[Entry]) -> Uint64Array:
+    return np.fromiter(map(hash64, version_words(entries)), np.uint64, len(entries))
+
+
+class CatalogWriter:
+    """Publishes a listing while it goes on; the first failure ends that, and not the listing."""
+
+    def __init__(
+        self,
+        files: CatalogFiles,
+        listing: PublishedListing,
+        earlier: Earlier,
+        known: KnownVersions,
+    ) -> None:
+        self._files = files
+        self._listing = listing
+        # One that found nothing new is worth its time alone.
+        self._earlier = tuple(one for one in earlier if one.parts)
+        self._known = known
+        self._sizes = part_sizes()
+        self._packer = PartPacker(next(self._sizes))
+        self._beaten_at = time.monotonic()
+        self.failed = False
+
+    def add(self, page: list[Entry]) -> None:
+        if not self.failed:
+            self._packer.add(self._known.new_among(page))
+            if self._packer.is_full:
+                self._try(self._publish_part)
+            if time.monotonic() - self._beaten_at > BEAT_SECONDS:
+                self._try(self._publish_pointer)
+
+    def finish(self, left_out: Mapping[str, int]) -> PublishedListing:
+        if not self.failed:
+            self._listing = replace(self._listing, complete=True, left_out=dict(left_out))
+            self._try(self._publish_part)
+        return self._listing
+
+    def _publish_part(self) -> None:
+        if self._packer.entries:
+            part, packed = self._packer.finish()
+            self._files.write_part(part, packed)
+            self._listing = replace(self._listing, parts=(*self._listing.parts, part))
+            self._packer = PartPacker(next(self._sizes))
+        self._publish_pointer()
+
+    def _publish_pointer(self) -> None:
+        self._listing = replace(self._listing, at=time.time())
+        self._files.write_pointer(Pointer((*self._earlier, self._listing)))
+        self._beaten_at = time.monotonic()
+
+    def _try(self, publish: Callable[[], None]) -> None:
+        try:
+            publish()
+        except StoreError as error:
+            self.failed = True
+            _log.warning(
+                "source.catalog %s: this listing is not published: %s", self._files.url, error
+            )
+
+
+@dataclass(slots=True)
+class _Watch:
+    """How long a pointer has stood still, by the clock of this machine."""
+
+    most_seconds: float
+    last: Pointer | None = None
+    since: float = 0.0
+
+    def stalled(self, pointer: Pointer | None) -> bool:
+        now = time.monotonic()
+        if pointer != self.last or not self.since:
+            self.last, self.since = pointer, now
+        return now - self.since >= self.most_seconds
+
+
+class SharedListing:
+    def __init__(
+        self,
+        listed: Listed,
+        store: RemoteStore,
+        timeout_seconds: float,
+        on_retry: Callable[[BaseException], None] | None = None,
+        *,
+        refresh: bool = False,
+        stalled_seconds: float = STALLED_SECONDS,
+    ) -> None:
+        self._listed = listed
+        self._stalled_seconds = stalled_seconds
+        self._store = store
+        self._refresh = refresh
+        self._files = CatalogFiles(
+            listed.source, timeout_seconds, RetryPolicy(timeout_seconds, on_retry)
+        )
+        self._may_write = True
+        self._place = parse_url(self.source.catalog.rstrip("/") + "/")  # type: ignore[union-attr]
+        self._publisher = f"{socket.gethostname()}:{os.getpid()}"
+        self._read: set[str] = set()  # digests of parts
+        self._left_out: Counter[str] | None = None  # as the catalog says
+        self.said = ""  # where the objects come from, for the status
+
+    @property
+    def source(self) -> SourceConfig:
+        return self._listed.source
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self._listed.left_out if self._left_out is None else self._left_out
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        self._listed.set_options(options)
+        self._files.reopen(self._listed.source)
+
+    def pages(self) -> Iterator[list[Entry]]:
+        earlier: Earlier | None = ()
+        known = KnownVersions()
+        try:
+            earlier = yield from self._followed()
+            known = self._known(earlier or ())
+        except AccessError as error:
+            self._may_write = False
+            self._warn(f"it may not be read, so this service lists for itself: {error}")
+        except (FormatError, StoreError) as error:
+            earlier = ()
+            self._warn(f"it cannot be used, so this service lists, and publishes anew: {error}")
+        if earlier is not None:
+            yield from self._published(earlier, known)
+
+    def _warn(self, text: str) -> None:
+        _log.warning("source.catalog %s: %s", self._files.url, text)
+
+    def _followed(self) -> Generator[list[Entry], None, Earlier | None]:
+        """Yield what is published; return None if that is all, or the listings that one of this service adds to."""
+        watch = _Watch(self._stalled_seconds)
+        while True:
+            pointer = self._files.pointer()
+            if pointer is None and self._claimed():
+                return ()
+            if pointer is not None:
+                if self._is_outdated(pointer):
+                    return pointer.complete
+                yield from self._unread(pointer)
+                if pointer.last.complete:
+                    self._note(pointer)
+                    return None
+            if watch.stalled(pointer):
+                self._warn(
+                    f"nothing new for {self._stalled_seconds:g} s, so this service lists"
+                )
+                return () if pointer is None else pointer.complete
+            time.sleep(POLL_SECONDS)
+
+    def _is_outdated(self, pointer: Pointer) -> bool:
+        """Whether a refresh lists anew: one that is at it, or ended just now, serves this service, too."""
+        age = time.time() - pointer.last.at
+        return self._refresh and pointer.last.complete and not 0 <= age < FRESH_SECONDS
+
+    def _claimed(self) -> bool:
+        """Write the first pointer; return whether this service is the one that lists."""
+        if not self._may_write:
+            return False
+        try:
+            return self._files.write_pointer(Pointer((self._own(),)), only_new=True)
+        except AccessError as error:
+            self._may_write = False
+            self._warn(f"this service may not publish, so it waits for one that does: {error}")
+            return False
+
+    def _own(self) -> PublishedListing:
+        return PublishedListing(self._publisher, time.time(), complete=False)
+
+    def _unread(self, pointer: Pointer) -> Iterator[list[Entry]]:
+        for part in pointer.parts():
+            if part.digest not in self._read:
+                entries = self._files.part(part)
+                self._refuse_others(part, entries)
+                for at in range(0, len(entries), PAGE_ENTRIES):
+                    yield entries[at : at + PAGE_ENTRIES]
+                self._read.add(part.digest)
+
+    def _refuse_others(self, part: Part, entries: list[Entry]) -> None:
+        """Refuse keys that no listing of this source has: they would be read with its credentials."""
+        for entry in entries:
+            if not self._is_ours(entry):
+                raise FormatError(
+                    f"{part.name} has {short_key(entry.key)}, which source.url does not name"
+                )
+
+    def _is_ours(self, entry: Entry) -> bool:
+        locations = self._store.locations
+        if not 0 <= entry.store < len(locations):
+            return False
+        location = locations[entry.store]
+        leads_out = location.scheme not in BUCKET_SCHEMES and ".." in entry.key.split("/")
+        return location.matches(entry.key) and not leads_out
+
+    def _is_of_the_catalog(self, entry: Entry) -> bool:
+        place, location = self._place, self._store.locations[entry.store]
+        return place.root == location.root and entry.key.startswith(place.pattern)
+
+    def _note(self, pointer: Pointer) -> None:
+        self._left_out = Counter(pointer.last.left_out)
+        last = pointer.last
+        self.said = _listed_words(pointer.entries, f"read from {self._files.url}", last)
+        _log.info("%s", self.said)
+
+    def _known(self, earlier: Earlier) -> KnownVersions:
+        parts = (part for listing in earlier for part in listing.parts)
+        return KnownVersions(map(self._files.part, parts))
+
+    def _published(self, earlier: Earlier, known: KnownVersions) -> Iterator[list[Entry]]:
+        writer = CatalogWriter(self._files, self._own(), earlier, known)
+        writer.failed = not self._may_write
+        for listed in self._listed.pages():
+            page = [entry for entry in listed if not self._is_of_the_catalog(entry)]
+            writer.add(page)
+            if page:
+                yield page
+        listing = writer.finish(self._listed.left_out)
+        if not writer.failed:
+            entries = listing.entries + sum(one.entries for one in earlier)
+            self.said = _listed_words(entries, f"published to {self._files.url}", listing)
+
+
+def _listed_words(entries: int, verb: str, listing: PublishedListing) -> str:
+    at = datetime.fromtimestamp(min(listing.at, time.time()), UTC)
+    by = printable(listing.publisher)
+    return f"{entries:,} objects {verb}, listed by {by} at {at:%Y-%m-%d %H:%M} UTC"
