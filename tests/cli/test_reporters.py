@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from growcache.cache.status import Status
-from growcache.cli.cli import choose_reporter
-from growcache.cli.status import json_lines, plain_lines
+from growcache.cli.status import choose_reporter, json_lines, plain_lines
 from growcache.cli.watch import LiveView
 
 
