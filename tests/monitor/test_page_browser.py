@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from growcache import Snapshot
 from growcache.cache.status import JobStatus, Status, WaitsStatus, write_status
-from growcache.monitor.http_server import Address, listen, url_of
-from growcache.monitor.server import create_app
 from tests.browsers import Browser, missing, running_browser
 from tests.filled import Filled
 from tests.monitor.hostile import (
@@ -26,6 +22,7 @@ from tests.monitor.hostile import (
     hostile_status,
     write_history,
 )
+from tests.monitor.serving import serving
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,27 +37,6 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 """
 EVENTS_SECONDS = 3.0
 SIZES = {"phone": (360, 800, True), "laptop": (1280, 900, False), "4K": (3840, 2160, False)}
-
-
-@contextmanager
-def serving(
-    caches: Sequence[Path], prefix: str = "", token: str | None = None
-) -> Iterator[str]:
-    """Serve the dashboard by a thread; yield its address."""
-    app = create_app(caches, token=token, prefix=prefix)
-    listening = listen(Address("127.0.0.1", 0), None)
-    config = uvicorn.Config(
-        app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield url_of(listening, prefix)
-    finally:
-        app.state.end_events()
-        server.should_exit = True
-        thread.join(20)
 
 
 def plain_status(root: Path, now: float) -> Status:
