@@ -26,7 +26,6 @@ from growcache.cache.files import (
     CacheLayout,
     checksummed_json,
     fsync_directory,
-    make_directory,
     newer_layout_error,
     read_marker,
     unusable_path_error,
@@ -55,6 +54,7 @@ from growcache.errors import (
     CachePathError,
     CorruptShardError,
 )
+from growcache.modes import is_shared, make_directory, may_share_with_group
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
     try:
         _refuse_long_path(layout)
         _make_root(layout.root)
+        _require_group(layout.root)
         check_kinds(layout, any_owner=any_owner)
         if not is_cache(layout) and (found := _foreign_names(layout)):
             raise _foreign_folder_error(layout, found)
@@ -150,6 +151,15 @@ def _make_root(root: Path) -> None:
             fsync_directory(parent)
 
 
+def _require_group(root: Path) -> None:
+    if is_shared(root) and not may_share_with_group(root):
+        raise CachePathError(
+            f"{root} is shared with its group ({root.stat().st_gid}), to which this process of uid "
+            f"{os.geteuid()} does not belong; run it with that group (docker run --group-add GID), "
+            "or take the group's right away: chmod g-ws"
+        )
+
+
 def require_cache(layout: CacheLayout) -> None:
     """Require a cache, before anything in it is deleted or repaired.
 
@@ -176,7 +186,7 @@ def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode):
                 raise _wrong_kind_error(path, found.st_mode, "a folder of the cache's own")
-            if found.st_uid != me and not any_owner:
+            if found.st_uid != me and not any_owner and not is_shared(path):
                 raise CachePathError(
                     f"{path} belongs to user {found.st_uid}, and this is user {me}; run growcache "
                     "as that user, or choose another cache.path"

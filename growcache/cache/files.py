@@ -15,6 +15,7 @@ import google_crc32c
 import orjson
 
 from growcache.errors import CacheFullError, CacheMissingError, CachePathError
+from growcache.modes import FILE_MODE, ONE_USER_OR_GROUP, share_if_folder_is
 
 _FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
@@ -63,8 +64,6 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 BLOCK_BYTES = 4096
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
 
 # flock and SQLite's WAL are not to be trusted on these (WAL needs shared memory). FUSE
 # file systems are refused by name, for some (fuseblk, fuse.ext4) are local disks.
@@ -240,8 +239,8 @@ def permission_message(path: Path) -> str:
     except PermissionError:
         owner = "in a folder of another user's"
     return (
-        f"may not look into {path}: it is {owner}, and this process of uid {os.geteuid()}; run "
-        "reader and service as one user (docker run --user UID:GID)"
+        f"may not look into {path}: it is {owner}, and this process of uid {os.geteuid()}; "
+        + ONE_USER_OR_GROUP
     )
 
 
@@ -281,15 +280,6 @@ def unusable_path_error(path: Path, error: OSError) -> CachePathError:
     return CachePathError(
         f"cannot use {path} for a cache: {error.strerror}; choose another cache.path"
     )
-
-
-def make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    except FileNotFoundError:
-        # Path.mkdir makes parents as the umask says; who may write there can replace a cache.
-        make_directory(directory.parent)
-        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
 
 def shard_number(path: Path) -> int | None:
@@ -361,6 +351,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     with _temporary_file(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
+            share_if_folder_is(descriptor, path.parent)
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]

@@ -25,6 +25,7 @@ from growcache.cache.files import (
     generation_in,
     shard_names,
 )
+from growcache.modes import mode_of_new_directory, share_if_folder_is
 
 REMOVED_PREFIX = "removed-"  # begins the names of folders of arrays on their way out
 SET_ASIDE_PREFIX = "set-aside-"  # begins the names of files that repair took out of the shards
@@ -114,11 +115,12 @@ def open_root(layout: CacheLayout) -> Iterator[int]:
 
 
 @contextmanager
-def make_folder(directory: int, name: str, mode: int) -> Iterator[int]:
+def make_folder(directory: int, name: str) -> Iterator[int]:
     with suppress(FileExistsError):
-        os.mkdir(name, mode, dir_fd=directory)
+        os.mkdir(name, mode_of_new_directory(directory), dir_fd=directory)
     descriptor = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=directory)
     try:
+        share_if_folder_is(descriptor, directory)
         yield descriptor
     finally:
         os.close(descriptor)

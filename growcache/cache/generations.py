@@ -26,10 +26,10 @@ from growcache.cache.files import (
     fsync_directory,
     generation_numbers,
     generation_path,
-    make_directory,
     write_atomic,
 )
 from growcache.cache.purge_list import copy_list
+from growcache.modes import make_directory
 
 if TYPE_CHECKING:
     from growcache.cache.cache import Cache

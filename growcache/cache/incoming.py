@@ -23,8 +23,6 @@ import xxhash
 
 from growcache.cache.files import (
     BLOCK_BYTES,
-    DIRECTORY_MODE,
-    FILE_MODE,
     SIDECAR,
     CacheLayout,
     whole_blocks,
@@ -34,6 +32,7 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.encoding import EncodedFile, split_buffer
 from growcache.cache.formats.mapped import Buffer, Bytes
 from growcache.cache.sidecar import ShardFile, Sidecar
+from growcache.modes import FILE_MODE, share_if_folder_is
 from growcache.schema import Sample, Schema
 
 ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
@@ -238,7 +237,7 @@ def _write_files(
         for file in files:
             above, _, name = f"{prefix}{file.suffix}".rpartition("/")
             if above and above not in inner:
-                inner[above] = stack.enter_context(make_folder(incoming, above, DIRECTORY_MODE))
+                inner[above] = stack.enter_context(make_folder(incoming, above))
             past = direct and file.nbytes >= LEAST_DIRECT_BYTES
             where = inner[above] if above else incoming
             _write_file(where, name, seal.passing(file), file.nbytes, direct=past)
@@ -261,6 +260,7 @@ def _write_file(
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory)
     try:
+        share_if_folder_is(descriptor, directory)
         # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
         os.posix_fallocate(descriptor, 0, size)
         if past is not None:

@@ -39,6 +39,7 @@ from growcache.cache.locks import (
     open_owned,
     try_lock,
 )
+from growcache.modes import ONE_USER_OR_GROUP
 
 SUFFIX = ".lease"
 MAGIC = b"GCLEASE2"
@@ -421,10 +422,7 @@ class ForeignLease:
             return "it protects nothing and may be removed"
         ending = "it protects all that was cached when it came, until its reader ends"
         if self.uid != os.geteuid():
-            ending += (
-                f"; run reader and service as one user (this is uid {os.geteuid()}, not "
-                f"{self.uid})"
-            )
+            ending += f"; this is uid {os.geteuid()}, not {self.uid}: {ONE_USER_OR_GROUP}"
         if self.held is None:
             ending += f"; if its reader is gone, remove it: rm {self.path}"
         return ending

@@ -27,6 +27,7 @@ from typing import Any
 
 from growcache.cache.files import unusable_path_error
 from growcache.errors import CacheError, CachePathError
+from growcache.modes import FILE_MODE, share_if_folder_is
 
 PROC_LOCKS = Path("/proc/locks")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -203,12 +204,14 @@ NO_FLOCK_ERRORS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno
 _owned_descriptors: set[int] = set()
 
 
-def open_owned(path: Path, flags: int, mode: int = 0o600) -> int:
+def open_owned(path: Path, flags: int, mode: int = FILE_MODE) -> int:
     """Return a descriptor that children do not inherit, even by fork; no symbolic link is followed."""
     with fork_lock():
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         _owned_descriptors.add(descriptor)
-        return descriptor
+    if flags & os.O_CREAT:
+        share_if_folder_is(descriptor, path.parent)
+    return descriptor
 
 
 def close_owned(descriptor: int) -> None:

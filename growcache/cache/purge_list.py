@@ -18,7 +18,6 @@ import google_crc32c
 import orjson
 
 from growcache.cache.files import (
-    FILE_MODE,
     SIDECAR,
     CacheLayout,
     fsync_directory,
@@ -166,7 +165,7 @@ def append_to_list(layout: CacheLayout, purged: Iterable[PurgedObject]) -> int:
 
 
 def _append(layout: CacheLayout, size: int, lines: bytes) -> None:
-    descriptor = open_owned(layout.purged, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+    descriptor = open_owned(layout.purged, os.O_WRONLY | os.O_CREAT)
     try:
         os.ftruncate(descriptor, size)  # a line that was cut short
         try:

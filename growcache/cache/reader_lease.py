@@ -56,6 +56,7 @@ from growcache.cache.locks import (
 )
 from growcache.cache.system import at_sigterm, release_at_sigterm
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
+from growcache.modes import ONE_USER_OR_GROUP
 
 COUNTERS_SECONDS = 0.2  # between two notes of what was delivered
 WAIT_FOR_ROOM_SECONDS = 1.0  # for which a reader waits for the room of leases that are over
@@ -253,8 +254,8 @@ def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = _owner_text(layout)
         return CacheError(
-            f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; run reader and "
-            "service as one user (docker run --user UID:GID)"
+            f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; "
+            + ONE_USER_OR_GROUP
         )
     return CacheError(
         f"{text}a reader must be able to write there, or the supervisor cannot know of it"

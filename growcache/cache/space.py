@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from growcache.cache.files import (
-    FILE_MODE,
     CacheLayout,
     allocated,
     allocated_tree,
@@ -25,6 +24,7 @@ from growcache.cache.files import (
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
+from growcache.modes import FILE_MODE, share_if_folder_is
 
 
 class ShardTable:
@@ -184,6 +184,7 @@ class Ballast:
             return False
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, FILE_MODE)
         try:
+            share_if_folder_is(descriptor, self.path.parent)
             os.posix_fallocate(descriptor, 0, self.size)
         except OSError as error:
             self.path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from growcache.cache.files import make_directory
+from growcache.modes import make_directory
 from growcache.schema import Array, Origin, Sample
 from growcache.seeding import generator_at
 

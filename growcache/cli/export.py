@@ -23,8 +23,6 @@ from growcache.cache.cache import Cache
 from growcache.cache.directory import adopt
 from growcache.cache.files import (
     BLOCK_BYTES,
-    DIRECTORY_MODE,
-    FILE_MODE,
     SIDECAR,
     CacheLayout,
     allocated,
@@ -49,6 +47,7 @@ from growcache.errors import (
 from growcache.humanize import generation_note, in_bytes, plural
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import shown_generation
+from growcache.modes import DIRECTORY_MODE, FILE_MODE
 from growcache.schema import Field, Schema
 from growcache.usercode import printable
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from growcache.cache.files import FILE_MODE
 from growcache.cli.init_choices import ConfigChoices
 from growcache.cli.other_kinds import READER
 from growcache.cli.terminal import print_to_stderr
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, MissingLibraryError
 from growcache.formats import check_format
+from growcache.modes import FILE_MODE
 from growcache.usercode import printable
 
 TEMPLATE = Path(__file__).with_name("config_template.yaml")

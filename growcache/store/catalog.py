@@ -29,6 +29,7 @@ import numpy.typing as npt
 import orjson
 
 from growcache.errors import CacheError, CacheFullError
+from growcache.modes import FILE_MODE, share_if_folder_is
 from growcache.seeding import hash64
 from growcache.store.contract import Entry, paginate
 from growcache.store.key_set import KeySet
@@ -143,9 +144,11 @@ class Catalog:
         """Open or create the catalog at ``path``; CacheError if the file is not a catalog."""
         path = Path(path)
         flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
         catalog = cls(path, descriptor, key_hash, readonly=readonly)
         try:
+            if not readonly:
+                share_if_folder_is(descriptor, path.parent)
             catalog._recover()
             catalog._synced_bytes = catalog._end
         except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from growcache.cache.files import FILE_MODE, CacheLayout, allocated
+from growcache.cache.files import CacheLayout, allocated
 from growcache.cache.index.reader import (
     BUSY_SECONDS,
     SQLITE_ERRORS,
@@ -24,6 +24,7 @@ from growcache.cache.index.reader import (
 )
 from growcache.cache.index.schema import SEAL_META
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
+from growcache.modes import FILE_MODE, share_if_folder_is
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -199,11 +200,15 @@ class IndexFile:
 
 
 def _create_file(layout: CacheLayout) -> None:
-    """Make the file for its owner only: SQLite gives its log and shared memory the same mode."""
+    """Make the file, with its mode: SQLite gives its log and shared memory the same."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     # Only a new file is opened, for to close one frees SQLite's locks on it in this process.
     with contextlib.suppress(OSError):  # SQLite will say it better
-        os.close(os.open(layout.index, flags, FILE_MODE))
+        descriptor = os.open(layout.index, flags, FILE_MODE)
+        try:
+            share_if_folder_is(descriptor, layout.root)
+        finally:
+            os.close(descriptor)
 
 
 def index_error(layout: CacheLayout, error: Exception) -> CacheError:
