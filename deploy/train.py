@@ -1,0 +1,140 @@
+"""A training loop that may be stopped at any time: it saves when a scheduler tells it to end, and goes on there.
+
+    python deploy/train.py /cache --checkpoint last.pt                            # one process
+    torchrun --nproc-per-node 2 deploy/train.py /cache --checkpoint last.pt       # some, on some machines
+
+SIGTERM and SIGUSR1 end it after the running step, with a checkpoint. Put your model, and your step, in the place
+of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from growcache.torch import EpochLoader
+
+stopping = torch.zeros(1)
+signal.signal(signal.SIGTERM, lambda number, frame: stopping.fill_(1))
+signal.signal(signal.SIGUSR1, lambda number, frame: stopping.fill_(1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train until a number of steps is made.")
+    parser.add_argument("cache", help="which a service fills on this machine")
+    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"), help="all see it")
+    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--batch-size", type=int, default=64, help="of each rank")
+    parser.add_argument("--min-samples", type=int, default=1000)
+    arguments = parser.parse_args()
+
+    if "RANK" in os.environ:  # by torchrun
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu", local_rank())
+    torch.manual_seed(0)
+    model: Any = nn.Linear(2, 1).to(device)
+    model = (
+        nn.parallel.DistributedDataParallel(model) if distributed.is_initialized() else model
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with EpochLoader(
+        arguments.cache, batch_size=arguments.batch_size, min_samples=arguments.min_samples
+    ) as loader:
+        parts = {"model": model, "optimizer": optimizer}
+        step, epoch = load(arguments.checkpoint, parts, loader)
+        while step < arguments.steps and not must_stop():
+            for batch in loader:  # of an epoch that was stopped: the rest
+                x = batch["x"].to(device).float().flatten(1)
+                features = torch.stack([x.mean(1), x.std(1)], 1)
+                loss = (model(features)[:, 0] - x.amax(1)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step += 1
+                ends = must_stop() or step == arguments.steps
+                if ends or step % arguments.save_every == 0:
+                    save(arguments.checkpoint, parts, loader, step, epoch)
+                if ends:
+                    say(f"ends at step {step} in epoch {epoch}")
+                    break
+            else:
+                say(f"epoch {epoch}, step {step}: loss {loss.item():.4f}; {loader.report}")
+                epoch += 1
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def must_stop() -> bool:
+    """Whether any rank was told to end: all of them then end after the same step."""
+    if distributed.is_initialized():
+        told = stopping.clone()
+        if distributed.get_backend() == "nccl":
+            told = told.cuda()
+        distributed.all_reduce(told, distributed.ReduceOp.MAX)
+        return bool(told.item())
+    return bool(stopping.item())
+
+
+def save(path: Path, parts: dict[str, Any], loader: EpochLoader, step: int, epoch: int) -> None:
+    """Write a checkpoint that is there whole, or not at all, with a loader's state of each machine."""
+    states: list[Any] = [None] * world_size()
+    mine = (machine(), loader.state_dict())
+    if distributed.is_initialized():
+        distributed.all_gather_object(states, mine)
+    else:
+        states = [mine]
+    if rank() == 0:
+        saved = {name: part.state_dict() for name, part in parts.items()}
+        unfinished = path.with_suffix(".unfinished")
+        torch.save({**saved, "loaders": dict(states), "at": (step, epoch)}, unfinished)
+        unfinished.replace(path)
+
+
+def load(path: Path, parts: dict[str, Any], loader: EpochLoader) -> tuple[int, int]:
+    if not path.exists():
+        return 0, 0
+    saved = torch.load(path, map_location="cpu")
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    # What the cache has lost meanwhile, or a new disk never had, is drawn again. A machine that is
+    # new takes the counts of another one, and reads what it has.
+    states, here = saved["loaders"], machine()
+    if here in states:
+        loader.load_state_dict(states[here], missing="refetch")
+    else:
+        loader.load_state_dict(states[min(states)], missing="substitute")
+    step, epoch = saved["at"]
+    say(f"goes on behind step {step} in epoch {epoch}")
+    return step, epoch
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def machine() -> int:
+    return int(os.environ.get("GROUP_RANK", "0"))
+
+
+def say(text: str) -> None:
+    if rank() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
