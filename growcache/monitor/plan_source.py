@@ -33,7 +33,7 @@ from growcache.monitor.plan_timing import (
     plan_permit,
     time_visits,
 )
-from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
+from growcache.sampling.draws import Draws
 from growcache.sampling.fill import GroupFiller, encode_group, load_transform
 from growcache.sampling.labels import read_labels
 from growcache.sampling.lanes import owned_lanes
@@ -59,6 +59,7 @@ from growcache.sampling.sizing import (
     objects_take_turns,
 )
 from growcache.sampling.sources import Sources, first_urls, open_listings, open_sources
+from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata
 from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry

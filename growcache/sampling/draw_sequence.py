@@ -17,7 +17,7 @@ from growcache.cache.side_files import Edition
 from growcache.cache.status import MovedStatus, StratumStatus
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
-from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, GroupDraw
+from growcache.sampling.draws import Draws, GroupDraw
 from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import Objects
 from growcache.sampling.orders import Ints
@@ -33,6 +33,7 @@ from growcache.sampling.population import (
 )
 from growcache.sampling.sizing import Sizing, objects_take_turns
 from growcache.sampling.stratum_counts import stratum_statuses
+from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata
 from growcache.store.catalog import Catalog
 
 

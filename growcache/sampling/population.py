@@ -20,12 +20,13 @@ from growcache.cache.side_files import Edition
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.formats.compressed import USUAL_RATIO, compression_by_name
-from growcache.sampling.draws import EditionStrata, GroupDraw, Mask
+from growcache.sampling.draws import GroupDraw
 from growcache.sampling.lanes import LANES, lane_mask
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import GrowingArray, Objects, Subset
 from growcache.sampling.orders import Floats, Ints, locate
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import EditionStrata, Mask
 from growcache.seeding import Uint64Array, hash64, stream64
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key

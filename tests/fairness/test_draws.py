@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from growcache.config import SplitConfig
 from growcache.formats.grids import AxisGrid
-from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata
+from growcache.sampling.draws import Draws
 from growcache.sampling.lanes import LANES, owned_lanes
 from growcache.sampling.objects import Objects, Split
 from growcache.sampling.orders import Ints, TurnOrders
@@ -25,6 +25,7 @@ from growcache.sampling.population import (
     stratum_shares,
 )
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.fairness.chance import agree, balanced, planted

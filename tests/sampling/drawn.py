@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from growcache.sampling.draws import DrawnEdition, Draws, EditionStrata, Mask
+from growcache.sampling.draws import Draws
 from growcache.sampling.orders import Ints, PartOrder, Permutation, TurnOrders
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata, Mask
 from growcache.seeding import derive_seed
 
 Owned = Callable[[Ints], Mask]

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growcache.sampling.draws import DrawnEdition, Draws
+from growcache.sampling.draws import Draws
 from growcache.sampling.orders import Ints, Permutation, locate
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import DrawnEdition
 from tests.sampling.drawn import drawn_by, edition, slowly, starts_of
 
 

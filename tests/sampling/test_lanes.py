@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growcache.sampling import lanes as lanes_module
-from growcache.sampling.draws import Draws, Mask
+from growcache.sampling.draws import Draws
 from growcache.sampling.lanes import LANES
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import Mask
 from tests.sampling.drawn import edition
 
 SIZING = Sizing(samples_per_object=1, stride_bytes=1.0, overhead_bytes=0, whole=False, shard_samples=8)  # fmt: skip

@@ -16,14 +16,7 @@ from growcache.cache.status import read_status
 from growcache.cli.cli import main
 from growcache.errors import ConfigError
 from growcache.loading.snapshot import Snapshot
-from growcache.sampling.draws import (
-    DrawnEdition,
-    Draws,
-    EditionStrata,
-    GroupDraw,
-    IndependentDraws,
-    StratumBlocks,
-)
+from growcache.sampling.draws import Draws, GroupDraw, StratumBlocks
 from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import Objects
 from growcache.sampling.population import (
@@ -34,6 +27,7 @@ from growcache.sampling.population import (
     stratum_shares,
 )
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata, IndependentDraws
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from tests.sampling.drawn import edition
