@@ -37,7 +37,7 @@ from growcache.humanize import (
     plural,
     shorten_name,
 )
-from growcache.monitor.verdicts import advice_for_status
+from growcache.monitor.verdicts import advice_for
 
 # Of a terminal without Unicode.
 TO_ASCII = str.maketrans("▁▂▃▄▅▆▇█▓▒▌░·…", "._-~=+*#%+=.,.")
@@ -187,7 +187,7 @@ def _state_row(status: Status, history: StatusHistory | None, width: int) -> lis
 
 def _advice_row(status: Status, _: object, width: int) -> list[Text]:
     """Show what helps where the service waits; the page says the same."""
-    level, action = advice_for_status(status) if status.waiting_for else ("ok", "")
+    level, action = advice_for(status) if status.waiting_for else ("ok", "")
     lines = textwrap.wrap(action, width, break_on_hyphens=False) if level != "ok" else []
     return [Text(line, style="yellow") for line in lines]
 

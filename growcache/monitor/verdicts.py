@@ -5,7 +5,6 @@ The page, the terminal and the report show the same answers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -275,7 +274,7 @@ def _growth(status: Status, recent: Recently) -> Answer:
 
 def _is_halted(status: Status) -> bool:
     """Whether it waits for what may never come, unlike readers that go on or a listing that ends."""
-    return status.state == "waiting" and advice_for_status(status)[0] == "bad"
+    return status.state == "waiting" and advice_for(status)[0] == "bad"
 
 
 def _why_complete(status: Status) -> str:
@@ -298,7 +297,7 @@ def _standing_still(status: Status, recent: Recently) -> Answer:
     text = f"Neither: nothing was drawn in the last {_about(recent.seconds)}."
     if recent.drawn:
         text = f"Neither now; {plural(recent.drawn, 'sample')} came in the last {_about(recent.seconds)}."
-    awaited_level = advice_for_status(status)[0] if status.waiting_for else "warn"
+    awaited_level = advice_for(status)[0] if status.waiting_for else "warn"
     return Answer(
         GROWTH,
         text,
@@ -332,105 +331,55 @@ def _growing_text(status: Status, recent: Recently, rate: str) -> str:
 
 # What is it waiting for, and what should I do?
 
-# Beginnings or parts of what a service waits for, each with how bad that is and what helps.
-ADVICE: list[tuple[str, Level, str]] = [
-    (r"^nothing", "ok", ""),
-    (
-        r"^the service to (go on|answer)",
+# How bad it is to wait for a reason, and what helps. Of readers that depends on which they are.
+ADVICE: Mapping[str, tuple[Level, str]] = {
+    "start": ("ok", ""),
+    "store": (
         "bad",
-        "Let its process go on, or start the service again.",
+        "Look whether the store is up, reachable from here, and accepts the credentials; the service "
+        "tries again by itself.",
     ),
-    (
-        r"^free space on the disk",
-        "bad",
-        "Free space on the disk, or lower cache.max_bytes or cache.min_free.",
-    ),
-    (
-        r"^a new run: sampling\.max_egress",
+    "objects": (
         "warn",
-        "Raise sampling.max_egress, and start the service again.",
+        "Look at the recent errors; the objects are tried again by themselves.",
     ),
-    (
-        r"^credentials",
-        "bad",
-        "Renew the credentials; the service tries again by itself.",
-    ),
-    (
-        r"^room in the index",
-        "warn",
-        "End readers that hang; if it stays so, raise cache.max_bytes.",
-    ),
-    (r"^(the )?listing", "ok", ""),
-    (r"^(the )?groups in flight|^samplers to|^a first object", "ok", ""),
-    (
-        r"^readers to let go of shards.* reader died",
-        "warn",
-        "If that run will not be resumed, let its shards go: growcache release CACHE",
-    ),
-    (
-        r"^readers to let go of shards",
-        "warn",
-        "It goes on when that reader does; end it if it hangs.",
-    ),
-    (
-        r"^a reader: no job",
-        "ok",
-        "Start the training, or set cache.min_uses: 0 to draw on without it.",
-    ),
-    (
-        r"^job .* to read more shards",
-        "ok",
-        "The link is faster than the training, so nothing is wrong; cache.min_uses: 0 would draw on.",
-    ),
-    (r"^refetches first|^room for shards of a checkpoint", "ok", ""),
-    (r"^usage to fall", "ok", ""),
-    (r"^a higher cache\.max_bytes", "warn", "Raise cache.max_bytes, or clear the cache."),
-    (
-        r"^[\d,]+ objects? keeps? failing",
-        "warn",
-        "Look at the errors below; the objects are tried again by themselves.",
-    ),
-    (
-        r"^the store",
-        "bad",
-        "Look whether the store is up and reachable from here; it is tried again by itself.",
-    ),
-]
+    "listing": ("ok", ""),
+    "refetch": ("ok", ""),
+    "work": ("ok", ""),
+    "budget": ("warn", "Raise sampling.max_egress, and start the service again."),
+    "disk": ("bad", "Free space on the disk, or lower cache.max_bytes or cache.min_free."),
+    "index": ("warn", "End readers that hang; if it stays so, raise cache.max_bytes."),
+    "room": ("ok", ""),
+    "bound": ("warn", "Raise cache.max_bytes, or clear the cache."),
+    "complete": ("ok", ""),
+    "service": ("bad", "Let its process go on, or start the service again."),
+}
+UNKNOWN_ADVICE: tuple[Level, str] = ("warn", "")  # of a reason of another version
 
 
-BAD_REASONS = ("store", "disk", "service")
-GOOD_REASONS = ("start", "listing", "refetch", "work", "complete")
+def advice_for(status: Status) -> tuple[Level, str]:
+    """Return how bad it is that a service waits, and what helps; nothing where it ends by itself."""
+    if status.waiting_reason == "readers":
+        return _advice_on_readers(status)
+    return ADVICE.get(status.waiting_reason or "", UNKNOWN_ADVICE)
 
 
-def advice_for(waiting_for: str, reason: str | None = None) -> tuple[Level, str]:
-    """Return how bad an awaited event is, and what helps; nothing where it comes by itself.
-
-    >>> advice_for("the listing to go on: everything listed so far is drawn")
-    ('ok', '')
-    >>> advice_for("free space on the disk: it is full")[0]
-    'bad'
-    """
-    found = ((level, action) for part, level, action in ADVICE if re.search(part, waiting_for))
-    otherwise: Level = (
-        "bad" if reason in BAD_REASONS else "ok" if reason in GOOD_REASONS else "warn"
-    )
-    return next(found, (otherwise, ""))
-
-
-def advice_for_status(status: Status) -> tuple[Level, str]:
-    level, action = advice_for(status.waiting_for or "", status.waiting_reason)
-    if (
-        level == "warn"
-        and status.waiting_reason == "readers"
-        and not _has_stuck_readers(status)
-    ):
-        return "ok", ""  # at the bound it is always some reader's turn
-    return level, action
+def _advice_on_readers(status: Status) -> tuple[Level, str]:
+    if any(not lease.open for lease in status.leases):
+        return (
+            "warn",
+            "If the run that died will not be resumed, let its shards go: growcache release CACHE",
+        )
+    if _has_stuck_readers(status):
+        return "warn", "It goes on when that reader does; end it if it hangs."
+    if not any(job.open for job in status.jobs):
+        return "ok", "Start the training, or set cache.min_uses: 0 to draw on without it."
+    return "ok", "Nothing is wrong: the link is faster than the training."
 
 
 def _has_stuck_readers(status: Status) -> bool:
     return bool(status.foreign_leases) or any(
-        not lease.open or lease.age_seconds > LONG_SNAPSHOT_SECONDS for lease in status.leases
+        lease.age_seconds > LONG_SNAPSHOT_SECONDS for lease in status.leases
     )
 
 
@@ -438,12 +387,12 @@ def _awaited(status: Status) -> Answer:
     if status.state == "stopped":
         return _stopped(status)
     if status.waiting_for:
-        return Answer(AWAITED, f"For {status.waiting_for}.", *advice_for_status(status))
+        return Answer(AWAITED, f"For {status.waiting_for}.", *advice_for(status))
     if status.complete or status.state in ("complete", "full"):
         return Answer(AWAITED, "For nothing.", *_other_advice(status))
     if _is_starved(status):
         text = "For the store: no byte has come from it lately."
-        return Answer(AWAITED, text, "bad", advice_for("the store")[1])
+        return Answer(AWAITED, text, *ADVICE["store"])
     return Answer(AWAITED, "For nothing: samplers are drawing.", *_other_advice(status))
 
 

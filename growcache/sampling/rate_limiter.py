@@ -47,14 +47,16 @@ LimiterState = Literal["running", "waiting", "full", "complete"]
 # What a permit waits for, in a word: the label `reason` of growcache_waiting_seconds_total.
 WaitReason = Literal[
     "start",  # samplers, the schema, labels, a purge list
-    "store",  # its answer, credentials, objects that keep failing
+    "store",  # its answer, or credentials
+    "objects",  # that keep failing
     "listing",
     "refetch",  # shards of a checkpoint come first
     "work",  # groups in flight, the last that are wanted
-    "budget",  # max_egress, --samples, max_samples
+    "budget",  # max_egress is reached
     "disk",  # free space, whatever the bound says
     "index",
     "room",  # below the bound
+    "bound",  # a higher one, because nothing is ever evicted
     "readers",  # that hold shards, or have to use them more often
     "complete",
 ]
@@ -139,7 +141,8 @@ def _for_refetches(o: LimiterInputs) -> Verdict:
 def _for_refetch_room(o: LimiterInputs) -> Verdict | None:
     if o.group_bytes <= o.room_bytes + o.evictable_bytes + o.clearing_bytes:
         return None
-    return _wait(f"room for shards of a checkpoint: {o.holders}", "readers")
+    event = f"room for shards of a checkpoint: {o.holders}"
+    return _wait(event, reason_of_holders(o.holders))
 
 
 def _for_work(o: LimiterInputs) -> Verdict | None:
@@ -154,18 +157,16 @@ def _for_work(o: LimiterInputs) -> Verdict | None:
         return _wait("the listing to go on: everything listed so far is drawn", "listing")
     if not o.parts_known:
         if o.set_aside:
-            return _wait(o.set_aside, "store")
+            return _wait(o.set_aside, "objects")
         return _wait("the groups in flight, the last of this round", "work")
     return None
 
 
 def _for_budgets(o: LimiterInputs) -> Verdict | None:
     if o.max_drawn_samples is not None and o.drawn_samples >= o.max_drawn_samples:
-        return _wait("the groups in flight: --samples is reached", "budget")
+        return _wait("the groups in flight: --samples is reached", "work")
     if o.max_set_samples is not None and o.set_samples >= o.max_set_samples:
-        return _wait(
-            "the groups in flight: with them cache.max_samples may be reached", "budget"
-        )
+        return _wait("the groups in flight: with them cache.max_samples may be reached", "work")
     if o.max_egress_bytes is not None and (verdict := _for_egress(o, o.max_egress_bytes)):
         return verdict
     if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut
@@ -184,7 +185,7 @@ def _for_egress(o: LimiterInputs, most: int) -> Verdict | None:
         return Verdict(False, "waiting", event, final=True, reason="budget")
     if o.egress_in_flight and o.egress_bytes + o.egress_in_flight + o.group_egress > most:
         return _wait(
-            "the groups in flight: they may need what sampling.max_egress leaves", "budget"
+            "the groups in flight: they may need what sampling.max_egress leaves", "work"
         )
     return None
 
@@ -202,7 +203,17 @@ def _for_room(o: LimiterInputs) -> Verdict | None:
     if short <= o.listing_bytes + o.evictable_bytes + o.clearing_bytes:
         return _wait(LISTING_FIRST, "listing")
     event = o.unused or "shards that may be evicted"
-    return Verdict(False, "full", event, reason="readers" if o.unused else "room")
+    reason = reason_of_holders(o.unused) if o.unused else "room"
+    return Verdict(False, "full", event, reason=reason)
+
+
+def reason_of_holders(event: str) -> WaitReason:
+    """Return why shards stay: readers hold them, but on a full disk no reader can go on.
+
+    >>> reason_of_holders("readers to let go of shards: 2 snapshots are held")
+    'readers'
+    """
+    return "disk" if event.startswith(DISK_EVENT) else "readers"
 
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0

@@ -121,7 +121,9 @@ class RoomForNext:
             if makes_room_for_next(self._cache, self._need_bytes):
                 return None
             if time.monotonic() >= self._show_at:
-                self._show(state="waiting", waiting_for=READERS_OF_OLDER)
+                self._show(
+                    state="waiting", waiting_for=READERS_OF_OLDER, waiting_reason="readers"
+                )
                 self._show_at = time.monotonic() + SHOW_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), PAUSE_SECONDS)

@@ -13,7 +13,7 @@ from growcache.config import CacheConfig
 from growcache.errors import CacheFullError, ConfigError
 from growcache.sampling.fixed_set import FixedSet
 from growcache.sampling.group_queue import IssuedPermit, RefetchScheduler
-from growcache.sampling.rate_limiter import LISTING_FIRST
+from growcache.sampling.rate_limiter import LISTING_FIRST, WaitReason, reason_of_holders
 from growcache.sampling.sizing import RAMP_END
 
 WINDOW_SECONDS = 5.0
@@ -258,11 +258,14 @@ class SpaceAllocator:
             for candidate in self._cache.candidates()
         )
 
-    def awaited_to_shrink(self) -> str:
+    def awaited_to_shrink(self) -> tuple[str, WaitReason]:
         if self._bounds.eviction == "none":
-            return "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
+            event = "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
+            return event, "bound"
         wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
-        return self._holders(always=wanted) or "samplers to finish what they are writing"
+        if holders := self._holders(always=wanted):
+            return holders, reason_of_holders(holders)
+        return "samplers to finish what they are writing", "room"
 
     def adopt_settings(self, bounds: CacheConfig) -> None:
         if int(bounds.max_bytes) > int(self._bounds.max_bytes):
@@ -301,7 +304,7 @@ class SpaceAllocator:
             who += (
                 f", whose reader died and may come back for another "
                 f"{kept[oldest.name].seconds:.0f} s (cache.resume_seconds); let go with: "
-                f"growcache release {self._cache.layout.root}"
+                f"growcache release {self._cache.layout.directory}"
             )
         if len(leases) == 1:
             return f"readers to let go of shards: a snapshot is held {who}"

@@ -39,6 +39,7 @@ from growcache.sampling.rate_limiter import (
     OutageNotice,
     StoreSilence,
     WaitReason,
+    reason_of_holders,
 )
 from growcache.sampling.sampler_pool import SamplerPool
 from growcache.sampling.sizing import RAMP_END
@@ -256,13 +257,13 @@ class StatusBuilder:
         if refused and not complete:
             return Waiting("waiting", refused, "store")
         if self._cache.shrinking:
-            return Waiting("shrinking", dispatcher.space.awaited_to_shrink(), "room")
+            return Waiting("shrinking", *dispatcher.space.awaited_to_shrink())
         if writes.blocked and writes.stuck:
             if writes.short_of_disk:
                 return Waiting("waiting", writes.blocked, "disk")
             if not dispatcher.space.evicts:
                 return Waiting("full", writes.blocked, "room")
-            return Waiting("waiting", writes.blocked, "readers")
+            return Waiting("waiting", writes.blocked, reason_of_holders(writes.blocked))
         if complete:
             return Waiting("complete", None, "complete")
         if silent_store and dispatcher.at_work:

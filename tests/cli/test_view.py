@@ -256,9 +256,11 @@ STARVED: dict[str, object] = {
 
 
 def test_what_helps_is_said_where_the_service_waits() -> None:
-    full_disk = status(state="waiting", waiting_for="free space on the disk: it is full")
+    event = "free space on the disk: it is full"
+    full_disk = status(state="waiting", waiting_for=event, waiting_reason="disk")
     assert "or lower cache.max_bytes or cache.min_free" in drawn(StatusPicture(full_disk))
-    listing = status(state="waiting", waiting_for="the listing to end: room is kept for it")
+    event = "the listing to end: room is kept for it"
+    listing = status(state="waiting", waiting_for=event, waiting_reason="listing")
     assert "advice" not in drawn(StatusPicture(listing))
 
 

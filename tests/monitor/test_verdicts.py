@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -22,7 +21,7 @@ from growcache.monitor.verdicts import (
     answers_without_cache,
     recent_changes,
 )
-from growcache.sampling.rate_limiter import LimiterInputs, decide
+from growcache.sampling.rate_limiter import LimiterInputs, WaitReason, decide
 
 JOB = JobStatus("resnet", 5000, 1.0, 3, 7, WaitsStatus(4, 12.0), open=True)
 LEASE = LeaseStatus("l", "resnet", "here", 7, "train.py", 5.0, 3, open=True)
@@ -106,12 +105,12 @@ def test_advice_where_samples_come_again(status: dict[str, object], advice: str)
         ({"full": True}, {"evicted": 600}, "all of it is new every 8 min", "ok"),
         ({}, {"drawn": 0}, "nothing was drawn in the last 5 min", "warn"),
         (
-            {"state": "full", "waiting_for": "a reader: no job reads the cache"},
+            {"state": "full", "waiting_for": "a reader: no job reads the cache", "waiting_reason": "readers"},
             {"drawn": 0},
             "nothing was drawn in the last 5 min",
             "ok",
         ),
-        ({"state": "waiting", "waiting_for": "the store to answer (x)", "samples_per_second": 0.0}, {}, "Neither now; 600 samples came", "warn"),
+        ({"state": "waiting", "waiting_for": "the store to answer (x)", "waiting_reason": "store", "samples_per_second": 0.0}, {}, "Neither now; 600 samples came", "warn"),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "samples_per_second": 0.0}, {"evicted": 600}, "Turning over", "ok"),
         ({"state": "full"}, {"drawn": 0}, "nothing is ever evicted", "ok"),
         ({"state": "shrinking", "target_bytes": 10**8}, {}, "Shrinking to 100 MB, from 1.00 GB", "warn"),
@@ -137,7 +136,7 @@ def test_growth(
         ({"state": "stopped"}, "while training reads", "bad", "growcache run CONFIG"),
         ({"state": "stopped", "jobs": []}, "none runs.", "warn", "growcache run CONFIG"),
         ({"state": "stopped", "complete": True}, "none is needed", "ok", ""),
-        ({"state": "waiting", "waiting_for": "free space on the disk: it is full"}, "For free space", "bad", "cache.min_free"),
+        ({"state": "waiting", "waiting_for": "free space on the disk: it is full", "waiting_reason": "disk"}, "For free space", "bad", "cache.min_free"),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers"}, "For readers", "ok", ""),
         ({"state": "waiting", "waiting_for": HELD, "waiting_reason": "readers", "leases": [replace(LEASE, age_seconds=3000)]}, "For readers", "warn", "that reader"),
         ({"state": "waiting", "waiting_for": "a reader: no job reads the cache", "waiting_reason": "readers", "jobs": [], "leases": []}, "For a reader", "ok", "min_uses"),
@@ -182,24 +181,34 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("changes", EVENTS, ids=lambda changes: ", ".join(changes))
-def test_each_event_of_the_rate_limiter_has_its_advice(changes: dict[str, object]) -> None:
-    waiting_for = decide(LimiterInputs(**changes)).waiting_for  # type: ignore[arg-type]
-    assert waiting_for
-    assert any(re.search(part, waiting_for) for part, _, _ in ADVICE)
+def test_each_event_of_the_rate_limiter_has_a_reason(changes: dict[str, object]) -> None:
+    verdict = decide(LimiterInputs(**changes))  # type: ignore[arg-type]
+    assert verdict.waiting_for
+    assert verdict.reason
+
+
+def test_each_reason_has_its_advice() -> None:
+    reasons = {*get_args(WaitReason), "service"}
+    assert {*ADVICE} == reasons - {"readers"}, "what readers need depends on which they are"
 
 
 @pytest.mark.parametrize(
-    ("waiting_for", "level", "action"),
+    ("reason", "changes", "level", "action"),
     [
-        ("the store to answer (s3://b/free space: reset)", "bad", "reachable"),
-        ("readers to let go of shards: a snapshot is held by job a, whose reader died", "warn", "growcache release"),
-        ("readers to let go of shards: a snapshot is held for 9 s by job a", "warn", "that reader"),
-        ("something that is new", "warn", ""),
+        ("store", {}, "bad", "reachable"),
+        ("bound", {}, "warn", "cache.max_bytes"),
+        ("readers", {"leases": [LEASE, replace(LEASE, open=False)]}, "warn", "growcache release"),
+        ("readers", {"leases": [replace(LEASE, age_seconds=3000)]}, "warn", "that reader"),
+        ("readers", {"leases": [], "jobs": []}, "ok", "min_uses"),
+        ("readers", {}, "ok", "Nothing is wrong"),
+        ("of a later version", {}, "warn", ""),
+        (None, {}, "warn", ""),
     ],
 )  # fmt: skip
-def test_advice(waiting_for: str, level: str, action: str) -> None:
-    assert advice_for("something that is new", "work") == ("ok", "")
-    found = advice_for(waiting_for)
+def test_advice(
+    reason: str | None, changes: dict[str, object], level: str, action: str
+) -> None:
+    found = advice_for(replace(RUNNING, waiting_reason=reason, **changes))  # type: ignore[arg-type]
     assert found[0] == level
     assert action in found[1]
 

@@ -279,7 +279,7 @@ def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache:
         allocator = allocator_of(cache)
         allocator.shrink()
         assert cache.totals().retired_shards == 0
-        assert "a snapshot is held" in allocator.awaited_to_shrink()
+        assert "a snapshot is held" in allocator.awaited_to_shrink()[0]
         assert "a snapshot is held" in allocator.awaited() == allocator.unused()
 
 
