@@ -15,6 +15,7 @@ import sys
 # The hidden first argument of a child, and the module whose `main` it runs.
 CHILDREN = {
     "sampler": "growcache.sampling.sampler",
+    "ray-writer": "growcache.sampling.engines.ray_writer",
     "serve": "growcache.sampling.serve",
     "gather": "growcache.loading.child_process",
     "transform": "growcache.loading.child_process",

@@ -24,10 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from growcache.config_ray import RayConfig
 from growcache.config_source import ConfigModel, SourceConfig, WeightedSource, compiled
 from growcache.errors import ConfigError
 from growcache.schema import Schema
-from growcache.secrecy import remember_secrets
+from growcache.secrecy import remember_secrets, secret_settings
 
 
 def _source_tag(value: Any) -> str:
@@ -168,13 +169,34 @@ with warnings.catch_warnings():
         transform: str | None = None
         transform_options: dict[str, Any] = Field(default={})
         max_skipped: Annotated[float, Field(ge=0, le=1)] = 0.01
-        workers: Annotated[int, Field(ge=1, le=256)] = 2
+        workers: Annotated[int, Field(ge=0, le=256)] = 2
         concurrency: Annotated[int, Field(ge=1, le=4096)] = 16
         timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
         max_egress: ByteSize | None = None
         max_bytes_per_second: ByteSize | None = None
         node: Annotated[int, Field(ge=0)] | None = None
         nodes: Literal["auto"] | PositiveInt = 1
+        engine: Literal["local", "ray"] = "local"
+        ray: RayConfig = RayConfig()
+
+        @model_validator(mode="before")
+        @classmethod
+        def _samplers_of_a_cluster_only(cls, values: Any) -> Any:
+            """With Ray there are samplers on this machine only where ``workers`` says so."""
+            if isinstance(values, Mapping) and values.get("engine") == "ray":
+                return {"workers": 0, **values}
+            return values
+
+        @model_validator(mode="after")
+        def _has_samplers(self) -> SamplingConfig:
+            if self.samplers < 1:
+                raise ValueError("workers: expected at least 1, unless engine is ray")
+            return self
+
+        @property
+        def samplers(self) -> int:
+            """How many there are, on this machine and elsewhere."""
+            return self.workers + (self.ray.workers if self.engine == "ray" else 0)
 
         @model_validator(mode="after")
         def _node_exists(self) -> SamplingConfig:
@@ -326,3 +348,18 @@ class Config(ConfigModel):
                 "the URLs of all in one source and let strata be told by their keys"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sends_no_secrets(self) -> Config:
+        if self.sampling.engine == "ray":
+            refuse_secrets({"source": self.model_dump()["source"]})
+        return self
+
+
+def refuse_secrets(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings with credentials, because Ray shows the arguments of tasks in errors."""
+    if found := list(secret_settings(values)):
+        raise ValueError(
+            f"{', '.join(found)}: sampling.engine: ray sends no credentials; set them in the "
+            "environment of Ray's nodes instead (for S3 AWS_ACCESS_KEY_ID, …)"
+        )

@@ -30,6 +30,7 @@ from growcache.config import (
     SplitConfig,
     StrataConfig,
 )
+from growcache.config_ray import RayConfig
 from growcache.config_source import FieldConfig, LabelsConfig, ManifestConfig, WeightedSource
 from growcache.errors import ConfigError
 from growcache.schema import is_utf8
@@ -94,6 +95,7 @@ MODELS_BY_PLACE: dict[tuple[int | str, ...], type[BaseModel]] = {
     ("source", "manifest"): ManifestConfig,
     ("source", "fields"): FieldConfig,
     ("sampling", "strata"): StrataConfig,
+    ("sampling", "ray"): RayConfig,
 }
 
 

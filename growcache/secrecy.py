@@ -131,6 +131,36 @@ def _is_secret_setting(name: str, *, stored: bool) -> bool:
     return is_secret(name)
 
 
+def secret_settings(values: object, within: str = "", *, stored: bool = False) -> Iterator[str]:
+    """Yield the dotted names of the settings that hold a secret.
+
+    >>> list(secret_settings({"url": "s3://b", "storage_options": {"secret": "9mmFyp+4", "anon": "no"}}))
+    ['storage_options.secret']
+    >>> list(secret_settings({"url": ["https://me:9mmFyp+4@host/a"]}))
+    ['url.0']
+    """
+    if isinstance(values, Mapping):
+        pairs = [(str(name), value) for name, value in values.items()]
+    elif isinstance(values, list | tuple):
+        pairs = [(str(number), value) for number, value in enumerate(values)]
+    else:
+        return
+    for name, value in pairs:
+        where = f"{within}.{name}" if within else name
+        is_secret_setting = _is_secret_setting(name, stored=stored)
+        if isinstance(value, str) or is_secret_setting:
+            texts = _texts_within(value) if is_secret_setting else _secrets_of_url(value)
+            if any(_may_be_secret(text) for text in texts):
+                yield where
+        else:
+            inner = stored or name == "storage_options"
+            yield from secret_settings(value, where, stored=inner)
+
+
+def _may_be_secret(text: str) -> bool:
+    return len(text) >= MIN_SECRET_CHARACTERS and text not in _COMMON_WORDS
+
+
 # ------------------------------------------------------------------------- what is known
 
 _lock = threading.Lock()
@@ -141,8 +171,7 @@ _pattern: re.Pattern[str] | None = None
 def remember_secrets(values: object) -> None:
     """Hide the secrets of a configuration from all further messages."""
     global _pattern
-    found = {text for text in _secrets_within(values) if len(text) >= MIN_SECRET_CHARACTERS}
-    found -= _COMMON_WORDS
+    found = set(filter(_may_be_secret, _secrets_within(values)))
     with _lock:
         if found <= _known:
             return

@@ -166,11 +166,7 @@ def load_code(
     name and options, for errors.
     """
     key = where[0]
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
-    module = _import_module(module_name, name, key)
-    found = _get_attribute(module, attribute, name, key)
+    found, digest, root = find_code(name, key)
     if isinstance(found, type):
         function = _instantiate(found, options, name, where)
         options = {}
@@ -180,7 +176,31 @@ def load_code(
         raise ConfigError(f"{key}: {name} is not callable")
     parameters = _parameters(function, options, known, name, where)
     bound = functools.partial(function, **options) if options else function
-    return UserCode(name, key, _source_digest(module), _source_root(module), bound, parameters)
+    return UserCode(name, key, digest, root, bound, parameters)
+
+
+class FoundCode(NamedTuple):
+    """What a name ``package.module:attribute`` means."""
+
+    found: Any
+    digest: CodeDigest  # of its module
+    source_root: str
+
+
+# Code of this process that came with a message: a Ray node need not have the user's modules.
+SENT_CODE: dict[str, FoundCode] = {}
+
+
+def find_code(name: str, key: str) -> FoundCode:
+    """Import what is called ``package.module:attribute``; ``key`` of the configuration names it."""
+    if name in SENT_CODE:
+        return SENT_CODE[name]
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
+    module = _import_module(module_name, name, key)
+    found = _get_attribute(module, attribute, name, key)
+    return FoundCode(found, _source_digest(module), _source_root(module))
 
 
 PICKLED = "pickled"  # module of a maker's name that a program gave, which no one can import
@@ -210,15 +230,11 @@ class Maker:
 def load_maker(name: str, options: Mapping[str, Any], where: tuple[str, str]) -> Maker:
     """Return the function, class or instance called ``package.module:name``; see `load_code`."""
     key = where[0]
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
-    if module_name == PICKLED:
+    if name.partition(":")[0] == PICKLED:
         return _unpickled(name, key)
-    module = _import_module(module_name, name, key)
-    found = _get_attribute(module, attribute, name, key)
-    made = maker_of(found, options, name, where)
-    return Maker(name, _source_digest(module), _source_root(module), made)
+    code = find_code(name, key)
+    made = maker_of(code.found, options, name, where)
+    return Maker(name, code.digest, code.source_root, made)
 
 
 def maker_of(

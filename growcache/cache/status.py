@@ -186,6 +186,7 @@ class WorkerStatus:
     permit: str | None = None  # None when idle
     parts_done: int = 0  # visits made for the current permit
     parts: int = 0  # visits that it asks for
+    node: str | None = None  # of a Ray cluster; None on this machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,7 @@ class PermitIssuer:
             needs_whole_listing=self.draws.needs_whole_listing,
             complete=self.complete if draw is None or self._fixed_set.is_whole else False,
             retrying=self.queue.failing if self.queue.due(now) is None else 0,
-            max_retrying=2 * sampling.workers,
+            max_retrying=2 * sampling.samplers,
             last_error=self.last_error,
             retry_event=self._retry_event,
             drawn_samples=0 if for_refetch else self.drawn_this_run + samples,

@@ -18,15 +18,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvloop
 
-from growcache.cache.files import CacheLayout
 from growcache.cache.formats import CACHE_FORMATS
-from growcache.cache.incoming import discard_incoming, exceeds_page_cache, write_incoming
-from growcache.cache.locks import FileLock
-from growcache.cache.system import memory_bytes
 from growcache.config import Config, SamplingConfig
 from growcache.config_text import from_json_value
 from growcache.errors import (
@@ -38,6 +34,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.sampling.byte_budget import ReadBookings
+from growcache.sampling.delivery import Delivery, IncomingFiles
 from growcache.sampling.fill import (
     WEIGHT,
     EncodedShard,
@@ -67,7 +64,9 @@ from growcache.usercode import RUNNING_CALLS
 
 PROGRESS_SECONDS = 0.2
 CALLS_SECONDS = 1.0  # between looks at what the user's code does
-LOCK_SECONDS = 30.0
+
+
+Send: TypeAlias = Callable[[Message], None]
 
 
 def main() -> None:
@@ -86,13 +85,14 @@ async def _serve(messages: int) -> None:
         return
     line = ReportPipe(messages)
     try:
-        sampler = Sampler.from_setup(unpack(first), line)
+        config = config_of(unpack(first))
+        sampler = Sampler(config, line.send, IncomingFiles(config.cache))
     except GrowcacheError as error:
         line.send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
         return
     # In a thread, because a busy transform must not keep a sampler alive whose supervisor is gone.
     threading.Thread(target=_listen, args=(loop, inbox, sampler.report), daemon=True).start()
-    threading.Thread(target=_watch, args=(line,), daemon=True).start()
+    threading.Thread(target=watch_calls, args=(line.send,), daemon=True).start()
     line.send(sampler.introduction())
     try:
         await sampler.serve(inbox)
@@ -113,22 +113,26 @@ def _listen(
 
 
 class ReportPipe:
-    def __init__(self, descriptor: int) -> None:
+    def __init__(
+        self, descriptor: int, on_broken: Callable[[], None] = lambda: os._exit(0)
+    ) -> None:
+        """``on_broken`` is called where the supervisor died."""
         self._descriptor = descriptor
+        self._on_broken = on_broken
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send one message whole; end this process if the supervisor died."""
+        """Send one message whole."""
         data = memoryview(pack(message))
         try:
             with self._lock:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
         except BrokenPipeError:
-            os._exit(0)
+            self._on_broken()
 
 
-def _watch(line: ReportPipe) -> None:
+def watch_calls(send: Send) -> None:
     """Report what the user's code does, even while it blocks the event loop."""
     ended = 0
     while True:
@@ -137,7 +141,7 @@ def _watch(line: ReportPipe) -> None:
         call = longest[1] if longest and longest[0] >= CALLS_SECONDS else ""
         if call or RUNNING_CALLS.ended != ended:
             ended = RUNNING_CALLS.ended
-            line.send({"type": "called", "ended": ended, "call": call})
+            send({"type": "called", "ended": ended, "call": call})
 
 
 @dataclass(slots=True)
@@ -155,18 +159,18 @@ class Progress:
 
 
 class Sampler:
-    def __init__(self, config: Config, lock: FileLock, line: ReportPipe) -> None:
+    """Fills groups as messages say; ``send`` is called from any thread."""
+
+    def __init__(self, config: Config, send: Send, delivery: Delivery) -> None:
         sampling = config.sampling
-        self._line = line
-        self._lock = lock
-        self._layout = CacheLayout(config.cache.path)
+        self._send = send
+        self._delivery = delivery
         self._cache_format = config.cache.format
-        self._direct = exceeds_page_cache(int(config.cache.max_bytes), memory_bytes())
         self._seed = sampling.seed
         self._reads_wanted = reads_wanted(sampling.concurrency)
         self._progress = Progress()
         self._counts = SamplerCounts()
-        self._bookings = ReadBookings(line.send)
+        self._bookings = ReadBookings(send)
         self._transform: SampleTransform | None = load_transform(
             sampling.transform, sampling.transform_options, sampling.seed
         )
@@ -197,15 +201,6 @@ class Sampler:
         self._revoked: set[str] = set()
         self._cuts: dict[str, Sequence[int]] = {}
         self._reporting = threading.Lock()
-
-    @classmethod
-    def from_setup(cls, message: Message, line: ReportPipe) -> Sampler:
-        config = Config.model_validate(from_json_value(message["config"]))
-        # Held while this process lives: a new supervisor sweeps only once all are gone.
-        lock = FileLock.acquire(
-            CacheLayout(config.cache.path).samplers_lock, shared=True, seconds=LOCK_SECONDS
-        )
-        return cls(config, lock, line)
 
     def introduction(self) -> Message:
         transform = self._transform.digest if self._transform else None
@@ -321,7 +316,7 @@ class Sampler:
         needed = sum(shard.needed_bytes for shard in shards)
         self.report()  # first, because a group that is read does not count as one with slow reads
         samples = [shard.sidecar.samples for shard in shards]
-        self._line.send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
+        self._send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
         answered = self._grants[permit.id]
         with self._counts.timed("reserve"):
             await answered.wait()
@@ -335,22 +330,10 @@ class Sampler:
     ) -> None:
         if permit.id in self._revoked:
             return  # its reader is gone
-        try:
-            with self._counts.timed("write"):
-                for shard in shards:
-                    await asyncio.to_thread(
-                        write_incoming,
-                        self._layout,
-                        permit.id,
-                        shard.sidecar,
-                        shard.files,
-                        direct=self._direct,
-                    )
-        except OSError:
-            discard_incoming(self._layout, permit.id, permit.shards)
-            raise
+        with self._counts.timed("write"):
+            await self._delivery.deliver(permit.id, shards)
         self.report()  # first, so that budgets count these bytes before the next permit
-        self._line.send({"type": "written", "id": permit.id, "holes": holes})
+        self._send({"type": "written", "id": permit.id, "holes": holes})
 
     def _fail(
         self,
@@ -364,10 +347,10 @@ class Sampler:
     ) -> None:
         self.report()
         what = {"disk": disk, "set_aside": set_aside, "refused": refused, "spent": spent}
-        self._line.send({"type": "failed", "id": permit.id, "error": error, **what})
+        self._send({"type": "failed", "id": permit.id, "error": error, **what})
 
     def _set_aside(self, permit_id: str, place: int, error: str) -> None:
-        self._line.send({"type": "setback", "id": permit_id, "place": place, "error": error})
+        self._send({"type": "setback", "id": permit_id, "place": place, "error": error})
 
     async def _probe(self, visits: list[PartVisit]) -> None:
         try:
@@ -376,7 +359,7 @@ class Sampler:
             refusal = f"{error} by a first look at a few objects; raise it"
             found = {"type": "refused", "error": refusal, "exit_code": ConfigError.exit_code}
         self.report()
-        self._line.send(found)
+        self._send(found)
 
     async def _report_progress(self) -> None:
         last = time.monotonic()
@@ -395,7 +378,7 @@ class Sampler:
             answers = self._sources.take_answers()
             more = {"unbooked": unbooked, "paced": paced, "answers": answers}
             more["counts"] = self._counts.take()
-            self._line.send({**progress, **more})
+            self._send({**progress, **more})
 
     def _visited(self, permit_id: str) -> None:
         self._progress.parts[permit_id] += 1
@@ -409,6 +392,10 @@ class Sampler:
     def _retried(self, error: BaseException) -> None:
         self._progress.retries += 1
         self._progress.last_error = str(error)
+
+
+def config_of(setup: Message) -> Config:
+    return Config.model_validate(from_json_value(setup["config"]))
 
 
 def _refuse_choices(config: Config) -> None:

@@ -1,183 +1,20 @@
-"""The sampler processes of a service: start, watch, restart with back-off, stop.
-
-They start as ``python -m growcache sampler``, never by fork or multiprocessing, so that the
-user's script needs no ``__main__`` guard. Each has its own session, so that a terminal's Ctrl-C
-reaches only the supervisor.
-"""
+"""The samplers of a service: start, watch, restart with back-off, stop; an engine says how one runs."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from growcache.cache.status import WorkerStatus
 from growcache.config import Config
 from growcache.errors import SamplingError
 from growcache.formats import is_user_format
-from growcache.sampling.messages import Message, pack, unpack
+from growcache.sampling.engines import Engine, RunningSampler, SamplerEnd
+from growcache.sampling.messages import Message
 from growcache.sampling.rate_limiter import reads_wanted
-from growcache.usercode import child_environment
-
-LINE_BYTES = 1 << 24
-STDERR_BYTES = 1 << 16
-ENVIRONMENT = {
-    # One thread for the client's own runtime: more of them only fight with the event loop,
-    # and cost a third more CPU per byte.
-    "TOKIO_WORKER_THREADS": "1",
-    # Samplers are the parallelism; idle BLAS threads spin for 50 ms at every start.
-    "OPENBLAS_NUM_THREADS": "1",
-    # Objects come and go all the time. glibc would give their memory back to the kernel and
-    # have it cleared anew for the next ones, which costs as much as reading the socket.
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-}
-STDERR_SECONDS = 0.5  # after a child's end, to read its error stream
-STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
-
-
-class SamplerProcess:
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        on_message: Callable[[Message], None],
-        stderr: StderrPipe | None,
-    ) -> None:
-        self._process = process
-        self._stderr = stderr
-        self._reading = asyncio.ensure_future(self._read(on_message))
-
-    @classmethod
-    async def start(
-        cls,
-        on_message: Callable[[Message], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> SamplerProcess:
-        stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "growcache",
-                "sampler",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=None if stderr is None else stderr.write_end,
-                limit=LINE_BYTES,
-                start_new_session=True,
-                env={**ENVIRONMENT, **child_environment()},
-            )
-        except BaseException:
-            if stderr is not None:
-                stderr.close()
-            raise
-        finally:
-            if stderr is not None:
-                os.close(stderr.write_end)
-        return cls(process, on_message, stderr)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, message: Message) -> None:
-        """A message to a dead child is lost, and `ended` reports the death."""
-        assert self._process.stdin is not None
-        if not self._process.stdin.is_closing():
-            self._process.stdin.write(pack(message))
-
-    async def ended(self) -> int:
-        """Return the exit code once the child is gone and its output is read."""
-        await self._reading
-        code = await self._process.wait()
-        await self._finish_stderr()
-        return code
-
-    def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-
-    async def stop(self) -> None:
-        """Close the pipe, then ask, then kill; return when the child is gone."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        for seconds, escalate in zip(
-            STOP_SECONDS, (self._process.terminate, self._process.kill, None), strict=True
-        ):
-            try:
-                await asyncio.wait_for(asyncio.shield(self._process.wait()), seconds)
-            except TimeoutError:
-                if escalate is not None:
-                    escalate()
-            else:
-                break
-        await self._reading
-        await self._finish_stderr()
-
-    async def _finish_stderr(self) -> None:
-        if self._stderr is not None:
-            await self._stderr.finish()
-
-    async def _read(self, on_message: Callable[[Message], None]) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
-                on_message(unpack(line))
-
-
-class StderrPipe:
-    """A child's error stream, passed on in whole lines.
-
-    It is not a pipe of asyncio's process, because that counts as alive until the pipe is
-    closed, and a child of the user's code may outlive the sampler.
-    """
-
-    def __init__(
-        self, write_end: int, reader: asyncio.StreamReader, transport: asyncio.ReadTransport
-    ) -> None:
-        self.write_end = write_end
-        self._reader = reader
-        self._transport = transport
-        self._task: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def open(cls, on_stderr: Callable[[bytes], None]) -> StderrPipe:
-        """The caller closes ``write_end`` once a child has it."""
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-        read_end, write_end = os.pipe()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
-        )
-        pipe = cls(write_end, reader, transport)
-        pipe._task = asyncio.ensure_future(pipe._pass_on(on_stderr))
-        return pipe
-
-    async def finish(self) -> None:
-        """Pass on what is left, and close the pipe, although a grandchild may still hold it."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=STDERR_SECONDS)
-        self.close()
-
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._transport.close()
-
-    async def _pass_on(self, on_stderr: Callable[[bytes], None]) -> None:
-        rest = b""
-        while chunk := await self._reader.read(STDERR_BYTES):
-            lines, end, rest = (rest + chunk).rpartition(b"\n")
-            if len(rest) > STDERR_BYTES:  # a line without end, such as a progress bar
-                lines, end, rest = lines + end + rest, b"\n", b""
-            if end:
-                on_stderr(lines + end)
-        if rest:
-            on_stderr(rest + b"\n")
 
 
 def crash_suspects(config: Config) -> str:
@@ -202,7 +39,7 @@ MEMORY_SHARE = 8  # 1/8 of the machine's memory may hold groups whose slow reads
 
 def group_memory_bytes(config: Config, machine_bytes: int) -> int:
     """Return what the groups of one sampler may take, where it works on more than usual (protocol 10)."""
-    workers = config.sampling.workers
+    workers = config.sampling.samplers
     of_bound = int(config.cache.max_bytes) // (workers + 2)
     return min(of_bound, machine_bytes // (MEMORY_SHARE * workers))
 
@@ -211,6 +48,7 @@ def group_memory_bytes(config: Config, machine_bytes: int) -> int:
 class SamplerDeath:
     code: int
     stalled: str | None = None
+    reason: str = ""  # in words, where an engine knows more than the code
 
     @property
     def suspicion(self) -> int:
@@ -221,6 +59,8 @@ class SamplerDeath:
     def __str__(self) -> str:
         if self.stalled is not None:
             return self.stalled
+        if self.reason:
+            return f"({self.reason})"
         if -self.code in set(signal.Signals):
             return f"by {signal.Signals(-self.code).name}"
         return f"with exit code {self.code}"
@@ -243,7 +83,7 @@ class SamplerSlot:
     """One place for a sampler; a restarted sampler keeps it."""
 
     id: int
-    process: SamplerProcess | None = None
+    process: RunningSampler | None = None
     ready: bool = False
     permits: dict[str, AssignedPermit] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
@@ -337,9 +177,9 @@ class SamplerSlot:
             permit = working[0] if working else permit
             state = "reading" if working else "waiting" if self.permits else "idle"
         done = self.permits[permit].done if permit else 0
-        return WorkerStatus(
-            self.id, self.process.pid if self.process else None, state, permit, done
-        )
+        pid = self.process.pid if self.process else None
+        node = self.process.node if self.process else None
+        return WorkerStatus(self.id, pid, state, permit, done, node=node)
 
 
 class SamplerPool:
@@ -347,27 +187,36 @@ class SamplerPool:
 
     def __init__(
         self,
-        count: int,
+        engines: Sequence[tuple[Engine, int]],
         setup: Message,
         on_message: Callable[[SamplerSlot, Message], None],
         on_death: Callable[[SamplerSlot, list[str], SamplerDeath], None],
         on_failure: Callable[[Exception], None],
-        on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.slots = [SamplerSlot(number) for number in range(count)]
+        """``engines``: each with the number of its samplers."""
+        self._engines = [engine for engine, _ in engines]
+        by_slot = [engine for engine, count in engines for _ in range(count)]
+        self.slots = [SamplerSlot(number) for number in range(len(by_slot))]
         self.setup = setup
         self._on_message = on_message
         self._on_death = on_death
         self._on_failure = on_failure
-        self._on_stderr = on_stderr
         self._stopping = False
-        self._lives = [asyncio.create_task(self._keep_running(slot)) for slot in self.slots]
+        self._lives = [
+            asyncio.create_task(self._keep_running(slot, engine))
+            for slot, engine in zip(self.slots, by_slot, strict=True)
+        ]
         for life in self._lives:
             life.add_done_callback(self._life_ended)
 
     @property
     def alive(self) -> int:
         return sum(1 for slot in self.slots if slot.process is not None)
+
+    @property
+    def waiting_for(self) -> str:
+        """What samplers need that do not run, in words."""
+        return next(filter(None, (engine.waiting_for for engine in self._engines)), "")
 
     @property
     def restarts(self) -> int:
@@ -393,6 +242,7 @@ class SamplerPool:
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
 
     def _life_ended(self, life: asyncio.Task[None]) -> None:
         error = None if life.cancelled() else life.exception()
@@ -401,17 +251,16 @@ class SamplerPool:
         elif isinstance(error, Exception):
             self._on_failure(error)
 
-    async def _keep_running(self, slot: SamplerSlot) -> None:
+    async def _keep_running(self, slot: SamplerSlot, engine: Engine) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not self._stopping:
-            born = time.monotonic()
-            slot.process = await SamplerProcess.start(
-                lambda message: self._on_message(slot, message), self._on_stderr
+            slot.process = await engine.start(
+                slot.id, lambda message: self._on_message(slot, message)
             )
+            born = time.monotonic()
             slot.note_progress()
             slot.send(self.setup)
-            code = await slot.process.ended()
-            self._note_end(slot, code)
+            self._note_end(slot, await slot.process.ended())
             if self._stopping:
                 return
             healthy = time.monotonic() - born > HEALTHY_SECONDS
@@ -421,10 +270,10 @@ class SamplerPool:
             await asyncio.sleep(backoff)
             slot.restarts += 1
 
-    def _note_end(self, slot: SamplerSlot, code: int) -> None:
+    def _note_end(self, slot: SamplerSlot, end: SamplerEnd) -> None:
         permits = list(slot.permits)
         slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
-        death = SamplerDeath(code, slot.stalled)
+        death = SamplerDeath(end.code, slot.stalled, end.reason)
         slot.process, slot.ready, slot.probing = None, False, False
         slot.stalled, slot.calls, slot.call = None, 0, (0.0, "")
         slot.permits.clear()

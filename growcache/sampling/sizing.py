@@ -272,7 +272,7 @@ def group_limits(
     overhead = sizing.group_shards * ROUNDING_BYTES + samples * SIDECAR_BYTES
     max_bytes = int(config.cache.max_bytes)
     room = (max_bytes - space.fixed_budget(max_bytes).total) * 7 // 8
-    share = room // (config.sampling.workers + 2) - overhead
+    share = room // (config.sampling.samplers + 2) - overhead
     expected = int(samples * max(sample_bytes, 1))
     memory = max(GROUP_BYTES, min(LIMIT_OF_EXPECTED * expected, MOST_GROUP_BYTES))
     limit = max(min(share, memory), min(expected, MOST_GROUP_BYTES))
@@ -317,7 +317,7 @@ def _fits(config: Config, record_bytes: int, visit: int) -> bool:
     group = shards_per_group(visit, limit)
     samples = group * _samples_per_shard(config, record_bytes, group)
     nbytes = samples * (record_bytes + SIDECAR_BYTES) + group * ROUNDING_BYTES
-    needed = space.minimum_bytes(config.sampling.workers, nbytes + nbytes // 4)
+    needed = space.minimum_bytes(config.sampling.samplers, nbytes + nbytes // 4)
     return nbytes <= MOST_GROUP_BYTES and needed <= limit
 
 
@@ -373,13 +373,13 @@ def check_bound(
             "choose fewer samples per shard"
         )
     least = max(
-        space.minimum_bytes(config.sampling.workers, group_bytes, catalog_bytes),
+        space.minimum_bytes(config.sampling.samplers, group_bytes, catalog_bytes),
         space.minimum_bytes(-1, largest_bytes, catalog_bytes),
     )
     if int(config.cache.max_bytes) < least:
         raise ConfigError(
             f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "
-            f"{config.sampling.workers} workers + 2 groups of {group_bytes:,} bytes and the "
+            f"{config.sampling.samplers} workers + 2 groups of {group_bytes:,} bytes and the "
             f"index; give at least {least:,}, fewer sampling.workers, or a smaller "
             "sampling.shard_samples"
         )

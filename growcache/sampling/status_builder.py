@@ -196,12 +196,15 @@ class StatusBuilder:
         cache, totals = self._cache, self._cache.totals()
         fields = self._process | cache_fields(cache)
         now = time.monotonic()
+        samplers_event = "" if any(slot.ready for slot in pool.slots) else pool.waiting_for
         self._samples.note(now, totals.drawn)
         self._bytes.note(now, self._budget.spent)
         if stopped:
             waiting = Waiting("stopped")
         elif disk_full:
             waiting = Waiting("waiting", f"{DISK_EVENT}: it is full", "disk")
+        elif samplers_event and not cache.meta.complete:
+            waiting = Waiting("waiting", printable(samplers_event), "start")
         elif dispatcher is None:
             silent_store = self._silent_store(now)
             reason: WaitReason = "store" if silent_store else "start"

@@ -34,6 +34,7 @@ from growcache.sampling.byte_budget import ByteBudget
 from growcache.sampling.config_reload import ConfigFile, ConfigReload
 from growcache.sampling.dispatch import Dispatcher
 from growcache.sampling.end_requests import listen_for_the_end
+from growcache.sampling.engines.choice import engines_of
 from growcache.sampling.failed_visits import has_new_version
 from growcache.sampling.fingerprint import configured_values
 from growcache.sampling.labels import Labels, LabelsReader
@@ -106,7 +107,7 @@ class Supervisor:
         sampling = config.sampling
         self._budget = ByteBudget(sampling.max_egress, sampling.max_bytes_per_second)
         self._read_limits = ReadLimits(
-            len(config.sources), sampling.workers, sampling.concurrency
+            len(config.sources), sampling.samplers, sampling.concurrency
         )
         self._status = StatusBuilder(config, cache, self._catalog, self._objects, self._budget)
         self._records = Records(cache)
@@ -142,11 +143,9 @@ class Supervisor:
         self._woken = asyncio.Event()
         self._started = time.monotonic()
         listen_for_the_end(self._end, parent, handle_interrupt=handle_interrupt)
-        sampling = self._config.sampling
         setup = setup_message(self._config)
-        self._pool = SamplerPool(
-            sampling.workers, setup, self._receive, self._died, self._fail, self._on_stderr
-        )
+        engines = engines_of(self._config, setup, self._fail, self._on_stderr)
+        self._pool = SamplerPool(engines, setup, self._receive, self._died, self._fail)
         if self._file is not None:
             self._reload = ConfigReload(self._file, self._config, self._adopt, self._wake_soon)
         try:

@@ -293,7 +293,7 @@ FULL = Status(
     last_errors=["s3://bucket/recordings/subject-17/night.npy: 503 SlowDown"],
     worker_states=[
         WorkerStatus(0, 4712, "reading", "p-512", 150, 256),
-        WorkerStatus(1, 4713, "writing", "p-513", 256, 256),
+        WorkerStatus(1, 4713, "writing", "p-513", 256, 256, "node-7"),
     ],
     sample_bytes=262_144,
     full=True,

@@ -58,7 +58,7 @@ def test_what_the_service_takes_is_valid(schema: Any, values: Any) -> None:
         {"source": {"format": "npy"}},
         {"source": {"url": "a", "formt": "npy"}},
         {"source": {"url": "a"}, "cache": {"eviction": "lru"}},
-        {"source": {"url": "a"}, "sampling": {"workers": 0}},
+        {"source": {"url": "a"}, "sampling": {"workers": -1}},
         {"source": {"url": "a"}, "chache": {}},
     ],
 )

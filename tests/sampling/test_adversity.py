@@ -17,12 +17,12 @@ from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
+from growcache.sampling.engines.child import ChildProcess
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
     AssignedPermit,
     SamplerDeath,
-    SamplerProcess,
     SamplerSlot,
 )
 from growcache.sampling.schema_search import MOST_FAILED, PROBED, SchemaSearch
@@ -165,7 +165,7 @@ class Looking(SamplerSlot):
         self.asked.append(len(message["visits"]))
 
 
-class Unkilled(SamplerProcess):
+class Unkilled(ChildProcess):
     """A process that only notes that it was killed."""
 
     def __init__(self) -> None:

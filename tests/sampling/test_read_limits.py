@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bad_store import bad_store
+from growcache.sampling.engines.child import ChildProcess
 from growcache.sampling.read_limits import (
     TOLERATED_SHARE,
     WINDOW_SECONDS,
@@ -18,7 +19,7 @@ from growcache.sampling.read_limits import (
     ReadLimits,
     shares,
 )
-from growcache.sampling.sampler_pool import SamplerProcess, SamplerSlot
+from growcache.sampling.sampler_pool import SamplerSlot
 from tests.sampling.services import run, write_config
 
 REPORT_SECONDS = 0.2
@@ -109,7 +110,7 @@ def test_samplers_share_the_limit(reads: int, samplers: int) -> None:
     assert max(found) - min(found) <= 1
 
 
-class Told(SamplerProcess):
+class Told(ChildProcess):
     """A sampler that notes what it is told."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from growcache.sampling.sampler_pool import StderrPipe
+from growcache.sampling.engines.child import StderrPipe
 
 
 async def run_shell(script: str) -> tuple[list[bytes], float]:

@@ -229,7 +229,7 @@ def ignores_ctrl_c(pid: int) -> bool:
 
 @pytest.mark.mutant(
     27,
-    "growcache.sampling.sampler_pool:SamplerProcess.start",
+    "growcache.sampling.engines.child:ChildProcess.start",
     "start_new_session=True",
     "start_new_session=False",
 )

@@ -1,0 +1,68 @@
+"""The connection to a Ray cluster, or a Ray of the service's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ray
+
+from growcache.config_ray import AUTO, LOCAL, RayConfig
+
+LEAST_STORE_BYTES = 80_000_000  # Ray takes no smaller object store
+STORE_SHARE = 0.75  # of the smallest object store, which others may use, too
+
+
+def connect(config: RayConfig, folder: str) -> None:
+    """Connect this process, the driver; ``folder`` is for the files of a Ray of its own.
+
+    Ray's own errors say that there is no cluster: ConnectionError, RuntimeError, ValueError, ….
+    """
+    common: dict[str, Any] = {
+        "namespace": "growcache",
+        "logging_level": "ERROR",
+        "log_to_driver": True,  # what samplers print
+    }
+    if config.address != LOCAL:
+        ray.init(address=config.address, **common)
+        return
+    ray.init(
+        address=LOCAL,
+        num_cpus=math.ceil(config.num_cpus * config.workers),
+        resources={name: each * config.workers for name, each in config.resources.items()},
+        labels=config.label_selector,
+        object_store_memory=max(
+            LEAST_STORE_BYTES, math.ceil(int(config.in_flight_bytes) / STORE_SHARE)
+        ),
+        include_dashboard=False,
+        _temp_dir=folder,
+        **common,
+    )
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
+def node_name(node_id: str, host: str) -> str:
+    """Return the host, with a part of the node's number where several nodes are on one host."""
+    alike = [node for node in living_nodes() if node["NodeManagerHostname"] == host]
+    return host if len(alike) < 2 else f"{host}-{node_id[:6]}"
+
+
+def in_flight_limit(config: RayConfig) -> int:
+    """Return the bytes that may be in flight: what is configured, if every object store can hold it."""
+    stores = [
+        node["Resources"]["object_store_memory"]
+        for node in living_nodes()
+        if "object_store_memory" in node["Resources"]
+    ]
+    least = math.floor(STORE_SHARE * min(stores, default=math.inf)) if stores else math.inf
+    return int(min(int(config.in_flight_bytes), least))
+
+
+def cluster_words(config: RayConfig) -> str:
+    """Return how a message calls the cluster."""
+    known = {AUTO: "the Ray of this machine", LOCAL: "a Ray of its own"}
+    return known.get(config.address, f"Ray at {config.address}")

@@ -1,0 +1,192 @@
+"""The Ray engine: samplers are actors of a Ray cluster.
+
+One child of the supervisor, the writer, is Ray's driver (`ray_writer`). It relays messages between the
+supervisor and all actors, and writes the shards that they make, so the supervisor neither imports Ray nor
+touches a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+
+from growcache.config_ray import LOCAL
+from growcache.errors import ConfigError, SamplingError
+from growcache.sampling.engines import SamplerEnd
+from growcache.sampling.engines.child import ChildProcess
+from growcache.sampling.messages import Message
+
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.5, 15.0  # between starts of the writer
+STOP_SECONDS = 5.0  # for an actor's last report
+KILLED = SamplerEnd(-signal.SIGKILL, "its writer process ended")
+
+OnMessage = Callable[[Message], None]
+
+
+def _ray_variables(setup: Message) -> dict[str, str]:
+    """Return what Ray reads when it is imported."""
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's default, which warns of itself
+        "RAY_task_events_report_interval_ms": "0",  # of calls: messages would be most of them
+    }
+    if setup["config"]["sampling"]["ray"]["address"] == LOCAL:
+        # Else Ray would write a token into the home directory.
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+class RaySampler:
+    """One actor, as the supervisor sees it."""
+
+    def __init__(self, number: int, writer: WriterProcess, on_message: OnMessage) -> None:
+        self.pid = 0
+        self.node: str | None = None
+        self.started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._number = number
+        self._writer = writer
+        self._on_message = on_message
+        self._end: asyncio.Future[SamplerEnd] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: Message) -> None:
+        self._writer.send({"to": self._number, "message": message})
+
+    def receive(self, message: Message) -> None:
+        if not self._end.done():
+            self._on_message(message)
+
+    def note_start(self, pid: int, node: str) -> None:
+        self.pid, self.node = pid, node
+        if not self.started.done():
+            self.started.set_result(True)
+
+    def note_end(self, end: SamplerEnd) -> None:
+        if not self.started.done():
+            self.started.set_result(False)
+        if not self._end.done():
+            self._end.set_result(end)
+
+    async def ended(self) -> SamplerEnd:
+        return await asyncio.shield(self._end)
+
+    def kill(self) -> None:
+        self._writer.send({"type": "kill", "slot": self._number})
+
+    async def stop(self) -> None:
+        self._writer.send({"type": "stop", "slot": self._number})
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended(), STOP_SECONDS)
+
+
+class WriterProcess:
+    """The writer, and the samplers whose messages it relays."""
+
+    def __init__(self, on_notice: Callable[[Message], None]) -> None:
+        self._on_notice = on_notice
+        self._samplers: dict[int, RaySampler] = {}
+        self._process: ChildProcess | None = None
+        self._life: asyncio.Task[None] | None = None
+        self.alive = False
+
+    async def start(
+        self, setup: Message, folder: str, on_stderr: Callable[[bytes], None] | None
+    ) -> None:
+        self._process = await ChildProcess.start(
+            "ray-writer", self._receive, on_stderr, _ray_variables(setup)
+        )
+        self.alive = True
+        self.send({**setup, "folder": folder})
+        self._life = asyncio.create_task(self._await_end())
+
+    def send(self, message: Message) -> None:
+        if self._process is not None:
+            self._process.send(message)
+
+    def sampler(self, number: int, on_message: OnMessage) -> RaySampler:
+        sampler = RaySampler(number, self, on_message)
+        self._samplers[number] = sampler
+        self.send({"type": "start", "slot": number})
+        return sampler
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+
+    def _receive(self, line: Message) -> None:
+        slot = line.get("slot")
+        if slot is None:
+            self._on_notice(line)
+            return
+        sampler = self._samplers.get(slot)
+        if sampler is None:
+            return
+        match line["type"]:
+            case "said":
+                sampler.receive(line["message"])
+            case "started":
+                sampler.note_start(line["pid"], line["node"])
+            case "ended":
+                del self._samplers[slot]
+                sampler.note_end(SamplerEnd(line["code"], line["reason"]))
+
+    async def _await_end(self) -> None:
+        assert self._process is not None
+        await self._process.ended()
+        self.alive = False
+        for sampler in self._samplers.values():
+            sampler.note_end(KILLED)
+
+
+class RayEngine:
+    def __init__(
+        self,
+        setup: Message,
+        on_failure: Callable[[Exception], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.waiting_for = "Ray to start"
+        self._setup = setup
+        self._on_failure = on_failure
+        self._on_stderr = on_stderr
+        self._writer: WriterProcess | None = None
+        self._starting = asyncio.Lock()
+        self._backoff = FIRST_BACKOFF_SECONDS
+        # Of a Ray of its own. Short, because a socket's path may have 107 characters.
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="growcache-ray-", ignore_cleanup_errors=True
+        )
+
+    async def start(self, number: int, on_message: OnMessage) -> RaySampler:
+        while True:
+            writer = await self._running_writer()
+            sampler = writer.sampler(number, on_message)
+            if await sampler.started:
+                self._backoff = FIRST_BACKOFF_SECONDS
+                return sampler
+
+    async def stop(self) -> None:
+        if self._writer is not None:
+            await self._writer.stop()
+        self._folder.cleanup()
+
+    async def _running_writer(self) -> WriterProcess:
+        async with self._starting:
+            if self._writer is None or not self._writer.alive:
+                if self._writer is not None:
+                    await asyncio.sleep(self._backoff)
+                    self._backoff = min(LONGEST_BACKOFF_SECONDS, 2 * self._backoff)
+                self._writer = WriterProcess(self._noticed)
+                await self._writer.start(self._setup, self._folder.name, self._on_stderr)
+            return self._writer
+
+    def _noticed(self, notice: Message) -> None:
+        if notice["type"] == "waiting":
+            self.waiting_for = notice["event"]
+        elif notice["type"] == "refused":
+            kind = ConfigError if notice["exit_code"] == 2 else SamplingError
+            self._on_failure(kind(notice["error"]))

@@ -1,0 +1,130 @@
+"""The writer: ``python -m growcache ray-writer``, the one process of this machine that uses Ray.
+
+As Ray's driver it owns the samplers, which are actors, so Ray ends them with it. It relays their messages, one JSON
+object a line, and writes the shards that they make into ``incoming/``.
+
+    supervisor -> writer   setup, then: start, stop, kill (of a slot), {"to": slot, "message": …}
+    writer -> supervisor   waiting, refused, and of a slot: started, said, ended
+
+The end of the input means that the supervisor is gone, and ends the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import ray
+
+from growcache.config import Config
+from growcache.config_ray import LOCAL
+from growcache.errors import ConfigError, GrowcacheError
+from growcache.sampling.delivery import IncomingFiles
+from growcache.sampling.engines.in_flight import InFlightBytes
+from growcache.sampling.engines.library_versions import VersionTable, installed_versions
+from growcache.sampling.engines.ray_cluster import cluster_words, connect, in_flight_limit
+from growcache.sampling.engines.ray_link import ActorLink, Shared
+from growcache.sampling.engines.sent_code import send_code
+from growcache.sampling.messages import Message, unpack
+from growcache.sampling.sampler import ReportPipe, config_of
+
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
+HERE = "this machine"
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
+    messages = os.dup(1)
+    os.dup2(2, 1)  # Ray prints
+    setup = sys.stdin.buffer.readline()
+    if not setup:
+        return
+    pipe = ReportPipe(messages, on_broken=lambda: None)  # the end of the input comes, too
+    writer = Writer(unpack(setup), pipe.send)
+    try:
+        asyncio.run(writer.run())
+    finally:
+        writer.leave()
+
+
+class Writer:
+    def __init__(self, setup: Message, send: Callable[[Message], None]) -> None:
+        self._setup = {name: value for name, value in setup.items() if name != "folder"}
+        self._folder = setup["folder"]
+        self._send = send
+        self._config: Config = config_of(setup)
+        self._links: dict[int, ActorLink] = {}
+        self._ended = False
+
+    async def run(self) -> None:
+        inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._inbox = inbox
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
+        try:
+            code = send_code(self._config)
+            files = IncomingFiles(self._config.cache)
+        except GrowcacheError as error:
+            self._refuse(error)
+            return
+        await asyncio.to_thread(self._connect)
+        versions = VersionTable()
+        versions.differences(HERE, installed_versions())
+        in_flight = InFlightBytes(in_flight_limit(self._config.sampling.ray))
+        ray_config = self._config.sampling.ray
+        shared = Shared(ray_config, self._setup, code, files, in_flight, versions, self._send)
+        while (message := await inbox.get()) is not None:
+            self._react(message, shared)
+
+    def leave(self) -> None:
+        """Disconnect, which ends all actors, and remove what a Ray of its own left."""
+        with suppress(Exception):
+            ray.shutdown()
+        if self._config.sampling.ray.address == LOCAL:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)  # threads may hang in Ray
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(self._inbox.put_nowait, unpack(line))
+        self._ended = True
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._inbox.put_nowait, None)
+
+    def _connect(self) -> None:
+        config = self._config.sampling.ray
+        seconds = FIRST_RETRY_SECONDS
+        while not self._ended:
+            try:
+                connect(config, self._folder)
+            except Exception as error:  # noqa: BLE001 - Ray raises many kinds for a missing cluster
+                text = str(error).strip().partition("\n")[0] or type(error).__name__
+                event = f"{cluster_words(config)} to answer ({text})"
+                self._send({"type": "waiting", "event": event})
+                time.sleep(seconds)
+                seconds = min(LONGEST_RETRY_SECONDS, 2 * seconds)
+            else:
+                return
+
+    def _react(self, message: Message, shared: Shared) -> None:
+        if (slot := message.get("to")) is not None:
+            if link := self._links.get(slot):
+                link.relay(message["message"])
+            return
+        slot = message["slot"]
+        if message["type"] == "start":
+            self._links[slot] = ActorLink(slot, shared)
+            self._links[slot].start()
+        elif link := self._links.get(slot):
+            link.finish() if message["type"] == "stop" else link.kill()
+
+    def _refuse(self, error: GrowcacheError) -> None:
+        exit_code = ConfigError.exit_code if isinstance(error, ConfigError) else error.exit_code
+        self._send({"type": "refused", "error": str(error), "exit_code": exit_code})
