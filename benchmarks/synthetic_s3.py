@@ -3,7 +3,8 @@
 It stands in for a store that is too large to be filled for a benchmark (100,000 objects of 256 KiB are
 25 GB). What is real: HTTP/1.1 with keep-alive, ListObjectsV2 in pages of 1,000 keys that
 must be asked for one after the other, GET with ranges and If-Match, HEAD, ETags, and one
-round trip of latency before the first byte of every answer. What is not: there is no
+round trip of latency before the first byte of every answer. Objects that are put are kept, and
+not listed. What is not: there is no
 bandwidth limit, no TLS, no authentication, the latency is a constant, and connecting costs
 no round trip. It measures how a client deals with round trips, not how fast it reads.
 
@@ -145,6 +146,15 @@ class Bucket:
         self.name = name
         self.folder = keys[0].partition("/")[0] + "/" if keys else ""
         self.listed = 0  # requests for a page
+        self.kept: dict[str, bytes] = {}  # what was put
+
+    def keep(self, target: str, headers: dict[str, str], body: bytes) -> list[Piece]:
+        """Take what is put; ``If-None-Match: *`` refuses what is there."""
+        key = unquote(urlsplit(target).path).lstrip("/").partition("/")[2]
+        if key in self.kept and headers.get("if-none-match") == "*":
+            return _response("412 Precondition Failed", [_error("PreconditionFailed")])
+        self.kept[key] = body
+        return _response("200 OK", [], {"ETag": f'"{md5(body).hexdigest()}"'})
 
     def answer(self, method: str, target: str, headers: dict[str, str]) -> list[Piece]:
         """Return the parts of a whole HTTP response."""
@@ -156,6 +166,9 @@ class Bucket:
             return _response("200 OK", [str(self.listed).encode()])
         if not key:
             return self._listing({k: v[0] for k, v in parse_qs(url.query).items()})
+        if (body := self.kept.get(key)) is not None:
+            extra = {"ETag": f'"{md5(body).hexdigest()}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+            return _response("200 OK", [body], extra)
         return self._object(method, key, headers)
 
     def _listing(self, query: dict[str, str]) -> list[Piece]:
@@ -244,6 +257,9 @@ def _response(
     return [("\r\n".join(lines) + "\r\n\r\n").encode(), *body]
 
 
+_BODY_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+
+
 class Connection(asyncio.Protocol):
     """One client's connection: each request is answered after the latency."""
 
@@ -258,21 +274,30 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Cut requests out of the stream; the client sends no bodies."""
+        """Cut requests out of the stream."""
         self._received += data
         while b"\r\n\r\n" in self._received:
-            head, _, self._received = self._received.partition(b"\r\n\r\n")
+            head, _, rest = self._received.partition(b"\r\n\r\n")
+            length = _BODY_LENGTH.search(head)
+            size = int(length[1]) if length else 0
+            if len(rest) < size:
+                return
+            body, self._received = rest[:size], rest[size:]
             loop = asyncio.get_running_loop()
-            loop.call_later(self._latency, self._answer, head.decode("latin-1"))
+            loop.call_later(self._latency, self._answer, head.decode("latin-1"), body)
 
-    def _answer(self, head: str) -> None:
+    def _answer(self, head: str, body: bytes) -> None:
         request, *lines = head.split("\r\n")
         method, target, _ = request.split(" ")
         headers = {
             name.strip().lower(): value.strip()
             for name, _, value in (line.partition(":") for line in lines)
         }
-        if not self._transport.is_closing():
+        if self._transport.is_closing():
+            return
+        if method == "PUT" and isinstance(self._bucket, Bucket):
+            self._transport.writelines(self._bucket.keep(target, headers, body))
+        else:
             self._transport.writelines(self._bucket.answer(method, target, headers))
 
 

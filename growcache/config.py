@@ -175,7 +175,7 @@ with warnings.catch_warnings():
         max_egress: ByteSize | None = None
         max_bytes_per_second: ByteSize | None = None
         node: Annotated[int, Field(ge=0)] | None = None
-        nodes: Literal["auto"] | PositiveInt = 1
+        nodes: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = 1
         engine: Literal["local", "ray"] = "local"
         ray: RayConfig = RayConfig()
 

@@ -217,7 +217,7 @@ class Edition:
     objects: int
     digest: str
     first_group: int  # makeup groups not counted, see Deferrals.draw_number
-    lanes: str | None = None  # owned by this node: 64 hexadecimal digits, a bit each; None: all
+    lanes: str | None = None  # owned by this node, as `sampling.lanes` writes them; None: all
 
     @property
     def values(self) -> EditionValues:

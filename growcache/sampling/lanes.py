@@ -1,13 +1,23 @@
-"""The lanes of nodes: fixed shares of the population, which each part is in by its key, for ever."""
+"""The lanes of nodes: fixed shares of the population, which each part is in by its key, for ever.
+
+Up to `FEW_NODES` own shares of 256 lanes. Among more, some would own none of these, so each lane is divided into 256
+fine lanes, which are shared out instead.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from growcache.seeding import derive_seed
+from growcache.seeding import derive_seed, finalize64, stream64
 
 LANES = 256
+FINE_LANES = 65_536  # a fine lane is in the lane of its number modulo LANES
+FEW_NODES = 16
+
+Mask = npt.NDArray[np.bool_]
 
 
 def owned_lanes(node: int, nodes: int) -> str | None:
@@ -17,6 +27,8 @@ def owned_lanes(node: int, nodes: int) -> str | None:
     """
     if nodes == 1:
         return None
+    if nodes > FEW_NODES:
+        return f"{node}/{nodes}"
     owners = [
         max(range(nodes), key=lambda one: derive_seed("lane", lane, one))
         for lane in range(LANES)
@@ -24,12 +36,37 @@ def owned_lanes(node: int, nodes: int) -> str | None:
     return np.packbits(np.array(owners) == node).tobytes().hex()
 
 
-def lane_mask(lanes: str | None) -> npt.NDArray[np.bool_]:
-    """Return whether each lane is among those that `owned_lanes` returned.
+@lru_cache(maxsize=64)
+def lane_mask(lanes: str | None) -> Mask:
+    """Return whether each fine lane is among those that `owned_lanes` returned.
 
-    >>> int(lane_mask(owned_lanes(0, 3)).sum()), int(lane_mask(None).sum())
-    (82, 256)
+    >>> [int(lane_mask(owned_lanes(0, nodes)).sum()) for nodes in (1, 3, 100)]
+    [65536, 20992, 651]
     """
     if lanes is None:
-        return np.ones(LANES, np.bool_)
-    return np.unpackbits(np.frombuffer(bytes.fromhex(lanes), np.uint8)).astype(np.bool_)
+        found = np.ones(FINE_LANES, np.bool_)
+    elif "/" in lanes:
+        node, nodes = map(int, lanes.split("/"))
+        found = _owners_of_fine_lanes(nodes) == node
+    else:
+        owned = np.unpackbits(np.frombuffer(bytes.fromhex(lanes), np.uint8)).astype(np.bool_)
+        found = np.tile(owned, FINE_LANES // LANES)
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=4)
+def _owners_of_fine_lanes(nodes: int) -> npt.NDArray[np.int64]:
+    seed = np.full(FINE_LANES, _word(derive_seed("fine lanes")))
+    words = stream64(seed, np.arange(FINE_LANES, dtype=np.uint64))
+    best = np.zeros(FINE_LANES, np.uint64)
+    owners = np.zeros(FINE_LANES, np.int64)
+    for node in range(nodes):
+        scores = finalize64(words ^ _word(derive_seed("fine lanes", node)))
+        won = scores > best
+        best[won], owners[won] = scores[won], node
+    return owners
+
+
+def _word(seed: int) -> np.uint64:
+    return np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)

@@ -21,7 +21,7 @@ from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.formats.compressed import USUAL_RATIO, compression_by_name
 from growcache.sampling.draws import GroupDraw
-from growcache.sampling.lanes import LANES, lane_mask
+from growcache.sampling.lanes import FINE_LANES, lane_mask
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import GrowingArray, Objects, Subset
 from growcache.sampling.orders import Floats, Ints, locate
@@ -90,7 +90,7 @@ class Population:
         return mask
 
     def lane_of(self, listed: int) -> Callable[[Ints], Ints]:
-        """Return a function from parts to their lanes."""
+        """Return a function from parts to their fine lanes."""
         starts = self.starts(listed)
 
         def lanes(parts: Ints) -> Ints:
@@ -98,7 +98,7 @@ class Population:
             hashes = self._hashes_of(len(starts) - 1)
             ordinals, within = locate(starts, parts)
             words = stream64(hashes[ordinals], within.astype(np.uint64))
-            return (words % np.uint64(LANES)).astype(np.int64)
+            return (words % np.uint64(FINE_LANES)).astype(np.int64)
 
         return lanes
 

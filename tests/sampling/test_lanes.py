@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from growcache.sampling import lanes as lanes_module
 from growcache.sampling.draws import Draws
-from growcache.sampling.lanes import LANES
+from growcache.sampling.lanes import FEW_NODES, FINE_LANES
 from growcache.sampling.sizing import Sizing
 from growcache.sampling.stratum_draws import Mask
 from tests.sampling.drawn import edition
@@ -22,7 +22,7 @@ SIZING = Sizing(samples_per_object=1, stride_bytes=1.0, overhead_bytes=0, whole=
 PARTS = 200
 owned_lanes = functools.cache(lanes_module.owned_lanes)
 lane_mask = functools.cache(lanes_module.lane_mask)
-LANE_OF = np.random.default_rng(0).integers(0, LANES, PARTS)
+LANE_OF = np.random.default_rng(0).integers(0, FINE_LANES, PARTS)
 
 
 @pytest.mark.mutant(
@@ -31,7 +31,7 @@ LANE_OF = np.random.default_rng(0).integers(0, LANES, PARTS)
     'derive_seed("lane", lane, one)',
     'derive_seed("lane", lane, one, nodes)',
 )
-@given(st.integers(1, 9), st.integers(1, 3))
+@given(st.integers(1, 9) | st.integers(FEW_NODES + 1, 24), st.integers(1, 3))
 def test_only_lanes_of_a_node_that_comes_or_goes_move(nodes: int, more: int) -> None:
     before, after = (
         np.array([lane_mask(owned_lanes(node, total)) for node in range(total)])
@@ -40,6 +40,15 @@ def test_only_lanes_of_a_node_that_comes_or_goes_move(nodes: int, more: int) -> 
     assert (before.sum(0) == 1).all()
     assert (after.sum(0) == 1).all()
     assert not (after[:nodes] & ~before).any()
+
+
+@pytest.mark.parametrize("nodes", [FEW_NODES, FEW_NODES + 1, 125, 1000])
+def test_each_node_owns_about_its_share(nodes: int) -> None:
+    """Of 256 lanes alone, 14 of 125 nodes had none, and their services ended."""
+    owned = [int(lane_mask(owned_lanes(node, nodes)).sum()) for node in range(nodes)]
+    share = FINE_LANES / nodes
+    assert 0.6 * share < min(owned)
+    assert max(owned) < 1.5 * share
 
 
 @dataclass
@@ -124,6 +133,15 @@ PHASES = st.lists(
 def test_whatever_the_resizes_nodes_cover_all_and_draw_twice_what_is_reported(
     seed: int, phases: list[tuple[int, int, list[int]]]
 ) -> None:
+    check_resizes(seed, phases)
+
+
+def test_resizes_between_few_and_many_nodes_do_the_same() -> None:
+    many = FEW_NODES + 2
+    check_resizes(0, [(n, 80, [2] * many) for n in (2, many, many - 1, 3)])
+
+
+def check_resizes(seed: int, phases: list[tuple[int, int, list[int]]]) -> None:
     nodes, total = in_phases(seed, phases)
     present, covered = nodes[:total], set[int]()
     for node in present:
