@@ -167,7 +167,10 @@ class Bucket:
         if not key:
             return self._listing({k: v[0] for k, v in parse_qs(url.query).items()})
         if (body := self.kept.get(key)) is not None:
-            extra = {"ETag": f'"{md5(body).hexdigest()}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+            extra = {
+                "ETag": f'"{md5(body).hexdigest()}"',
+                "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+            }
             return _response("200 OK", [body], extra)
         return self._object(method, key, headers)
 

@@ -26,7 +26,7 @@ FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (
 MOST_PART_BYTES = 1 << 26  # unpacked, of a part that is read
 FULL_PART_BYTES = 1 << 24  # unpacked, after which a part is written whatever its entries
 MOST_POINTER_BYTES = 1 << 26
-_PACKED_LEVEL = 6
+_PACKED_LEVEL = 1  # 6 takes twice the time for 8 % fewer bytes
 _GZIP_WINDOW = 31  # zlib's sign for a header and checksum of gzip
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
