@@ -124,7 +124,7 @@ PHASES = st.lists(
 
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.draws:StratumDraws._moved_among",
+    "growcache.sampling.stratum_draws:StratumDraws._moved_among",
     "[lane_mask(one.edition.lanes) for one in run.earlier]",
     "[lane_mask(run.earlier[-1].edition.lanes)]",
 )
