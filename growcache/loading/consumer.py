@@ -211,7 +211,7 @@ class Consumer:
 
     def _replace_after_lost_item(self) -> None:
         self.close()
-        if self._options.ranks.share:
+        if self._options.keeps_count:
             raise CacheError(
                 "an interrupt met a batch on its way here, and the other ranks go on without this "
                 "one; begin a new epoch on all ranks"

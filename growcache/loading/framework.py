@@ -198,6 +198,8 @@ class Framework:
     ranks: Callable[[], tuple[int, int] | None] = lambda: None
     allocate: Allocate = allocate_private
     transfer: Transfer | None = None
+    # (LoaderOptions) -> Agreement of ranks on several machines, called in the loop's thread
+    agreement: Callable[[Any], Any] | None = None
     batches_at_once: int = 1  # batches handed over in one piece, which the door cuts
     block_bytes: int = THREAD_BLOCK_BYTES
     frees_lock: bool = False  # long copies release the GIL, so threads may share them

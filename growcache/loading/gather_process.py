@@ -104,7 +104,7 @@ def may_switch_to_process(options: LoaderOptions) -> bool:
 
     A fixed set is pinned by the pass that found it.
     """
-    pinned = options.ranks.share or options.fixed or options.transform is not None
+    pinned = options.keeps_count or options.fixed or options.transform is not None
     return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
 
 

@@ -122,7 +122,8 @@ class Loader:
                 same number of steps, and together they deliver what one process would. None
                 asks torch.distributed (PyTorch's loader) and then the variables ``RANK`` and
                 ``WORLD_SIZE``; ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` say which ranks are on
-                this machine, and share its cache. With ``fixed``, or without ``drop_last``,
+                this machine, and share its cache. Growing epochs over several machines need
+                torch.distributed, by which all agree on their length. With ``fixed``, or without ``drop_last``,
                 ``_valid`` bool [batch] is False for samples that only fill a batch up.
             world_size: goes with ``rank``; 1 makes a loader for this process alone.
             job: in whose name uses are counted; each training on a cache needs its own.

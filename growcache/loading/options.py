@@ -87,6 +87,7 @@ class Ranks:
     local_rank: int = 0
     local_world_size: int = 1
     explicit: bool = False  # named by an argument or the environment
+    grouped: bool = False  # they are those of a process group, which can agree on counts
 
     @property
     def share(self) -> bool:
@@ -95,6 +96,11 @@ class Ranks:
     @property
     def leads(self) -> bool:
         return self.local_rank == 0
+
+    @property
+    def spread(self) -> bool:
+        """Whether there are ranks on other machines."""
+        return self.world_size > self.local_world_size
 
 
 ALONE = Ranks()
@@ -179,11 +185,20 @@ class LoaderOptions:
                 "a transform with num_workers=0 runs in threads of this process, which "
                 "gather='process' avoids; set num_workers, or leave gather at 'auto'"
             )
+        if self.gather == "process" and self.agrees:
+            raise ConfigError(
+                "ranks on several machines agree on growing epochs in the trainer's process; "
+                "leave gather at 'auto', or set samples_per_epoch"
+            )
 
     def _refuse_lengths(self) -> None:
-        alone = self.ranks.world_size == self.ranks.local_world_size
-        if not alone and self.samples_per_epoch is None:
-            instead = "set samples_per_epoch, so that all make the same number of steps"
+        can_agree = self.ranks.grouped and not self.fixed
+        if self.ranks.spread and self.samples_per_epoch is None and not can_agree:
+            instead = (
+                "set samples_per_epoch, so that all make the same number of steps, or let "
+                "torch.distributed agree on it: growcache.torch.EpochLoader after "
+                "init_process_group"
+            )
             if self.fixed:
                 instead = "give a fixed loader rank and world_size as on its machine alone"
             raise ConfigError(
@@ -253,9 +268,21 @@ class LoaderOptions:
         return self.batch_size * self.ranks.world_size
 
     @property
+    def agrees(self) -> bool:
+        """Whether ranks on several machines agree on how many samples of each pass they deliver."""
+        return self.ranks.spread and self.samples_per_epoch is None and not self.fixed
+
+    @property
+    def keeps_count(self) -> bool:
+        """Whether other samples stand in for unreadable ones, because ranks count on them."""
+        return self.ranks.share or self.agrees
+
+    @property
     def min_pass_samples(self) -> int:
-        dropped = self.samples_per_epoch is None and not self.keep_last
-        return self.step_samples if dropped else 1
+        """The least samples of this machine's cache that make a pass."""
+        if self.samples_per_epoch is None and not self.keep_last:
+            return self.batch_size * self.ranks.local_world_size
+        return self.ranks.local_world_size if self.agrees else 1
 
     @property
     def marks_valid(self) -> bool:
@@ -325,7 +352,7 @@ def find_ranks(
             f"LOCAL_WORLD_SIZE is {local[1]} where the world size is {found[1]}; unset it, or "
             "set it to the ranks on this machine"
         )
-    return Ranks(*found, *local, explicit=True)
+    return Ranks(*found, *local, explicit=True, grouped=found == distributed)
 
 
 def _rank_variables(

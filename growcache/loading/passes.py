@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from growcache.errors import GrowcacheError
+from growcache.loading.agreement import Agreement
 from growcache.loading.channel import Demand
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import Window
 from growcache.loading.rank_sync import RankGroup
-from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import WaitControl
 from growcache.loading.windows import (
@@ -117,15 +117,16 @@ class Passes:
         demand: Demand,
         first_pass: int,
         ranks: RankGroup | None,
-        resume: Callable[[], tuple[Snapshot, RemainingPass] | None] | None,
+        resume: Callable[[PassOpener], OpenPass] | None,
         on_pass: Callable[[OpenPass], None],
+        agreement: Agreement | None = None,
     ) -> None:
         self._options = options
         self._demand = demand
         watch = WaitControl(
             demand.wake, demand.stop.is_set, self._on_long_wait, self._unread_shards
         )
-        self._opener = PassOpener(options, ranks, watch)
+        self._opener = PassOpener(options, ranks, watch, agreement)
         self._waits_long = False
         self._next_pass_due = threading.Event()  # it is open, or waits for samples
         self._on_pass = on_pass
@@ -152,10 +153,10 @@ class Passes:
         if resume is None:
             self._begin_pass_ahead(first_pass, options.min_samples)
         else:
-            self._open_ahead(lambda: self._opener.resume(resume))
+            self._open_ahead(lambda: resume(self._opener))
 
     def next_pass(self, *, hurry: bool = True) -> int:
-        """Enter the next pass, and return how many rows it has; a resumed one has its rest.
+        """Enter the next pass, and return how many samples all ranks deliver of it.
 
         With `hurry` the consumer may wait for it, because a block takes rows of both.
         """
@@ -175,7 +176,7 @@ class Passes:
         self._next_pass, self._pass, self._hurry = None, opened, False
         self._on_pass(opened)
         self._enter(opened.first)
-        return len(opened.plan) - opened.start
+        return opened.samples
 
     def _wait_for_next_pass(self) -> None:
         """Release a delivered pass meanwhile."""
@@ -366,7 +367,7 @@ class Passes:
     def _left_rows(self) -> Callable[[], int]:
         running, epoch = self._pass, None
         # Ranks wait for one another anyway, and a fixed cache has nothing new.
-        if running is None or self._options.fixed or self._options.ranks.share:
+        if running is None or self._options.fixed or self._options.keeps_count:
             return lambda: 0
         number, rows = running.number, len(running.plan)
         if self._options.samples_per_epoch is None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from growcache.errors import CacheError
+from growcache.loading.agreement import Agreement, Offer
 from growcache.loading.blocks import BatchCutter, Block, BlockAssembler
 from growcache.loading.buffers import MIN_IN_FLIGHT, blocks_in_flight
 from growcache.loading.channel import (
@@ -41,7 +42,8 @@ from growcache.loading.resume import (
 )
 from growcache.loading.resume_lease import ResumeRequest, resume_pass
 from growcache.loading.shared_memory import SharedSender
-from growcache.loading.windows import OpenPass, Piece, count_rows
+from growcache.loading.waiting import WaitControl
+from growcache.loading.windows import OpenPass, PassOpener, Piece, count_rows
 from growcache.threads import StoppedError
 
 # finish(block, wanted) -> whether all that is done with a block, before it waits for the
@@ -81,6 +83,7 @@ class Producer:
         start: Position,
         missing: MissingShards,
         ranks: RankGroup | None,
+        agreement: Agreement | None = None,
         finish: Finish | None = None,
         shared_sender: SharedSender | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Producer:
         self._rest = None if start.mark is None else remaining_pass(start, options)
         self._missing = missing
         self._ranks = ranks
+        self._agreement = agreement
         self._assembler: BlockAssembler | None = None
         self._clock = GatherClock()
         self._sized = False  # whether the number of blocks that may wait is decided
@@ -109,6 +113,8 @@ class Producer:
                 self._put_item(Failure(error))
 
     def _produce(self, opened: ExitStack) -> None:
+        if self._agreement is not None:
+            opened.callback(self._agreement.close)
         opened.callback(self._copies.close)
         opened.callback(self._close_assembler)
         if self._framework.prepare is not None:
@@ -132,8 +138,16 @@ class Producer:
             attempt = ResumeRequest(
                 *(options, start.fingerprint, self._missing, demand.wake, demand.stop.is_set)
             )
-            resume = functools.partial(resume_pass, attempt, self._rest)
-        return Passes(options, demand, start.next_pass, self._ranks, resume, self._begin_pass)
+            found = functools.partial(resume_pass, attempt, self._rest)
+            resume = functools.partial(PassOpener.resume, found=found, step=start.step)
+        elif self._agreement is not None and start.mark is not None:
+            # Nothing is left of it here, so no rank goes on with it.
+            watch = WaitControl(demand.wake, demand.stop.is_set)
+            self._agreement.agree(Offer(start.mark.pass_number, start.step), watch)
+        return Passes(
+            *(options, demand, start.next_pass, self._ranks, resume, self._begin_pass),
+            self._agreement,
+        )
 
     def _begin_pass(self, opened_pass: OpenPass) -> None:
         snapshot = opened_pass.snapshot
@@ -311,8 +325,10 @@ class ThreadStage(QueuedStage):
         options = self._options
         self.demand = Demand(position.next_epoch)
         ranks = rank_group(options, next_rank_note(options)) if options.ranks.share else None
+        agree = self._framework.agreement if options.agrees else None
         producer = Producer(
             *(options, self.demand, self.items.put, self._framework),
-            *(position, missing, ranks, self._cutter.cut_now),
+            *(position, missing, ranks, None if agree is None else agree(options)),
+            finish=self._cutter.cut_now,
         )
         self._start_thread(producer.run)

@@ -170,7 +170,7 @@ def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | N
     step = options.batch_size * options.ranks.local_world_size
     if options.samples_per_epoch is None and not options.keep_last and left < step:
         return None  # drop_last leaves it out
-    filled = options.ranks.share and bool(state.mark.corrupt)
+    filled = options.keeps_count and bool(state.mark.corrupt)
     rest = RemainingPass(state.plan, state.plan.windows(options), state.mark, filled)
     return None if rest.first is None else rest
 

@@ -209,6 +209,15 @@ def _describe_wait(
     return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"
 
 
+def describe_missing(options: LoaderOptions, min_samples: int) -> str:
+    """Return what a pass waits for, at this moment."""
+    layout, least = CacheLayout(options.root), max(min_samples, options.min_pass_samples)
+    view = _read_view(layout)
+    if _has_enough_of(view, least):
+        return f"it takes its snapshot of {layout.root}"
+    return _describe_wait(layout, view, least, complete=False)
+
+
 class Backoff:
     """SQLite writes a commit before it syncs it, so a change is seen before it can be read."""
 

@@ -6,6 +6,7 @@ counts once even if another process continues the pass.
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -18,9 +19,10 @@ import numpy as np
 from growcache.cache.files import generation_in
 from growcache.cache.formats.mapped import MappedShard
 from growcache.errors import CacheError, CorruptShardError
+from growcache.loading.agreement import Agreement, Offer
 from growcache.loading.framework import Booleans, Integers
 from growcache.loading.gather import MappedRows, MappedShards
-from growcache.loading.options import LoaderOptions
+from growcache.loading.options import LoaderOptions, Ranks
 from growcache.loading.plan import (
     PassPlan,
     PassPosition,
@@ -37,6 +39,7 @@ from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import (
     WaitControl,
+    describe_missing,
     in_a_generation,
     take_new_snapshot,
     wait_for_pass,
@@ -194,7 +197,7 @@ def _without_missing(
     lost = wanted & ~there
     left = {plan.numbers[place] for place in np.unique(places[lost]).tolist()}
     corrupt = tuple(number for number in unread if number in left)
-    if options.ranks.share:
+    if options.keeps_count:
         filled = window if there.all() else _substitute_missing(options, window, there)
         window = filled if wanted.all() else filled.chosen(np.flatnonzero(wanted))
     else:
@@ -213,7 +216,7 @@ def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> O
         window.snapshot.mark_corrupt(number)
     good = ~np.isin(window.located(0, len(window))[0], places)
     corrupt = tuple(dict.fromkeys((*window.corrupt, *numbers)))
-    if options.ranks.share:
+    if options.keeps_count:
         return replace(_substitute_damaged(options, window, good, first), corrupt=corrupt)
     kept = good | (np.arange(len(window)) < first)
     lost = window.lost + int((~kept).sum())
@@ -315,7 +318,17 @@ class OpenPass:
     start: int  # position; not 0 where it was resumed
     unreadable: frozenset[int]  # shards found corrupt before it was resumed
     waited_seconds: float
+    samples: int = field(init=False)  # that all ranks deliver of it
     first: OpenWindow = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = len(self.plan) - self.start
+
+    def cut(self, each: int, ranks: Ranks) -> None:
+        """Leave out what is more than the agreed number of samples of each rank."""
+        self.samples = each * ranks.world_size
+        stop = self.start + each * ranks.local_world_size
+        self.windows = tuple(w for w in self.windows if w.first < max(stop, self.start + 1))
 
     @property
     def number(self) -> int:
@@ -330,16 +343,19 @@ class PassOpener:
         options: LoaderOptions,
         ranks: RankGroup | None,
         watch: WaitControl,
+        agreement: Agreement | None = None,
     ) -> None:
         self._options = options
         self._ranks = ranks
         self._watch = watch
+        self._agreement = agreement
         self._fixed_shards: tuple[int, list[int]] | None = None
         self._known = False  # whether a snapshot was taken
         self.waited = 0.0
 
     def open(self, number: int, min_samples: int) -> OpenPass:
         began = time.monotonic()
+        self._prepare(functools.partial(describe_missing, self._options, min_samples))
         while True:
             snapshot = self._take(number, min_samples)
             waited = time.monotonic() - began
@@ -348,7 +364,7 @@ class PassOpener:
                 self._settle(snapshot)
                 windows = plan.windows(self._options)
                 return self._with_first_window(
-                    OpenPass(snapshot, plan, windows, 0, frozenset(), waited)
+                    OpenPass(snapshot, plan, windows, 0, frozenset(), waited), Offer(number)
                 )
             snapshot.close()  # all of it was evicted between two looks
 
@@ -360,8 +376,11 @@ class PassOpener:
             snapshot.close()
             raise
 
-    def resume(self, found: Callable[[], tuple[Snapshot, RemainingPass] | None]) -> OpenPass:
+    def resume(
+        self, found: Callable[[], tuple[Snapshot, RemainingPass] | None], step: int
+    ) -> OpenPass:
         began = time.monotonic()
+        self._prepare(lambda: "it has not all shards of its rest of the pass yet")
         rested = found()
         if rested is None:
             raise StoppedError
@@ -373,17 +392,30 @@ class PassOpener:
         unreadable = frozenset(rest.mark.corrupt)
         start = rest.mark.position
         return self._with_first_window(
-            OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited)
+            OpenPass(snapshot, rest.plan, rest.windows, start, unreadable, waited),
+            Offer(rest.plan.number, step),
         )
 
-    def _with_first_window(self, opened: OpenPass) -> OpenPass:
+    def _with_first_window(self, opened: OpenPass, offer: Offer) -> OpenPass:
         try:
+            self._agree(opened, offer)
             index = next(w.index for w in opened.windows if opened.start < w.first + len(w))
             opened.first = self.window(opened, opened.windows[index])
         except BaseException:
             opened.snapshot.close()
             raise
         return opened
+
+    def _prepare(self, reason: Callable[[], str]) -> None:
+        if self._agreement is not None:
+            self._agreement.prepare(reason)
+
+    def _agree(self, opened: OpenPass, offer: Offer) -> None:
+        if self._agreement is None:
+            return
+        ranks = self._options.ranks
+        offer = offer._replace(rows=opened.samples // ranks.local_world_size)
+        opened.cut(self._agreement.agree(offer, self._watch), ranks)
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
         options, ranks, watch = self._options, self._ranks, self._watch

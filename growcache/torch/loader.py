@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from growcache.errors import ConfigError, FormatError
+from growcache.loading.agreement import Agreement
 from growcache.loading.framework import (
     LONG_ROW_BYTES,
     Bytes,
@@ -21,6 +22,7 @@ from growcache.loading.framework import (
     slices,
 )
 from growcache.loading.loader import Loader, refuse_torch_worker
+from growcache.loading.options import LoaderOptions
 from growcache.loading.report import Report
 from growcache.loading.resume import MissingShards
 from growcache.sampling.from_dataset import FromDataset
@@ -108,6 +110,12 @@ def _process_group() -> tuple[int, int] | None:
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
+def _agreement(options: LoaderOptions) -> Agreement:
+    from growcache.torch.node_group import node_group  # not every torch is built with gloo
+
+    return node_group(options)
+
+
 class EpochLoader(FromDataset, Loader):
     """Batches from a growing cache; every iteration is a new epoch over the shards cached by then.
 
@@ -128,6 +136,7 @@ class EpochLoader(FromDataset, Loader):
             _process_group,
         ),
         frees_lock=True,
+        agreement=_agreement,
     )
 
     def _transfer_to(self, device: Any) -> Transfer | None:

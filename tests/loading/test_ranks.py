@@ -53,7 +53,7 @@ MakeCache = Callable[..., Filled]
         (None, None, None, {}, ALONE),
         (None, None, None, {"RANK": "1"}, ALONE),
         (1, 2, None, {}, Ranks(1, 2, 1, 2, True)),
-        (None, None, (1, 2), {"RANK": "3", "WORLD_SIZE": "4"}, Ranks(1, 2, 1, 2, True)),
+        (None, None, (1, 2), {"RANK": "3", "WORLD_SIZE": "4"}, Ranks(1, 2, 1, 2, True, True)),
         (None, None, None, {"RANK": "3", "WORLD_SIZE": "4"}, Ranks(3, 4, 3, 4, True)),
         (
             *(None, None, None),

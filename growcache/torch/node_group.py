@@ -1,0 +1,290 @@
+"""Ranks on several machines agree on the length of each pass, by one all-reduce of a gloo group of growcache's own.
+
+The group is made of the store that `init_process_group` left, and is registered nowhere: a collective in a
+thread of growcache cannot come between those of the training loop, whatever their backend.
+
+Each rank joins a round when it has an offer, and otherwise every few seconds without one. So a round with all offers
+takes one all-reduce, all others are signs of life, and a machine that is gone fails the round long before
+the timeout of the loop's own collectives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+
+from growcache.errors import CacheError, ConfigError, GrowcacheError
+from growcache.loading.agreement import Offer, digest_of
+from growcache.loading.options import LoaderOptions
+from growcache.loading.waiting import WaitControl
+from growcache.threads import DaemonThread, StoppedError
+from growcache.torch.stuck_loop import end_stuck_loop
+
+ROUND_SECONDS = 2.0  # between two rounds without an offer
+# A rank whose threads do not run for that long, because the interpreter's lock is held, counts as gone.
+ANSWER_SECONDS = 30.0
+NAMING_SECONDS = ROUND_SECONDS + 1.5  # in which the ranks that are left notice it, too
+WARN_SECONDS = 5.0
+REPEAT_SECONDS = 60.0  # between two warnings
+PATIENCE_SECONDS = 1800.0  # for ranks to begin to iterate, as torch.distributed has
+LOOK_SECONDS = 0.2
+REASON_BYTES = 512
+
+_log = logging.getLogger(__name__)
+_group_numbers = itertools.count()  # all ranks make their loaders in the same order
+
+
+def node_group(options: LoaderOptions) -> NodeGroup:
+    return NodeGroup(
+        options, PrefixStore(f"growcache/{next(_group_numbers)}", _get_default_store())
+    )
+
+
+class NodeGroup:
+    """The agreement of one walk of a loader; see `growcache.loading.agreement.Agreement`."""
+
+    def __init__(self, options: LoaderOptions, store: Store) -> None:
+        self._options = options
+        self._rank, self._world = options.ranks.rank, options.ranks.world_size
+        # Connections of their own: a store serves one call after another, and some wait.
+        self._store, self._naming_store = store.clone(), store.clone()  # type: ignore[attr-defined]
+        self._changed = threading.Condition()
+        self._offer: Offer | None = None
+        self._agreed: int | None = None
+        self._error: GrowcacheError | None = None
+        self._closing = False
+        self._left = ""  # the ranks that left the group, in words
+        self._reason: Callable[[], str] = _not_asked_yet
+        self._names: list[str] = []  # host and process of each rank
+        self._offered_at = self._warned_at = -REPEAT_SECONDS
+        self._group: Any = None
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="growcache-nodes", daemon=True)
+        self._thread.start()
+
+    def prepare(self, reason: Callable[[], str]) -> None:
+        self._reason = reason
+
+    def agree(self, offer: Offer, watch: WaitControl) -> int:
+        began, long = time.monotonic(), False
+        with self._changed:
+            self._offer, self._agreed, self._offered_at = offer, None, began
+            self._changed.notify_all()
+            while self._agreed is None:
+                if self._error is not None:
+                    raise self._error
+                if watch.stopped():
+                    raise StoppedError
+                if not long and time.monotonic() - began > WARN_SECONDS:
+                    long = True
+                    watch.on_long_wait()
+                self._changed.wait(LOOK_SECONDS)
+            self._reason = _not_asked_yet
+            return self._agreed
+
+    def close(self) -> None:
+        """Tell the others in a last round, for which they may need until their next one."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(ROUND_SECONDS + 1)
+
+    def _run(self) -> None:
+        try:
+            self._meet()
+            while not self._ended():
+                self._round()
+        except RuntimeError as error:  # torch's only one, whatever has happened
+            self._fail(error)
+
+    def _ended(self) -> bool:
+        return bool(self._left) or self._error is not None
+
+    # --- who takes part ---
+
+    def _meet(self) -> None:
+        """Connect with all ranks, once all of them iterate."""
+        self._store.set(f"here/{self._rank}", f"{socket.gethostname()} {os.getpid()}")
+        began = time.monotonic()
+        while absent := self._absent_after(self._store, "here", ROUND_SECONDS):
+            waited = time.monotonic() - began
+            if self._closing:
+                self._left = _rank_names([self._rank])
+                return
+            self._warn_of_wait(f"{_rank_names(absent)} to begin to iterate")
+            if waited > PATIENCE_SECONDS:
+                raise RuntimeError(f"{_rank_names(absent)} did not begin to iterate")
+        keys = [f"here/{rank}" for rank in range(self._world)]
+        self._names = [value.decode() for value in self._store.multi_get(keys)]
+        self._group = dist.ProcessGroupGloo(
+            self._store, self._rank, self._world, timedelta(seconds=ANSWER_SECONDS)
+        )
+
+    def _absent_after(self, store: Store, key: str, seconds: float) -> list[int]:
+        """Return the ranks that did not set their key; a wait of the store's would log each timeout."""
+        keys = [f"{key}/{rank}" for rank in range(self._world)]
+        deadline = time.monotonic() + seconds
+        while not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        return [rank for rank in range(self._world) if not store.check([keys[rank]])]
+
+    # --- rounds ---
+
+    def _round(self) -> None:
+        offer, leaves = self._next_offer()
+        terms = "" if offer is None else offer.terms(self._options)
+        digest = digest_of(terms) if offer is not None else 0
+        rows = 0 if offer is None else offer.rows
+        ready, stays = int(offer is not None), int(not leaves)
+        began = time.perf_counter()
+        all_ready, none_ready, all_stay, least, low, high = self._smallest(
+            [ready, 1 - ready, stays, rows, digest, -digest]
+        )
+        if not all_stay:
+            self._see_off(leaves)
+        elif not all_ready:
+            if not none_ready:
+                self._report(offer)
+        elif low != -high:
+            self._refuse_unlike(terms)
+        else:
+            _log.debug(
+                "%s: %d rows for each rank, agreed on in %.2f ms",
+                *(terms, least, 1e3 * (time.perf_counter() - began)),
+            )
+            with self._changed:
+                self._offer, self._agreed = None, least
+                self._changed.notify_all()
+
+    def _next_offer(self) -> tuple[Offer | None, bool]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._offer is not None or self._closing, timeout=ROUND_SECONDS
+            )
+            return self._offer, self._closing
+
+    def _smallest(self, numbers: Sequence[int]) -> list[int]:
+        values = torch.tensor(numbers, dtype=torch.int64)
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = dist.ReduceOp.MIN
+        self._group.allreduce([values], how).wait()
+        found: list[int] = values.tolist()
+        return found
+
+    def _texts(self, text: str) -> list[str]:
+        """Return one text of each rank."""
+        data = text.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        all_of_them = [torch.zeros_like(mine) for _ in range(self._world)]
+        self._group.allgather([all_of_them], [mine]).wait()
+        found = (bytes(one.tolist()).rstrip(b"\0") for one in all_of_them)
+        return [one.decode(errors="replace") for one in found]
+
+    def _report(self, offer: Offer | None) -> None:
+        """Say which ranks are waited for, on those that wait."""
+        reasons = self._texts("" if offer is not None else self._reason())
+        if offer is not None:
+            waited_for = [
+                f"{self._name_of(rank)}: {reason}"
+                for rank, reason in enumerate(reasons)
+                if reason
+            ]
+            self._warn_of_wait("; ".join(waited_for))
+
+    def _warn_of_wait(self, event: str) -> None:
+        now = time.monotonic()
+        waits_long = self._offer is not None and now - self._offered_at > WARN_SECONDS
+        if waits_long and now - self._warned_at > REPEAT_SECONDS:
+            self._warned_at = now
+            _log.warning("rank %d of job %s waits for %s", self._rank, self._options.job, event)
+
+    def _refuse_unlike(self, terms: str) -> None:
+        said = self._texts(terms)
+        other = next(rank for rank in range(self._world) if said[rank] != said[0])
+        self._raise_in_loop(
+            ConfigError(
+                f"ranks must iterate, and load states, alike: rank 0 is at {said[0]}, "
+                f"{self._name_of(other)} at {said[other]}"
+            )
+        )
+
+    def _see_off(self, leaves: bool) -> None:
+        gone = [rank for rank, left in enumerate(self._texts("left" * leaves)) if left]
+        self._left = _rank_names(gone)
+        if not leaves:
+            self._raise_in_loop(
+                CacheError(
+                    f"{self._left} of job {self._options.job} ended, or closed the loader, while "
+                    "others go on; iterate alike on all ranks"
+                )
+            )
+
+    def _name_of(self, rank: int) -> str:
+        if not self._names:
+            return f"rank {rank}"
+        host, pid = self._names[rank].rsplit(" ", 1)
+        return f"rank {rank} (pid {pid} on {host})"
+
+    # --- a rank is gone ---
+
+    def _raise_in_loop(self, error: GrowcacheError) -> None:
+        """Raised where the loop next waits for a pass."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _fail(self, why: RuntimeError) -> None:
+        self._group = None  # its connections close, and the others notice at once
+        thread = DaemonThread("naming")
+        naming = thread.submit(self._missing_ranks)
+        thread.close(wait=False)
+        # Over a link that is cut it may take for ever.
+        found = naming.wait(NAMING_SECONDS + 2) and not naming.has_failed
+        missing = naming.result() if found else None
+        error = CacheError(self._loss_text(missing, why))
+        if missing or not (missing == [] or self._closing):
+            _log.error("%s", error)
+        self._raise_in_loop(error)
+        if missing != [] and not self._closing:
+            end_stuck_loop(self._loop_thread, lambda: self._closing)
+
+    def _missing_ranks(self) -> list[int]:
+        self._naming_store.set(f"alive/{self._rank}", "")
+        return self._absent_after(self._naming_store, "alive", NAMING_SECONDS)
+
+    def _loss_text(self, missing: list[int] | None, why: RuntimeError) -> str:
+        again = "start all ranks of the job again, with the states saved last"
+        job = f"of job {self._options.job}"
+        if missing is None:
+            lost = f"rank {self._rank} {job} has lost the others: the store of rank 0's machine does not answer"
+        elif missing:
+            names = ", ".join(map(self._name_of, missing))
+            lost = f"{names} {job} {'does' if len(missing) == 1 else 'do'} not answer any more"
+        else:
+            lost = f"the connection of the ranks {job} broke, though all of them run"
+        return f"{lost}; {again} ({str(why).strip().splitlines()[-1]})"
+
+
+def _not_asked_yet() -> str:
+    return "its loop has not come so far"
+
+
+def _rank_names(ranks: Sequence[int]) -> str:
+    """Return the ranks in words.
+
+    >>> _rank_names([1, 2])
+    'ranks 1, 2'
+    """
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

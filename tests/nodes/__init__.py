@@ -1,0 +1,1 @@
+"""Jobs over several nodes, each with a cache of its own."""
