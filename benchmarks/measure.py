@@ -121,7 +121,7 @@ class Child:
     def interrupt(self) -> Run:
         """Stop the child as Ctrl-C does, and return its cost."""
         self.process.send_signal(signal.SIGINT)
-        return self.wait(30)
+        return self.wait(self.seconds + 30)
 
     def wait(self, limit_seconds: float = 600) -> Run:
         """Wait for the child to end, and return its cost.

@@ -53,8 +53,15 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(_program("driver")))
 
-    def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    def resize(
+        self, width: int, height: int, *, mobile: bool = False, scale: float = 1.0
+    ) -> None:
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": scale,
+            "mobile": mobile,
+        }
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, scheme: str) -> None:

@@ -38,7 +38,9 @@ class JobRecord:
     epoch: int | None = None
     reuse: float | None = None
     ess_samples: float | None = None
-    rank_wait_seconds: Mapping[str, float] = field(default_factory=dict)
+    rank_wait_seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of those that waited longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Snapshot:
         verify: Verify = "first",
     ) -> None:
         if view.schema is None:
-            raise CacheMissingError(f"the cache at {layout.root} has no samples yet")
+            raise CacheMissingError(f"the cache at {layout.directory} has no samples yet")
         self.schema: Schema = view.schema
         self.shards = tuple(shards)
         self.shard_bytes = sum(row.shard_bytes for row in self.shards)
@@ -107,7 +107,7 @@ class Snapshot:
         view = view or read_index(layout.root)
         if view.schema is None:
             raise CacheMissingError(
-                f"the cache at {layout.root} has no samples yet; wait for them with "
+                f"the cache at {layout.directory} has no samples yet; wait for them with "
                 "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
             )
         wanted = [
@@ -135,7 +135,7 @@ class Snapshot:
             if only is not None and len(found) < len(only):
                 raise CacheError(
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
-                    f"cache {layout.root} any more; take what is there instead"
+                    f"cache {layout.directory} any more; take what is there instead"
                 )
             if ranks is None:  # else `settle` tells other ranks that the list is final
                 lease.settle()
@@ -167,7 +167,7 @@ class Snapshot:
             gone = min(numbers - {row.number for row in rows})
             raise CacheError(
                 f"shard {gone} of the snapshot of pid {lease.pid} is not in the index of "
-                f"{layout.root} any more; iterate anew on all ranks"
+                f"{layout.directory} any more; iterate anew on all ranks"
             )
         rows.sort(key=operator.attrgetter("seq"))
         own = Lease.create(

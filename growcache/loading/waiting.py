@@ -156,7 +156,7 @@ def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
     reason = service_end_reason(layout.root)
     if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(
-            f"{layout.root} has {view.totals.samples} samples and gets no more, for its service "
+            f"{layout.directory} has {view.totals.samples} samples and gets no more, for its service "
             f"failed: {reason}"
         )
 
@@ -187,12 +187,12 @@ class _FullCacheCheck:
             self._samples, self._since = samples, now
         elif now - self._since > STAYS_FULL_SECONDS and complete:
             raise ConfigError(
-                f"the cache {layout.root} is full and evicts, so it is never complete; a fixed "
+                f"the cache {layout.directory} is full and evicts, so it is never complete; a fixed "
                 "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
             )
         elif now - self._since > STAYS_FULL_SECONDS:
             raise ConfigError(
-                f"the cache {layout.root} is full with {samples} samples, fewer than "
+                f"the cache {layout.directory} is full with {samples} samples, fewer than "
                 f"min_samples {min_samples}; lower min_samples or raise cache.max_bytes"
             )
 
@@ -206,7 +206,7 @@ def _describe_wait(
     event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
     running = read_status(layout.root).state != "stopped"
     hint = "" if running else "; the service is stopped, start it with: growcache run CONFIG"
-    return f"waiting for {event} in {layout.root}, {view.totals.samples} are there{hint}"
+    return f"waiting for {event} in {layout.directory}, {view.totals.samples} are there{hint}"
 
 
 def describe_missing(options: LoaderOptions, min_samples: int) -> str:

@@ -82,6 +82,7 @@ def hostile_status(root: Path, *, running: bool) -> Status:
     return Status(
         state="waiting" if running else "stopped",
         waiting_for=f"the store to answer ({ALL})",
+        waiting_reason="store",
         path=str(root),
         pid=os.getpid() if running else None,
         host=attempt(0),

@@ -321,7 +321,7 @@ class IndexDatabase(IndexFile):
 
     def _thin_history(self, now: float, keep: int) -> None:
         found = self._connection.execute("SELECT id, at, record FROM history").fetchall()
-        rows = [(at, json.loads(record)) for _, at, record in found]
+        rows = [(at, _parsed(record)) for _, at, record in found]
         dropped = set(records_to_drop([at for at, _ in rows], now, keep))
         changed = move_jobs_on(rows, dropped)
         self._connection.executemany(
@@ -341,6 +341,14 @@ class IndexDatabase(IndexFile):
     def history(self) -> list[tuple[float, dict[str, Any]]]:
         rows = self._connection.execute("SELECT at, record FROM history ORDER BY id").fetchall()
         return [(at, json.loads(record)) for at, record in rows]
+
+
+def _parsed(record: str) -> object:
+    """Return a record, or None where it is damaged: the service must not end for its history."""
+    try:
+        return json.loads(record)
+    except json.JSONDecodeError:
+        return None
 
 
 def _compact_json(record: dict[str, Any]) -> str:
