@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -33,12 +33,14 @@ from growcache.cache.files import CacheLayout, generation_in, generation_paths
 from growcache.cache.folders import is_lease_name
 from growcache.cache.locks import (
     _proc_locks,
+    are_pids_ours,
     close_owned,
     flock_holder,
     flock_state,
     open_owned,
     try_lock,
 )
+from growcache.cache.system import is_process_running
 from growcache.modes import ONE_USER_OR_GROUP
 
 SUFFIX = ".lease"
@@ -71,6 +73,17 @@ class RankNote:
     settings: Mapping[str, Any] = field(default_factory=dict)  # must be equal on all ranks
 
 
+class ReaderProcess(NamedTuple):
+    host: str
+    pid: int
+    pid_namespace: int | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended: processes of other hosts and containers are invisible."""
+        return are_pids_ours(self.host, self.pid_namespace) and not is_process_running(self.pid)
+
+
 @dataclass(frozen=True)  # without slots, because of its cached property
 class LeaseView:
     """A lease as others see it at one moment."""
@@ -78,7 +91,7 @@ class LeaseView:
     name: str  # of the file, without suffix
     job: str
     host: str
-    pid: int  # for messages only
+    pid: int  # within its namespace
     command: str
     created: float  # wall time
     open: bool  # its reader lives and holds it
@@ -91,6 +104,11 @@ class LeaseView:
     counters: LeaseCounters | None = None  # None from a reader of an earlier version
     lengths: Mapping[int, int] = field(default_factory=dict)  # samples of some wishes
     generation: int = 0  # of the cache
+    pid_namespace: int | None = None  # None from a reader of an earlier version
+
+    @property
+    def process(self) -> ReaderProcess:
+        return ReaderProcess(self.host, self.pid, self.pid_namespace)
 
     @property
     def resumable(self) -> bool:
@@ -277,6 +295,7 @@ def parse_header(data: bytes, states: int) -> Mapping[str, Any]:
         "job": _checked_text(header["job"]),
         "host": _checked_text(header["host"]),
         "pid": int(header["pid"]),
+        "pid_namespace": header.get("pid_namespace"),
         "command": _checked_text(header["command"]),
         "created": float(header["created"]),
         "numbers": _parse_ranges(header["numbers"], states),

@@ -31,9 +31,7 @@ from growcache.modes import FILE_MODE, share_if_folder_is
 
 PROC_LOCKS = Path("/proc/locks")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
-INITIAL_PID_NAMESPACE = (
-    "pid:[4026531836]"  # the kernel's number of the namespace that sees them all
-)
+INITIAL_PID_NAMESPACE = 4026531836  # the kernel's number of the namespace that sees them all
 
 # `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; a waiting process has an arrow before FLOCK.
 _FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
@@ -53,9 +51,8 @@ def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int |
 
 def _lists_all_locks(text: str, known: Path) -> bool:
     try:
-        sees_all = str(PID_NAMESPACE.readlink()) == INITIAL_PID_NAMESPACE
         return (
-            sees_all
+            pid_namespace() == INITIAL_PID_NAMESPACE
             and is_locked(known)
             and flock_holder(known.stat().st_ino, text) is not None
         )
@@ -294,7 +291,12 @@ class FileLock:
         lock = cls(path, descriptor)
         if not shared:
             os.ftruncate(descriptor, 0)
-            told = {**this_process(), "leases": LEASES_VERSION}
+            told = {
+                **this_process(),
+                "pid_namespace": pid_namespace(),
+                "since": time.time(),
+                "leases": LEASES_VERSION,
+            }
             os.pwrite(descriptor, json.dumps(told).encode(), 0)
         return lock
 
@@ -325,6 +327,23 @@ class FileLock:
 def this_process() -> dict[str, Any]:
     command = readable_command([sys.argv[0] or sys.executable, *sys.argv[1:]])
     return {"host": socket.gethostname(), "pid": os.getpid(), "command": command[:200]}
+
+
+def pid_namespace() -> int:
+    """Return the kernel's number of the namespace that this process's pid is of; 0 if unknown."""
+    try:
+        return PID_NAMESPACE.stat().st_ino
+    except OSError:
+        return 0
+
+
+def are_pids_ours(host: str, namespace: int | None) -> bool:
+    """Whether pids that were written down there are those of the same processes here.
+
+    Containers of one Kubernetes pod have one host name, and pids of their own. Earlier versions wrote no
+    namespace.
+    """
+    return host == socket.gethostname() and namespace in (None, pid_namespace())
 
 
 def lock_holder(path: Path) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from growcache.cache.locks import (
     is_locked,
     lock_holder,
     open_owned,
+    pid_namespace,
     this_process,
     try_lock,
 )
@@ -105,6 +106,7 @@ class Lease:
         header = orjson.dumps(
             {
                 **this_process(),
+                "pid_namespace": pid_namespace(),
                 "job": job,
                 "created": time.time(),
                 "numbers": _ranges(wanted),

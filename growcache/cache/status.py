@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import itertools
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -27,7 +26,7 @@ from growcache.cache.files import (
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.lease_views import ForeignLease, LeaseView, read_leases, survey_all_leases
-from growcache.cache.locks import is_locked, lock_holder
+from growcache.cache.locks import are_pids_ours, is_locked, lock_holder
 from growcache.cache.shard_refetches import (
     REFUSED_META,
     pending_refetches,
@@ -447,10 +446,10 @@ def _read_status(layout: CacheLayout) -> Status:
     )
     if not running:
         return _stopped(layout, told)
-    pid = lock_holder(layout.supervisor_lock).get("pid")
-    if told.pid != pid:  # a supervisor that has only just started
-        told = replace(_stopped(layout, told), state="running", pid=pid)
-    if silence := _silence_now(told):
+    holder = lock_holder(layout.supervisor_lock)
+    if not _is_of_holder(told, holder):  # a supervisor that has only just started
+        return replace(_stopped(layout, told), state="running", pid=holder.get("pid"))
+    if silence := _silence_now(layout, told):
         told = replace(
             told,
             state="waiting",
@@ -472,13 +471,20 @@ def forget_errors(root: str | os.PathLike[str]) -> None:
 
 def service_silence(root: str | os.PathLike[str]) -> str:
     """Return in words what a silent service has to do first; empty where it answers, or begins."""
-    return _silence_now(_last_word(CacheLayout(root)))
+    layout = CacheLayout(root)
+    return _silence_now(layout, _last_word(layout))
+
+
+def _is_of_holder(told: Status, holder: Mapping[str, Any]) -> bool:
+    """Whether the holder of the lock wrote that status. In containers one pid comes again and again."""
+    began_before = told.started_at is not None and told.started_at < holder.get("since", 0)
+    return told.pid == holder.get("pid") and not began_before
 
 
 def _last_word(layout: CacheLayout) -> Status:
     """Return the status that the holder of the lock wrote last; of one that begins, who it is."""
     told, holder = _read_status_file(layout), lock_holder(layout.supervisor_lock)
-    if told.pid == holder.get("pid"):
+    if _is_of_holder(told, holder):
         return told
     return Status(pid=holder.get("pid"), host=str(holder.get("host", "")), state="running")
 
@@ -505,7 +511,7 @@ def service_pulse(root: str | os.PathLike[str]) -> ServicePulse:
     told = _last_word(layout)
     return ServicePulse(
         runs=True,
-        silence=_silence_now(told),
+        silence=_silence_now(layout, told),
         state=told.state,
         waiting_for=told.waiting_for,
         drawn=told.drawn,
@@ -515,8 +521,9 @@ def service_pulse(root: str | os.PathLike[str]) -> ServicePulse:
     )
 
 
-def _silence_now(told: Status) -> str:
-    here = told.host == socket.gethostname()
+def _silence_now(layout: CacheLayout, told: Status) -> str:
+    namespace = lock_holder(layout.supervisor_lock).get("pid_namespace")
+    here = are_pids_ours(told.host, namespace)
     stopped = here and told.pid is not None and is_process_stopped(told.pid)
     return _silence(told, time.time(), stopped=stopped)
 

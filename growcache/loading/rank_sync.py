@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +24,10 @@ from growcache.cache.lease_views import (
     LeaseCounters,
     LeaseView,
     RankNote,
+    ReaderProcess,
     survey_all_leases,
 )
 from growcache.cache.reader_lease import Lease
-from growcache.cache.system import is_process_running
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions, launch_id
 from growcache.loading.snapshot import Snapshot
@@ -89,7 +88,7 @@ class _Leader:
         self._options = options
         self._note = note
         self._names: list[str] = []  # of the leases of the two latest passes
-        self._seen_processes: dict[int, tuple[str, int]] = {}  # host and process id by rank
+        self._seen_processes: dict[int, ReaderProcess] = {}  # by rank
         self._presence: Lease | None = None  # while no shard may be held
 
     def offers(self, pass_number: int) -> bool:
@@ -154,16 +153,16 @@ class _Leader:
     def _refuse_dead(self, ranks: set[int]) -> None:
         """Raises CacheError, but not for a rank that closed its loader or whose process cannot be seen."""
         for rank in sorted(ranks):
-            host, pid = self._seen_processes[rank]
-            if host == socket.gethostname() and not is_process_running(pid):
+            process = self._seen_processes[rank]
+            if process.has_ended:
                 raise CacheError(
-                    f"rank {rank} of job {self._options.job} (pid {pid} on {host}) ended while "
+                    f"rank {rank} of job {self._options.job} (pid {process.pid} on {process.host}) ended while "
                     "rank 0 goes on; start all ranks of the job again"
                 )
 
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
         found = {
-            lease.ranks.rank: (lease.host, lease.pid)
+            lease.ranks.rank: lease.process
             for lease in _leases_of_all(self._options.root)
             if (lease.open or over) and lease.ranks is not None and lease.ranks.follows in names
         }
@@ -176,7 +175,7 @@ class _Follower:
         self._options = options
         self._note = note
         self._copied_lease = ""  # the lease of rank 0 that was copied last
-        self._leader_process: tuple[str, int] | None = None  # host and process id of rank 0
+        self._leader_process: ReaderProcess | None = None  # of rank 0
 
     def offers(self, pass_number: int) -> bool:
         return _of_pass(self._leader(), pass_number) is not None
@@ -238,7 +237,7 @@ class _Follower:
                 continue
             if (note.run, note.walk) != (mine.run, mine.walk):
                 continue
-            if self._leader_process in (None, (lease.host, lease.pid)):
+            if self._leader_process in (None, lease.process):
                 found.append(lease)
         return sorted(found, key=lambda lease: -lease.created)
 
@@ -262,7 +261,7 @@ class _Follower:
         )
         if snapshot is None:
             return None
-        self._copied_lease, self._leader_process = lease.name, (lease.host, lease.pid)
+        self._copied_lease, self._leader_process = lease.name, lease.process
         if not self._protected(lease, snapshot):
             snapshot.close()
             raise self._leader_gone()
@@ -290,9 +289,10 @@ class _Follower:
             )
 
     def _leader_gone(self) -> CacheError:
-        host, pid = self._leader_process or ("", 0)
+        process = self._leader_process
+        named = f" (pid {process.pid} on {process.host})" if process else ""
         return CacheError(
-            f"rank 0 of job {self._options.job} (pid {pid} on {host}) ended, or closed its "
+            f"rank 0 of job {self._options.job}{named} ended, or closed its "
             "loader, while other ranks go on; start all ranks of the job again"
         )
 
