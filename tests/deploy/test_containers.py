@@ -45,9 +45,10 @@ OWN_LOOP = """
 import sys, time
 from growcache.numpy import EpochLoader
 loader = EpochLoader(sys.argv[1], batch_size=8, min_samples=64, job="own")
-for batch in loader:
-    print("batch", flush=True)
-    time.sleep(0.1)
+while True:
+    for batch in loader:
+        print("batch", flush=True)
+        time.sleep(0.1)
 """
 
 
@@ -92,7 +93,8 @@ class Pod:
             ):
                 return found
             time.sleep(0.05)
-        pytest.fail(self.said("service")[-2000:])
+        logs = [f"{path.name}: {path.read_text()[-800:]}" for path in self.folder.glob("*.log")]
+        pytest.fail("\n".join(logs))
 
 
 @pytest.fixture
