@@ -249,10 +249,11 @@ def _text(name: str, value: float | None) -> str:
 
 def compare(
     server: Server, directory: Path, cases: Sequence[Case], rounds: int, seconds: float
-) -> list[Compared]:
+) -> tuple[list[Compared], list[float]]:
+    """Return the medians, and the machine's load at the end of each run."""
     planned: dict[Case, list[dict[str, float | None]]] = {case: [] for case in cases}
     ran: dict[Case, list[dict[str, float | None]]] = {case: [] for case in cases}
-    one_at_a_time = threading.Lock()
+    one_at_a_time, loads = threading.Lock(), list[float]()
 
     def work(case: Case) -> None:
         with (
@@ -271,12 +272,13 @@ def compare(
                 run = place.ran(seconds, held.pop_all().close)
             planned[case].append(plan)
             ran[case].append(run)
-            now, load = time.strftime("%H:%M:%S"), os.getloadavg()[0]
-            print(f"{now} load {load:.1f}, {case.name}: {_difference(plan, run)}", flush=True)
+            loads.append(os.getloadavg()[0])
+            now, words = time.strftime("%H:%M:%S"), _difference(plan, run)
+            print(f"{now} load {loads[-1]:.1f}, {case.name}: {words}", flush=True)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         list(pool.map(work, [case for _ in range(rounds) for case in cases]))
-    return [
+    found = [
         Compared(
             case,
             *(
@@ -286,6 +288,7 @@ def compare(
         )
         for case in cases
     ]
+    return found, loads
 
 
 def _difference(plan: Mapping[str, float | None], run: Mapping[str, float | None]) -> str:
@@ -295,7 +298,9 @@ def _difference(plan: Mapping[str, float | None], run: Mapping[str, float | None
     )
 
 
-def section(found: Sequence[Compared], rounds: int, seconds: float) -> str:
+def section(
+    found: Sequence[Compared], loads: Sequence[float], rounds: int, seconds: float
+) -> str:
     about, labels = machine(), list(FIGURES.values())
     cells = sum(len(FIGURES) - len(one.missed()) for one in found)
     rows = [
@@ -306,7 +311,7 @@ def section(found: Sequence[Compared], rounds: int, seconds: float) -> str:
         [
             f"Planned / measured, {seconds:g} s after the start of the service, medians of {rounds}; "
             f"{cells} of {len(found) * len(FIGURES)} figures are within {MOST_OFF:.0%}, a second or a point of a "
-            f"share. On {about['cores']} cores, load {about['load_before']} before.",
+            f"share. On {about['cores']} cores with a load of {min(loads):.1f} to {max(loads):.1f}.",
             "",
             "| link, bound, training | " + " | ".join(labels) + " |",
             "| --- |" + " --: |" * len(labels),
@@ -349,11 +354,11 @@ def main() -> int:
         cases = [case for case in cases if case.bound == BOUNDS[0] and case.loop == LOOPS[0]]
     with running_server("nginx") as server:
         write_objects(server, "far")
-        found = compare(server, given.directory, cases, rounds, SECONDS)
+        found, loads = compare(server, given.directory, cases, rounds, SECONDS)
     rows = [{"case": one.case.name, **one.cells()} for one in found]
     report("Plan / run", rows, given.json)
     if given.page is not None:
-        write_section(given.page, section(found, rounds, SECONDS))
+        write_section(given.page, section(found, loads, rounds, SECONDS))
     return 0
 
 
