@@ -94,23 +94,28 @@ class Population:
         starts = self.starts(listed)
 
         def lanes(parts: Ints) -> Ints:
-            # By key, not by ordinal: nodes that listed in another order still agree.
             hashes = self._hashes_of(len(starts) - 1)
-            ordinals, within = locate(starts, parts)
-            words = stream64(hashes[ordinals], within.astype(np.uint64))
-            return (words % np.uint64(FINE_LANES)).astype(np.int64)
+            # In their order, because a search near the one before it is several times as fast.
+            order = np.argsort(parts)
+            found = np.empty(len(parts), np.int64)
+            found[order] = _lanes(hashes, *locate(starts, parts[order]))
+            return found
 
         return lanes
 
     def own_parts(self, listed: int, lanes: str | None) -> Ints:
+        """Return how many parts of each object are in these lanes."""
         starts = self.starts(listed)
-        owned = self.owned(listed, lanes)
-        counts = np.diff(starts)
-        if owned is not None:
-            counts = np.zeros(len(counts), np.int64)
-            for at in range(0, int(starts[-1]), _PARTS_AT_ONCE):
-                parts = np.arange(at, min(at + _PARTS_AT_ONCE, int(starts[-1])))
-                np.add.at(counts, locate(starts, parts[owned(parts)])[0], 1)
+        if lanes is None:
+            return np.diff(starts)
+        hashes = self._hashes_of(len(starts) - 1)
+        counts, is_owned = np.zeros(len(starts) - 1, np.int64), lane_mask(lanes)
+        for at in range(0, int(starts[-1]), _PARTS_AT_ONCE):
+            parts = np.arange(at, min(at + _PARTS_AT_ONCE, int(starts[-1])))
+            ordinals, within = locate(starts, parts)
+            owned = ordinals[is_owned[_lanes(hashes, ordinals, within)]] - ordinals[0]
+            here = counts[ordinals[0] : ordinals[-1] + 1]
+            here += np.bincount(owned, minlength=len(here))
         return counts
 
     def parts(self, listed: int) -> int:
@@ -211,6 +216,12 @@ class Population:
             more = np.fromiter(map(hash64, keys), np.uint64, objects - known)
             self._hashes = np.concatenate([self._hashes, more])
         return self._hashes[:objects]
+
+
+def _lanes(hashes: Uint64Array, ordinals: Ints, within: Ints) -> Ints:
+    # By key, not by ordinal: nodes that listed in another order still agree.
+    words = stream64(hashes[ordinals], within.astype(np.uint64))
+    return (words % np.uint64(FINE_LANES)).astype(np.int64)
 
 
 BLOCK_DRAWS = 1024  # of a block, or
