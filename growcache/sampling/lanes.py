@@ -29,11 +29,7 @@ def owned_lanes(node: int, nodes: int) -> str | None:
         return None
     if nodes > FEW_NODES:
         return f"{node}/{nodes}"
-    owners = [
-        max(range(nodes), key=lambda one: derive_seed("lane", lane, one))
-        for lane in range(LANES)
-    ]
-    return np.packbits(np.array(owners) == node).tobytes().hex()
+    return np.packbits(_owners(nodes) == node).tobytes().hex()
 
 
 @lru_cache(maxsize=64)
@@ -41,7 +37,7 @@ def lane_mask(lanes: str | None) -> Mask:
     """Return whether each fine lane is among those that `owned_lanes` returned.
 
     >>> [int(lane_mask(owned_lanes(0, nodes)).sum()) for nodes in (1, 3, 100)]
-    [65536, 20992, 651]
+    [65536, 20992, 817]
     """
     if lanes is None:
         found = np.ones(FINE_LANES, np.bool_)
@@ -56,7 +52,17 @@ def lane_mask(lanes: str | None) -> Mask:
 
 
 @lru_cache(maxsize=4)
+def _owners(nodes: int) -> npt.NDArray[np.int64]:
+    owners = [
+        max(range(nodes), key=lambda one: derive_seed("lane", lane, one))
+        for lane in range(LANES)
+    ]
+    return np.array(owners)
+
+
+@lru_cache(maxsize=4)
 def _owners_of_fine_lanes(nodes: int) -> npt.NDArray[np.int64]:
+    """The nodes behind the first few take fine lanes from all; the others stay where they were among the few."""
     seed = np.full(FINE_LANES, _word(derive_seed("fine lanes")))
     words = stream64(seed, np.arange(FINE_LANES, dtype=np.uint64))
     best = np.zeros(FINE_LANES, np.uint64)
@@ -65,7 +71,8 @@ def _owners_of_fine_lanes(nodes: int) -> npt.NDArray[np.int64]:
         scores = finalize64(words ^ _word(derive_seed("fine lanes", node)))
         won = scores > best
         best[won], owners[won] = scores[won], node
-    return owners
+    few = np.tile(_owners(FEW_NODES), FINE_LANES // LANES)
+    return np.where(owners < FEW_NODES, few, owners)
 
 
 def _word(seed: int) -> np.uint64:

@@ -55,7 +55,7 @@ def test_permutation_mixes_and_depends_on_its_key() -> None:
 
 
 @pytest.mark.mutant(
-    1, "growcache.sampling.draws:StratumDraws.grow", "(*last.earlier, earlier)", "()"
+    1, "growcache.sampling.stratum_draws:StratumDraws.grow", "(*last.earlier, earlier)", "()"
 )
 @given(
     st.integers(0, 5),
@@ -209,10 +209,10 @@ def editions_of(history: list[tuple[list[int], int, int | None]]) -> list[DrawnE
     return found
 
 
-@pytest.mark.mutant(3, "growcache.sampling.draws:StratumDraws.grow", "at - 1", "at")
+@pytest.mark.mutant(3, "growcache.sampling.stratum_draws:StratumDraws.grow", "at - 1", "at")
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.draws:StratumDraws._fresh",
+    "growcache.sampling.stratum_draws:StratumDraws._fresh",
     "known = known[one.edition.strata.mask(self._stratum, parts[known])]",
     "pass",
 )

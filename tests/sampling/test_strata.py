@@ -88,7 +88,7 @@ def test_slots_are_counted_as_they_are_dealt(counts: list[int], data: st.DataObj
 
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.draws:StratumDraws._fresh",
+    "growcache.sampling.stratum_draws:StratumDraws._fresh",
     "one.order.inverse(parts[known]) < one.positions",
     "parts[known] < 0",
 )
