@@ -35,7 +35,7 @@ from growcache.monitor.plan_timing import (
 )
 from growcache.sampling.draws import Draws
 from growcache.sampling.fill import GroupFiller, encode_group, load_transform
-from growcache.sampling.labels import read_labels
+from growcache.sampling.labels import Labels, read_labels
 from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.messages import PartVisit
 from growcache.sampling.objects import Objects, Split, field_join
@@ -130,7 +130,8 @@ async def _look(config: Config, scratch: Path) -> Look:
 async def _examine(
     config: Config, sources: Sources, listed: _Listed, catalog: Catalog, read: ReadCounter
 ) -> Look:
-    objects = _objects(config, catalog, listed)
+    labels = await asyncio.to_thread(_labels, config)
+    objects = _objects(config, catalog, listed, labels)
     catalog.flush()
     filler = _filler(config, sources)
     began = time.monotonic()
@@ -211,7 +212,16 @@ def _list_some(config: Config, sources: Sources) -> _Listed:
     return _Listed(entries, True, first, time.monotonic() - began)
 
 
-def _objects(config: Config, catalog: Catalog, listed: _Listed) -> Objects:
+def _labels(config: Config) -> Labels | None:
+    if all(source.labels is None for source in config.sources):
+        return None
+    patience = min(config.sampling.timeout_seconds, PATIENCE_SECONDS)
+    return read_labels(config.sources, patience)
+
+
+def _objects(
+    config: Config, catalog: Catalog, listed: _Listed, labels: Labels | None
+) -> Objects:
     catalog.append(listed.entries)
     objects = Objects(
         catalog,
@@ -220,8 +230,8 @@ def _objects(config: Config, catalog: Catalog, listed: _Listed) -> Objects:
         skips=True,  # a part of a listing lacks partners
         firsts=first_urls(config.sources),
     )
-    if any(source.labels is not None for source in config.sources):
-        objects.labels = read_labels(config.sources, config.sampling.timeout_seconds)
+    if labels is not None:
+        objects.labels = labels
     objects.look(len(catalog))
     if not objects.counts(len(catalog)).all():
         raise SamplingError(

@@ -69,6 +69,16 @@ def test_strata_are_drawn_by_their_shares(here: Path) -> None:
     assert found.parts.until_complete == pytest.approx(2 * 12 * 16, rel=0.02)
 
 
+def test_strata_by_a_column_of_labels(here: Path) -> None:
+    lines = [f"{one.relative_to(here)},{one.parent.name}" for one in here.glob("*/*.npy")]
+    (here / "labels.csv").write_text("\n".join(["path,kind", *lines]))
+    labels = {"url": f"{here}/labels.csv", "key": "path", "columns": ["kind"]}
+    sampling = {"strata": {"by": "kind"}, "samples_per_object": 1}
+    found = look(here, {**rows(here), "labels": labels}, sampling=sampling)
+    assert sorted(found.parts.counts) == [4 * 16, 12 * 16]
+    assert "kind" in [field.name for field in found.schema.fields]
+
+
 def test_sources_are_mixed_by_their_weights(here: Path) -> None:
     mixed = [{**rows(here, "a"), "weight": 3}, {**rows(here, "b"), "weight": 1}]
     found = look(here, mixed)
