@@ -440,7 +440,7 @@ def _read_status(layout: CacheLayout) -> Status:
     running = is_locked(layout.supervisor_lock)
     told = replace(
         told,
-        path=str(layout.root),
+        path=str(layout.directory),
         leases=current_lease_statuses(leases, told.leases, running=running),
         foreign_leases=foreign_statuses(foreign),
     )
