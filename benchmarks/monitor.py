@@ -27,7 +27,8 @@ from starlette.testclient import TestClient
 
 from benchmarks.measure import parser, report, verdict
 from benchmarks.synthetic_cache import SyntheticCache
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.monitor.server import create_app
 from growcache.sampling.records import Records
 from growcache.sampling.status_builder import cache_fields

@@ -28,7 +28,8 @@ from benchmarks.synthetic_cache import SyntheticCache
 from growcache.cache.history import HistoryRecord, JobRecord
 from growcache.cache.history_thinning import records_to_drop
 from growcache.cache.space import fixed_budget
-from growcache.cache.status import JobStatus, Status, WaitsStatus, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import JobStatus, Status, WaitsStatus
 from tests.browsers import missing, running_browser
 
 MAX_BYTES = 200_000_000_000

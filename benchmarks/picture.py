@@ -16,7 +16,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.cli.demo import BATCH_SIZE, RECORDINGS, SAMPLES_PER_SECOND, demo_config
 from growcache.cli.demo_data import write_recordings
 from growcache.cli.status import StatusHistory

@@ -33,7 +33,8 @@ import numpy as np
 from benchmarks.measure import Child, machine, parser, report, write_config
 from benchmarks.noise import random_samples
 from benchmarks.servers import Server, make_bucket, running_server
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.errors import GrowcacheError
 from tests.servers.slowlink import SlowLink, slowlink
 

@@ -17,7 +17,7 @@ import orjson
 from growcache.cache.files import CacheLayout, generation_paths
 from growcache.cache.index.reader import read_history_rows
 from growcache.cache.metrics_file import JobMetrics, Metrics
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheMissingError
 from growcache.store.counts import number_in
 from growcache.store.request_counts import OPS, SERVED

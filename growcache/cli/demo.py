@@ -16,7 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.cli.demo_data import (
     CHANNELS,
     CLASSES,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Self, TextIO
 
-from growcache.cache.status import Status, left_out_text
+from growcache.cache.status_model import Status, left_out_text
 from growcache.cli.terminal import can_redraw, fold_to_width, print_json
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from growcache.cache.status import (
+from growcache.cache.status_model import (
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,

@@ -15,7 +15,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.segment import Segment, SegmentLines
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.cli.status import StatusHistory, StatusReporter, plain_lines
 from growcache.cli.terminal import can_redraw
 from growcache.cli.view import StatusPicture

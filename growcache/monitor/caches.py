@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.locks import is_locked
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 
 T = TypeVar("T")
 

@@ -23,7 +23,8 @@ from growcache.cache.files import (
     file_system_of,
 )
 from growcache.cache.folders import NOT_COUNTED
-from growcache.cache.status import JobStatus, Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import JobStatus, Status
 from growcache.cache.system import available_memory_bytes, memory_bytes
 from growcache.config import CacheConfig, Config
 from growcache.errors import CacheError, CacheMissingError, ConfigError

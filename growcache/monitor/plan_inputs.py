@@ -14,7 +14,8 @@ from tempfile import TemporaryFile
 
 from growcache.cache.files import CacheLayout, allocated_tree
 from growcache.cache.space import min_free_bytes
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.cache.system import memory_bytes
 from growcache.config import Config
 from growcache.errors import GrowcacheError

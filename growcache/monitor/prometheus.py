@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from growcache.cache.lease_views import WAIT_BOUNDS
 from growcache.cache.metrics_file import JobMetrics, Metrics
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheError
 from growcache.sampling.sampler_counts import STAGE_BOUNDS
 from growcache.store.counts import number_in

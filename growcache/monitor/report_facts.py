@@ -17,7 +17,8 @@ from growcache.cache.history import HistoryRecord, read_history
 from growcache.cache.index.inspection import read_holes
 from growcache.cache.index.reader import read_index
 from growcache.cache.metrics_file import Metrics, read_metrics
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.errors import ConfigError
 from growcache.loading.waiting import shown_generation
 from growcache.monitor.hole_reasons import HoleGroup, group_holes

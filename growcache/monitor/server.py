@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from growcache.cache.history import history_columns, read_history
 from growcache.cache.metrics_file import Metrics, read_metrics
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheError, ConfigError
 from growcache.monitor import page
 from growcache.monitor.caches import named_caches, status_readers

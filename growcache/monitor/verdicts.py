@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from growcache.cache.status import JobStatus, Status
+from growcache.cache.status_model import JobStatus, Status
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 
 Level = Literal["ok", "warn", "bad"]

@@ -14,7 +14,7 @@ import numpy as np
 from growcache.cache.cache import Cache
 from growcache.cache.deferrals import Deferrals, Place
 from growcache.cache.side_files import Edition
-from growcache.cache.status import MovedStatus, StratumStatus
+from growcache.cache.status_model import MovedStatus, StratumStatus
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
 from growcache.sampling.draws import Draws, GroupDraw

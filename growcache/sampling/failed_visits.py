@@ -18,7 +18,7 @@ from growcache.cache.deferrals import MOST_MAKEUPS, Place
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.sidecar import Sidecar, version_of
 from growcache.cache.space import KnownHole
-from growcache.cache.status import SetAsideStatus
+from growcache.cache.status_model import SetAsideStatus
 from growcache.errors import SamplingError
 from growcache.sampling.draw_sequence import DrawSequence
 from growcache.sampling.draws import GroupDraw

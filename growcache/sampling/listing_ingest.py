@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from growcache.cache.cache import Cache
-from growcache.cache.status import left_out_text
+from growcache.cache.status_model import left_out_text
 from growcache.config import Config
 from growcache.errors import (
     ConfigError,

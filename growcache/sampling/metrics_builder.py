@@ -18,7 +18,7 @@ from growcache.cache.metrics_file import (
     quantiles,
     read_metrics,
 )
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.cache.uses import JobSums, add_open_leases
 from growcache.store.counts import Counts, minus, number_in, plus
 from growcache.store.request_counts import PROCESS_REQUESTS

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from growcache.cache.cache import Cache
 from growcache.cache.history import history_record
 from growcache.cache.metrics_file import JobMetrics, write_metrics
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.sampling.metrics_builder import MetricsBuilder
 
 STATUS_SECONDS = 0.5

@@ -19,7 +19,8 @@ from growcache.cache.generations import (
     makes_room_for_next,
 )
 from growcache.cache.space import fixed_budget
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.config import CacheConfig
 from growcache.errors import OtherSamplesError
 from growcache.sampling.end_requests import listen_for_the_end

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from growcache.cache.cache import Cache
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.config import Config
 from growcache.config_source import SourceConfig
 from growcache.formats import check_source

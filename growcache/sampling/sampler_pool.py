@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from growcache.cache.status import WorkerStatus
+from growcache.cache.status_model import WorkerStatus
 from growcache.config import Config
 from growcache.errors import SamplingError
 from growcache.formats import is_user_format

@@ -22,7 +22,8 @@ from growcache.cache import system
 from growcache.cache.files import CacheLayout
 from growcache.cache.locks import is_locked
 from growcache.cache.side_files import read_identity
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.config import Config
 from growcache.config_text import from_json_value, load_config, to_json_value
 from growcache.errors import (

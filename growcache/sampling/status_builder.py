@@ -15,6 +15,12 @@ from growcache.cache.cache import Cache
 from growcache.cache.files import generation_in
 from growcache.cache.locks import this_process
 from growcache.cache.status import (
+    delivered_fields,
+    foreign_statuses,
+    read_status,
+    service_lease_statuses,
+)
+from growcache.cache.status_model import (
     MovedStatus,
     SetAsideStatus,
     SourceStatus,
@@ -22,10 +28,6 @@ from growcache.cache.status import (
     Status,
     SubsetStatus,
     WorkerStatus,
-    delivered_fields,
-    foreign_statuses,
-    read_status,
-    service_lease_statuses,
 )
 from growcache.config import Config
 from growcache.errors import GrowcacheError, StoreRefusedError

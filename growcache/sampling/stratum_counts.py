@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from growcache.cache.status import StratumStatus
+from growcache.cache.status_model import StratumStatus
 from growcache.sampling.orders import Floats, Ints
 from growcache.usercode import printable
 

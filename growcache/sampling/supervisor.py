@@ -17,7 +17,7 @@ from dataclasses import replace
 from growcache.cache.cache import Cache
 from growcache.cache.files import is_full_disk
 from growcache.cache.side_files import Identity
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.config import Config
 from growcache.errors import (
     CacheError,

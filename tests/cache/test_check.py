@@ -13,7 +13,8 @@ from growcache.cache.check import check
 from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_index
 from growcache.cache.reader_lease import Lease
-from growcache.cache.status import Status, WorkerStatus, read_status, write_status
+from growcache.cache.status import read_status, write_status
+from growcache.cache.status_model import Status, WorkerStatus
 from growcache.errors import CacheError, CacheMissingError
 from tests.cache.making import add, opened, permit_of
 

@@ -12,13 +12,8 @@ import pytest
 from growcache.cache import locks
 from growcache.cache.lease_views import ReaderProcess
 from growcache.cache.locks import are_pids_ours, lock_holder, pid_namespace
-from growcache.cache.status import (
-    Status,
-    read_status,
-    service_pulse,
-    service_silence,
-    write_status,
-)
+from growcache.cache.status import read_status, service_pulse, service_silence, write_status
+from growcache.cache.status_model import Status
 from growcache.loading.snapshot import Snapshot
 from tests.filled import Filled, open_leases
 

@@ -15,7 +15,8 @@ from growcache.cache.check import check
 from growcache.cache.files import allocated_tree
 from growcache.cache.incoming import write_incoming
 from growcache.cache.side_files import Identity
-from growcache.cache.status import Status, WorkerStatus, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status, WorkerStatus
 from growcache.errors import CacheFullError
 from tests.cache.making import KINDS, add, make, need, opened, write
 

@@ -27,7 +27,7 @@ from growcache.cache.history_thinning import (
     records_to_drop,
 )
 from growcache.cache.metrics_file import JobMetrics, Metrics, RankMetrics
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
 from tests.filled import Filled

@@ -44,7 +44,8 @@ from growcache.cache.reader_lease import Lease
 from growcache.cache.shard_refetches import PurgeProgress, purge_progress, refetch_outcomes
 from growcache.cache.shard_removal import ShardRemover
 from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.cli.cli import main
 from growcache.errors import CacheError
 from growcache.loading.snapshot import Snapshot

@@ -27,7 +27,8 @@ from growcache.cache.recovery import remade_contents
 from growcache.cache.shard_survey import ShardsOnDisk
 from growcache.cache.side_files import Identity
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.status import Status, read_status, write_status
+from growcache.cache.status import read_status, write_status
+from growcache.cache.status_model import Status
 from growcache.cli.cli import main
 from growcache.errors import (
     CacheBusyError,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from tests.chaos.processes import is_running, samplers_of, send, spawn, wait_for_end
 
 READY_SECONDS = 60.0

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from growcache.cache.files import CacheLayout, shard_number
 from growcache.cache.index.schema import ShardState
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 
 # In the order of a shard's life. "installing": renamed, but without a row. "deleting": the row
 # says retired, and the file is gone.

@@ -25,7 +25,7 @@ from growcache.cache.history import read_history
 from growcache.cache.index.reader import read_index
 from growcache.cache.metrics_file import read_metrics
 from growcache.cache.reader_lease import Lease
-from growcache.cache.status import (
+from growcache.cache.status_model import (
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,

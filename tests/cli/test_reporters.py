@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.cli.status import choose_reporter, json_lines, plain_lines
 from growcache.cli.watch import LiveView
 

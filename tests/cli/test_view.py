@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from growcache.cache.status import LeaseStatus, Status, WorkerStatus
+from growcache.cache.status_model import LeaseStatus, Status, WorkerStatus
 from growcache.cli.status import StatusHistory, status_sentence
 from growcache.cli.view import StatusPicture, bar_text, curve_text
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import growcache
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.cli.watch import notebook_picture
 from tests.cli.terminals import ROOT
 from tests.filled import Filled

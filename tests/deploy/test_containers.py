@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from tests.deploy.containers import (
     COMPOSE,
     GROUP,

@@ -27,7 +27,7 @@ from growcache.cache.formats.encoding import npy_header as encode_npy_header
 from growcache.cache.lease_views import MAGIC, _parse_lease
 from growcache.cache.side_files import Identity, read_editions, read_issued
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.config_text import load_config
 from growcache.errors import CacheError, ConfigError, CorruptShardError, FormatError, StoreError
 from growcache.formats import lmdb, open_format

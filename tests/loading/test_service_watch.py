@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.status import ServicePulse, Status, write_status
+from growcache.cache.status import ServicePulse, write_status
+from growcache.cache.status_model import Status
 from growcache.loading import service_watch
 from growcache.loading.report import ReaderCounters
 from growcache.loading.service_watch import (

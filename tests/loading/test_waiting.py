@@ -12,7 +12,8 @@ import pytest
 
 from growcache.cache.index.reader import IndexView
 from growcache.cache.index.schema import CacheTotals
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheError, ConfigError
 from growcache.loading import waiting
 from growcache.loading.waiting import samples_wanted, wait_for_samples

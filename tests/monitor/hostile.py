@@ -19,7 +19,8 @@ from growcache.cache.incoming import bytes_to_reserve, encode_shard, write_incom
 from growcache.cache.lease_views import WAIT_BUCKETS
 from growcache.cache.metrics_file import JobMetrics, Metrics, RankMetrics, write_metrics
 from growcache.cache.sidecar import Hole, Origins, SampleOrigin, Sidecar
-from growcache.cache.status import (
+from growcache.cache.status import write_status
+from growcache.cache.status_model import (
     ForeignLeaseStatus,
     JobStatus,
     LeaseStatus,
@@ -30,7 +31,6 @@ from growcache.cache.status import (
     SubsetStatus,
     WaitsStatus,
     WorkerStatus,
-    write_status,
 )
 from growcache.schema import Sample
 from growcache.store.counts import Counts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growcache.cache.status import JobStatus, LeaseStatus, Status, WaitsStatus
+from growcache.cache.status_model import JobStatus, LeaseStatus, Status, WaitsStatus
 from growcache.monitor.doctor import Finding, find_all
 from growcache.monitor.doctor_facts import (
     DiskFacts,

@@ -23,7 +23,8 @@ from growcache.cache.metrics_file import (
     read_metrics,
     write_metrics,
 )
-from growcache.cache.status import MovedStatus, Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import MovedStatus, Status
 from growcache.cache.uses import (
     JobSums,
     WaitSums,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from growcache import Snapshot
-from growcache.cache.status import JobStatus, Status, WaitsStatus, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import JobStatus, Status, WaitsStatus
 from tests.browsers import Browser, missing, running_browser
 from tests.filled import Filled
 from tests.monitor.hostile import (

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.history import HistoryRecord, JobRecord, history_columns
-from growcache.cache.status import JobStatus, Status, WaitsStatus
+from growcache.cache.status_model import JobStatus, Status, WaitsStatus
 from growcache.cli.cli import main
 from growcache.errors import ConfigError
 from growcache.monitor.hole_reasons import HoleGroup

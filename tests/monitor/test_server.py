@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from growcache.cache.status import Status, write_status
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.errors import ConfigError
 from growcache.monitor import server
 from growcache.monitor.caches import FreshValue, named_caches

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.cli.cli import main
 from growcache.cli.dashboard import shipped_file
 from growcache.monitor.prometheus import exposition

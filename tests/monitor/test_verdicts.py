@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growcache.cache.history import HistoryRecord, JobRecord
-from growcache.cache.status import JobStatus, LeaseStatus, State, Status, WaitsStatus
+from growcache.cache.status_model import JobStatus, LeaseStatus, State, Status, WaitsStatus
 from growcache.monitor.verdicts import (
     ADVICE,
     RECENT_SECONDS,

@@ -12,7 +12,7 @@ import numpy as np
 
 from growcache import Snapshot
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.cli.cli import main
 from growcache.schema import Array, Sample
 from tests.tables import Table, code

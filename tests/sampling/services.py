@@ -17,7 +17,8 @@ import numpy as np
 import yaml
 
 from growcache.cache.index.reader import read_index
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheError
 
 SAMPLER = b"sampler"

@@ -12,7 +12,7 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import read_editions, reading_index
 from growcache.cache.side_files import Edition
 from growcache.cache.side_files import read_editions as read_side_file
-from growcache.cache.status import MovedStatus
+from growcache.cache.status_model import MovedStatus
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.lanes import owned_lanes
 from tests.sampling.services import run, status, write_config

@@ -19,7 +19,7 @@ from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.index.reader import read_index
 from growcache.cache.locks import FileLock
 from growcache.cache.sidecar import Sidecar
-from growcache.cache.status import Status
+from growcache.cache.status_model import Status
 from growcache.config_text import load_config
 from growcache.loading.snapshot import Snapshot
 from growcache.sampling.messages import pack
