@@ -128,7 +128,7 @@ def last_status(span: int, shards: int) -> Status:
     jobs = [
         JobStatus(
             name, job.delivered or 0, job.reuse or 0.0, job.epoch or 0, os.getpid(),
-            WaitsStatus(40, job.wait_seconds or 0.0),
+            WaitsStatus(40, job.wait_seconds or 0.0), open=True,
         )
         for name, job in last.jobs.items()
     ]  # fmt: skip

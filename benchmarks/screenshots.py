@@ -28,7 +28,7 @@ from tests.servers.slowlink import slowlink
 TARGET = Path(__file__).parent.parent / "docs" / "monitor"
 RECORDINGS, CHANNELS, ROWS, WINDOW = 24, 64, 60_000, 400
 LINK_BYTES_PER_SECOND, MAX_BYTES = 2e6, 200_000_000
-JOBS = {"lr-sweep": 6.0, "resnet18": 14.0}  # samples per second of each rank
+JOBS = {"lr-sweep": 9.0, "resnet18": 10.0}  # samples per second of each rank
 RANKS, BATCH, MIN_SAMPLES = 2, 10, 200
 SLOW_SHARE, SLOW_SECONDS = 1 / 1200, 3.0  # of the samples of the second rank
 SHOWN_HOST = "gpu7"
@@ -88,10 +88,19 @@ def of_many_shards(cache: Path, shards: int, out: Path) -> None:
     with running_cache(cache, shards, 7 * DAY), dashboard(cache, cache.with_name("log")) as url:
         write_status(cache, last_status(7 * DAY, shards))
         with running_browser() as browser:
-            shoot(browser, url, cache, out / "shards.webp", "wide", "light")
+            shoot(browser, url, cache, out / "shards.webp", "wide", "light", "map-cells")
 
 
-def shoot(browser: Browser, url: str, cache: Path, file: Path, size: str, scheme: str) -> None:
+def shoot(
+    browser: Browser,
+    url: str,
+    cache: Path,
+    file: Path,
+    size: str,
+    scheme: str,
+    shown: str = "answers",
+) -> None:
+    """Save what is seen when the element ``shown`` is in the middle."""
     width, height, mobile = SIZES[size]
     browser.resize(width, height, mobile=mobile, scale=SCALE)
     browser.prefer(scheme)
@@ -99,6 +108,9 @@ def shoot(browser: Browser, url: str, cache: Path, file: Path, size: str, scheme
     browser.ask(
         REPLACE,
         [[str(cache.parent), "/nvme"], [f"on {socket.gethostname()}", f"on {SHOWN_HOST}"]],
+    )
+    browser.ask(
+        "document.getElementById(arguments[0]).scrollIntoView({block: 'center'})", shown
     )
     browser.save_screenshot(file)
     print(f"{file}: {file.stat().st_size / 1000:.0f} kB")

@@ -230,10 +230,10 @@ def _reused(status: Status, recent: Recently) -> Answer | None:
         return None
     span = _about(recent.seconds)
     if not recent.drawn:
-        text = f"Yes, but nothing new has come in the last {span}: it trains on samples that it knows."
+        text = f"Yes, but nothing new has come in the last {span}: it trains on samples it has seen before."
         return Answer(FED, text, "warn", "See what the service is waiting for.")
     often = f"{delivered / recent.drawn:.1f}"
-    text = f"Yes, but mostly with samples that it knows: job {job} received {often} for each one drawn."
+    text = f"Yes, but mostly with samples it has seen before: job {job} received {often} for each one drawn."
     return Answer(FED, text, "warn", _reuse_advice(status))
 
 
@@ -242,12 +242,12 @@ def _reuse_advice(status: Status) -> str:
         return START
     if status.waiting_reason in ("readers", "room") or status.retired_shards:
         return (
-            "At its bound the cache changes as readers end their passes; compare other sizes and rates: "
+            "At its bound the cache changes as readers end their passes; compare other sizes: "
             "growcache plan CONFIG --sweep"
         )
     if status.waiting_for:
-        return "New samples come slowly because the service waits; see there."
-    return "If the link has room, raise sampling.workers or sampling.concurrency, or plan it: growcache plan CONFIG"
+        return "New samples come slowly because the service is waiting; see the third answer."
+    return "If the link has capacity left, raise sampling.workers or sampling.concurrency; see growcache plan CONFIG"
 
 
 # Is the cache growing or turning over?
@@ -374,7 +374,7 @@ def _advice_on_readers(status: Status) -> tuple[Level, str]:
         return "warn", "It goes on when that reader does; end it if it hangs."
     if not any(job.open for job in status.jobs):
         return "ok", "Start the training, or set cache.min_uses: 0 to draw on without it."
-    return "ok", "Nothing is wrong: the link is faster than the training."
+    return "ok", "At its bound the cache changes as readers end their passes."
 
 
 def _has_stuck_readers(status: Status) -> bool:
