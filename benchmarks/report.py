@@ -103,9 +103,14 @@ def planned(folder: Path, config: dict[str, Any], seconds: float) -> Path | None
 
 
 def train(cache: Path, seconds: float) -> None:
-    """Train at a steady pace, as a model of some size does."""
+    """Train at a steady pace, as a model of some size does.
+
+    A gather process knows the loop's position by blocks, of which this small cache has few, so it would take its
+    snapshots too early; see docs/plan.md.
+    """
     end = time.monotonic() + seconds
-    with EpochLoader(cache, batch_size=BATCH, min_samples=500, job=JOB) as loader:
+    made = EpochLoader(cache, batch_size=BATCH, min_samples=500, job=JOB, gather="thread")
+    with made as loader:
         due = 0.0
         while time.monotonic() < end:
             for _ in loader:

@@ -10,7 +10,7 @@ from growcache.cache.status_model import StratumStatus
 from growcache.sampling.orders import Floats, Ints
 from growcache.usercode import printable
 
-MOST_STRATA = 50  # rows; the strata of which least was drawn share the last one
+MOST_ROWS = 50  # the strata of which least was drawn share the last one
 MOST_CHARACTERS = 100  # of a name
 
 
@@ -25,7 +25,7 @@ def stratum_statuses(
     """
     distinct = _distinct(parts, drawn, replacement=replacement)
     order = np.argsort(-drawn, kind="stable")
-    shown = order if len(order) <= MOST_STRATA else order[: MOST_STRATA - 1]
+    shown = order if len(order) <= MOST_ROWS else order[: MOST_ROWS - 1]
     rows = [
         StratumStatus(
             printable(names[at])[:MOST_CHARACTERS],

@@ -27,6 +27,7 @@ from growcache.sampling.population import (
     stratum_shares,
 )
 from growcache.sampling.sizing import Sizing
+from growcache.sampling.stratum_counts import MOST_ROWS, stratum_statuses
 from growcache.sampling.stratum_draws import DrawnEdition, EditionStrata, IndependentDraws
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -353,6 +354,20 @@ def test_a_balanced_cache(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights[rare], 2 * 4 / 64, rtol=1e-6)
     np.testing.assert_allclose(weights[~rare], 2 * 60 / 64, rtol=1e-6)
     assert run_peek(tmp_path, config) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 99), st.integers(0, 300)), max_size=120), st.booleans()
+)
+def test_rows_of_strata_add_up(counts: list[tuple[int, int]], replacement: bool) -> None:
+    parts, drawn = np.array(counts, np.int64).reshape(-1, 2).T
+    names = [str(number) for number in range(len(counts))]
+    rows = stratum_statuses(names, parts, drawn, replacement=replacement)
+    assert len(rows) == min(len(counts), MOST_ROWS)
+    assert sum(row.strata for row in rows) == len(counts)
+    assert sum(row.drawn for row in rows) == drawn.sum()
+    assert sum(row.parts for row in rows) == parts.sum()
+    assert all(0 <= row.coverage <= 1 for row in rows)
 
 
 def test_strata_by_a_label(tmp_path: Path) -> None:
