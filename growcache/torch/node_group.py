@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -274,7 +275,16 @@ class NodeGroup:
             lost = f"{names} {job} {'does' if len(missing) == 1 else 'do'} not answer any more"
         else:
             lost = f"the connection of the ranks {job} broke, though all of them run"
-        return f"{lost}; {again} ({str(why).strip().splitlines()[-1]})"
+        return f"{lost}; {again} ({_short(str(why))})"
+
+
+def _short(message: str) -> str:
+    """Return an error of gloo's without its place and advice.
+
+    >>> _short("[/pair.cc:553] Connection closed by peer [10.0.0.1]:29. This is typically …")
+    'Connection closed by peer [10.0.0.1]:29'
+    """
+    return re.sub(r"^\[\S+\] ", "", message.strip()).partition(". ")[0]
 
 
 def _not_asked_yet() -> str:
