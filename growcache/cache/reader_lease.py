@@ -119,6 +119,13 @@ class Lease:
         sizes = struct.pack("<II", len(header), COUNTERS_BYTES)
         said = (counters or LeaseCounters()).pack().ljust(COUNTERS_BYTES, b"\0")
         body = MAGIC + sizes + said + header + STAGE_OPEN + bytes(len(wanted))
+        if wished and max_bytes is not None and whole_blocks(len(body)) > max_bytes:
+            raise CacheError(
+                f"the lease that names {len(wished):,} shards to be drawn again takes "
+                f"{len(body):,} bytes, but {layout.root} has {max_bytes:,} for all leases; raise "
+                "cache.max_bytes, or go on with other shards: load_state_dict(state, "
+                "missing='substitute')"
+            )
         try:
             path, descriptor = _publish_lease(layout, body, max_bytes)
         except LeasesFullError:

@@ -136,7 +136,8 @@ class Producer:
         resume = None
         if self._rest is not None:
             attempt = ResumeRequest(
-                *(options, start.fingerprint, self._missing, demand.wake, demand.stop.is_set)
+                *(options, start.fingerprint, self._missing, demand.wake, demand.stop.is_set),
+                self._ranks,
             )
             found = functools.partial(resume_pass, attempt, self._rest)
             resume = functools.partial(PassOpener.resume, found=found, step=start.step)

@@ -58,6 +58,12 @@ class RankGroup(Protocol):
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
         """Return when the snapshot is final, so that its pass may be entered."""
 
+    def substituting_lease(self, pass_number: int, watch: WaitControl) -> LeaseView | None:
+        """Return rank 0's lease of the rest of a pass, on other ranks; None there if stopped."""
+
+    def substituting_note(self, pass_number: int, copied: LeaseView | None) -> RankNote:
+        """Return the note for this rank's lease of that rest."""
+
 
 def next_rank_note(options: LoaderOptions) -> RankNote:
     """Called in the thread that iterates, so that all ranks count alike."""
@@ -114,6 +120,12 @@ class _Leader:
         if snapshot is None:
             self._leave()
         return snapshot
+
+    def substituting_lease(self, pass_number: int, watch: WaitControl) -> LeaseView | None:
+        return None
+
+    def substituting_note(self, pass_number: int, copied: LeaseView | None) -> RankNote:
+        return replace(self._note, walk=_resumed(self._note.walk), pass_number=pass_number)
 
     def _leave(self) -> None:
         if self._presence is not None:
@@ -229,8 +241,28 @@ class _Follower:
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
         pass
 
-    def _leader(self) -> list[LeaseView]:
-        mine, found = self._note, []
+    def substituting_lease(self, pass_number: int, watch: WaitControl) -> LeaseView | None:
+        walk = _resumed(self._note.walk)
+        return _wait_for_ranks(
+            self._options,
+            lambda: _of_pass(self._leader(walk), pass_number),
+            watch,
+            lambda: f"rank 0 to choose shards for the rest of pass {pass_number}",
+            patient=lambda: False,
+        )
+
+    def substituting_note(self, pass_number: int, copied: LeaseView | None) -> RankNote:
+        assert copied is not None
+        return replace(
+            self._note,
+            walk=_resumed(self._note.walk),
+            pass_number=pass_number,
+            follows=copied.name,
+            settings={},
+        )
+
+    def _leader(self, walk: int | None = None) -> list[LeaseView]:
+        mine, found = self._note if walk is None else replace(self._note, walk=walk), []
         for lease in _leases_of_all(self._options.root):
             note = lease.ranks
             if note is None or note.rank or not lease.open or lease.job != self._options.job:
@@ -295,6 +327,11 @@ class _Follower:
             f"rank 0 of job {self._options.job}{named} ended, or closed its "
             "loader, while other ranks go on; start all ranks of the job again"
         )
+
+
+def _resumed(walk: int) -> int:
+    """Return the number that the rest of a resumed pass has, apart from the passes that follow it."""
+    return -1 - walk
 
 
 def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) -> Lease | None:

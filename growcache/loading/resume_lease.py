@@ -18,7 +18,7 @@ from growcache.cache.index.reader import (
     read_index,
 )
 from growcache.cache.index.schema import ShardRow
-from growcache.cache.lease_views import LeaseCounters, protected_shards, read_leases
+from growcache.cache.lease_views import LeaseCounters, RankNote, protected_shards, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.reader_lease import Lease
 from growcache.cache.shard_refetches import (
@@ -31,11 +31,16 @@ from growcache.cache.side_files import read_identity
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions
 from growcache.loading.plan import DIGEST_CHARACTERS, PlannedShard
-from growcache.loading.rank_sync import resume_note
+from growcache.loading.rank_sync import RankGroup, resume_note
 from growcache.loading.resume import MissingShards, RemainingPass, with_substitutes
 from growcache.loading.saved_pass import rest_digest
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import index_views, refuse_failed_service, wait_for_room
+from growcache.loading.waiting import (
+    WaitControl,
+    index_views,
+    refuse_failed_service,
+    wait_for_room,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +52,11 @@ class ResumeRequest:
     missing: MissingShards
     wake: threading.Event
     stopped: Callable[[], bool]
+    ranks: RankGroup | None = None  # that share the cache
+
+    @property
+    def watch(self) -> WaitControl:
+        return WaitControl(self.wake, self.stopped)
 
 
 def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions:
@@ -94,13 +104,34 @@ def resume_pass(
         view = read_index(root, retired=True)
         if request.missing == "error":
             refuse_missing(view, rest, request.options)
+        note, chosen = resume_note(request.options, rest.plan.number), rest
         if request.missing == "substitute":
-            rest = _substitute_shards(view, rest, request.options)
-        snapshot = _lease_rest(request, rest, view)
+            view, note = _view_of_rank_0(request, rest, view, note)
+            chosen = _substitute_shards(view, rest, request.options)
+        snapshot = _lease_rest(request, chosen, view, note)
         if snapshot is not None:
+            _let_others_follow(request, snapshot)
             snapshot.counted(begun_shards)
-            return snapshot, _with_digests(rest, snapshot.shards)
+            return snapshot, _with_digests(chosen, snapshot.shards)
     return None
+
+
+def _view_of_rank_0(
+    request: ResumeRequest, rest: RemainingPass, view: IndexView, note: RankNote | None
+) -> tuple[IndexView, RankNote | None]:
+    """Return the shards that rank 0 took, of which others choose the same substitutes as it did of all."""
+    ranks, number = request.ranks, rest.plan.number
+    if ranks is None:
+        return view, note
+    copied = ranks.substituting_lease(number, request.watch)
+    if copied is not None:
+        kept = set(copied.kept())
+        view = read_index(request.options.root, retired=True)
+        rows = [row for row in (*view.shards, *view.retired) if row.number in kept]
+        view = replace(view, shards=rows, retired=[])
+    if copied is None and not request.options.ranks.leads:
+        return view, note  # stopped
+    return view, ranks.substituting_note(number, copied)
 
 
 def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
@@ -118,8 +149,18 @@ def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
     return None
 
 
+def _let_others_follow(request: ResumeRequest, snapshot: Snapshot) -> None:
+    if request.missing != "substitute" or request.ranks is None:
+        return
+    try:
+        request.ranks.settle(snapshot, request.watch)
+    except BaseException:
+        snapshot.close()
+        raise
+
+
 def _lease_rest(
-    request: ResumeRequest, rest: RemainingPass, view: IndexView
+    request: ResumeRequest, rest: RemainingPass, view: IndexView, note: RankNote | None
 ) -> Snapshot | None:
     """Return None where a shard was retired or evicted before it was leased, or if stopped."""
     options, digests = request.options, _needed_digests(rest)
@@ -136,7 +177,7 @@ def _lease_rest(
         options.job,
         digests,
         wishes=wishes,
-        ranks=resume_note(options, rest.plan.number),
+        ranks=note,
         max_bytes=max_lease_bytes(view),
         # A resumed job may have to resume again.
         counters=LeaseCounters(counts=True, gave_state=True),

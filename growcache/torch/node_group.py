@@ -255,11 +255,11 @@ class NodeGroup:
         found = naming.wait(NAMING_SECONDS + 2) and not naming.has_failed
         missing = naming.result() if found else None
         error = CacheError(self._loss_text(missing, why))
-        if missing or not (missing == [] or self._closing):
+        if missing != []:  # else all of them run
             _log.error("%s", error)
+            if not self._closing:
+                end_stuck_loop(self._loop_thread, lambda: self._closing)
         self._raise_in_loop(error)
-        if missing != [] and not self._closing:
-            end_stuck_loop(self._loop_thread, lambda: self._closing)
 
     def _missing_ranks(self) -> list[int]:
         self._naming_store.set(f"alive/{self._rank}", "")

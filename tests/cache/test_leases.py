@@ -376,3 +376,13 @@ def test_leases_keep_to_their_room(layout: CacheLayout) -> None:
     made.pop().close()
     Lease.create(layout.root, "train", [1], max_bytes=8192).close()
     made.pop().close()
+
+
+def test_more_refetches_than_all_leases_have_room_for_are_refused(layout: CacheLayout) -> None:
+    """To wait for other readers would not help."""
+    wishes = dict.fromkeys(range(300), "f" * 32)
+    with pytest.raises(
+        CacheError, match=r"names 300 shards .* raise cache.max_bytes, or go on"
+    ):
+        Lease.create(layout.root, "train", [], wishes=wishes, max_bytes=8192)
+    Lease.create(layout.root, "train", [], wishes=wishes, max_bytes=16384).close()

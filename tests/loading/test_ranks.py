@@ -333,6 +333,39 @@ def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: in
         assert list(pool.map(resumed, range(2), [states[1]] * 2)) == expected
 
 
+def test_ranks_choose_the_same_substitutes_whatever_comes_meanwhile(cache: Filled) -> None:
+    """Rank 0 chooses among all shards, the others among those that it took."""
+    cache.add(*range(6))
+    settings: dict[str, Any] = {"batch_size": 4, "min_samples": 1, "drop_last": False}
+    with EpochLoader(cache.root, rank=0, world_size=1, **settings) as alone:
+        next(iter(alone))
+        state = alone.state_dict()
+    cache.cache.evict([0, 1, 2, 3])
+    cache.poll()
+    cache.add(10, samples=9)
+    cache.add(11, 12, samples=14)
+
+    def resumed(rank: int) -> tuple[Any, list[int]]:
+        with EpochLoader(cache.root, rank=rank, world_size=2, **settings) as loader:
+            loader.load_state_dict(state, missing="substitute")
+            batches = iter(loader)
+            first = next(batches)
+            return loader.state_dict()["pass"], ids([first, *batches])
+
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(resumed, 0)
+        wait_until(
+            lambda: any(lease.settled and lease.ranks for lease in open_leases(cache.root))
+        )
+        cache.add(13, 14)  # they would fit better
+        follower = pool.submit(resumed, 1)
+        (plan, mine), (other_plan, others) = leader.result(20), follower.result(20)
+    assert plan == other_plan
+    shards = {name // 1000 for name in mine + others}
+    assert shards & {10, 11, 12}
+    assert not shards & {13, 14}
+
+
 @pytest.mark.mutant(
     26,
     "growcache.cache.lease_views:LeaseView.used",

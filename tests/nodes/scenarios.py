@@ -26,17 +26,17 @@ def growing(folder: Path, nodes: int, per_node: int = 1) -> Figures:
         for node in it.nodes:
             node.serve(nodes)
         job = it.launch(
-            it.nodes, per_node, batch_size=4, min_samples=60, epochs=5, seconds=0.1, seed=1
+            it.nodes, per_node, batch_size=8, min_samples=60, epochs=4, seconds=0.1, seed=1
         )
         _finish(job)
         steps = _equal_steps(job)
-        assert len(steps) == 5
+        assert len(steps) == 4
         assert max(steps) > steps[0], steps
         drawn = [_all_samples(job, number) for number in range(nodes)]
         for first, second in combinations(drawn, 2):
             assert not first & second
         for number in range(nodes):
-            for epoch in range(5):
+            for epoch in range(4):
                 found = job.samples(number, epoch)
                 assert len(set(found)) == len(found)
         return {"steps": steps, "cached": [node.samples for node in it.nodes]} | _agreed(job)
