@@ -61,7 +61,7 @@ def lanes_of(node: int, nodes: int) -> set[int]:
 
 @pytest.mark.mutant(
     3,
-    "growcache.sampling.population:Population.lane_of.lanes",
+    "growcache.sampling.population:_lanes",
     "hashes[ordinals]",
     "ordinals.astype(np.uint64)",
 )
