@@ -6,7 +6,7 @@ The index notes what finished leases counted; the unfinished ones add their curr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,16 +80,17 @@ class WaitSums:
 
     def plus(self, counters: LeaseCounters) -> WaitSums:
         batches = self.batches + counters.batches
-        histogram = _with_waits(self.histogram, counters, batches)
+        histogram = _with_waits(self.histogram, [counters], batches)
         return WaitSums(batches, self.seconds + counters.wait_seconds, histogram)
 
 
-def _with_waits(histogram: list[int], counters: LeaseCounters, batches: int) -> list[int]:
-    """Add the waits of a lease; ``batches`` are all, of which those left over did not wait.
+def _with_waits(histogram: list[int], said: Iterable[LeaseCounters], batches: int) -> list[int]:
+    """Add the waits of leases; ``batches`` are all, of which those left over did not wait.
 
     A wait may be counted in one lease, and the batch that ends it in the next.
     """
-    waits = [a + b for a, b in zip(histogram[1:], counters.histogram[1:], strict=True)]
+    buckets = zip(histogram, *(counters.histogram for counters in said), strict=True)
+    waits = [sum(bucket) for bucket in buckets][1:]
     return [max(0, batches - sum(waits)), *waits]
 
 
@@ -128,19 +129,23 @@ class JobSums:
             ranks = {str(FIRST_RANK): whole}
         return replace(sums, ranks=ranks)
 
-    def plus(self, counters: LeaseCounters, pid: int, rank: int) -> JobSums:
-        batches = self.batches + counters.batches
-        of_rank = self.ranks.get(str(rank), WaitSums()).plus(counters)
+    def plus(self, said: Sequence[tuple[int, LeaseCounters]], pid: int) -> JobSums:
+        """Add what leases said, with their ranks, oldest first."""
+        ranks, counters = dict(self.ranks), [one for _, one in said]
+        for rank, one in said:
+            ranks[str(rank)] = ranks.get(str(rank), WaitSums()).plus(one)
+        batches = self.batches + sum(one.batches for one in counters)
+        epochs = [one.epoch for one in counters if one.batches]
         return replace(
             self,
-            delivered=self.delivered + counters.delivered,
+            delivered=self.delivered + sum(one.delivered for one in counters),
             batches=batches,
-            waits=self.waits + counters.waits,
-            wait_seconds=self.wait_seconds + counters.wait_seconds,
+            waits=self.waits + sum(one.waits for one in counters),
+            wait_seconds=self.wait_seconds + sum(one.wait_seconds for one in counters),
             wait_histogram=_with_waits(self.wait_histogram, counters, batches),
-            epoch=counters.epoch if counters.batches else self.epoch,
+            epoch=epochs[-1] if epochs else self.epoch,
             pid=pid or self.pid,
-            ranks={**self.ranks, str(rank): of_rank},
+            ranks=ranks,
         )
 
 
@@ -166,11 +171,10 @@ def add_open_leases(
     for job, mine in of_job.items():
         latest = max(mine, key=lambda lease: (lease.open, lease.created))
         sums = found.get(job, JobSums())
-        said = [lease.counters for lease in mine if lease.counters is not None]
-        for lease in mine:
-            if lease.counters is not None:
-                sums = sums.plus(lease.counters, latest.pid, rank_of(lease))
-        newest = max(said, key=lambda one: one.progress_at, default=None)
+        said = [(rank_of(one), one.counters) for one in mine if one.counters is not None]
+        if said:
+            sums = sums.plus(said, latest.pid)
+        newest = max((one for _, one in said), key=lambda one: one.progress_at, default=None)
         if newest is not None and newest.batches:  # a job that began anew counts from 0 again
             sums = replace(sums, epoch=newest.epoch)
         found[job] = replace(sums, pid=latest.pid or sums.pid)
@@ -185,7 +189,7 @@ def add_finished_leases(
     for lease in sorted(finished, key=lambda lease: lease.created):
         if lease.job:
             sums, counters = found.pop(lease.job, JobSums()), _counters_of(lease, shard_table)
-            found[lease.job] = sums.plus(counters, lease.pid, rank_of(lease))
+            found[lease.job] = sums.plus([(rank_of(lease), counters)], lease.pid)
     return dict(list(found.items())[-KEPT_JOBS:])
 
 

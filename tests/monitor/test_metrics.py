@@ -182,12 +182,13 @@ def test_buckets_of_waits_do_not_fall_between_a_wait_and_its_batch() -> None:
 def test_sums_of_a_job_keep_its_ranks() -> None:
     counters = LeaseCounters(counts=True)
     counters.wait(0.3)
-    only_waited = JobSums().plus(counters, 7, 0)
+    only_waited = JobSums().plus([(0, counters)], 7)
     counters = LeaseCounters(counts=True)
     counters.receive(8, 0.0)  # what was waited for, under another lease
-    assert sum(only_waited.plus(counters, 7, 0).ranks["0"].histogram) == 1
+    assert sum(only_waited.plus([(0, counters)], 7).ranks["0"].histogram) == 1
     counters.wait(0.3)
-    sums = JobSums().plus(counters, 7, 0).plus(counters, 8, 3)
+    sums = JobSums().plus([(0, counters)], 7).plus([(3, counters)], 8)
+    assert JobSums().plus([(0, counters), (3, counters)], 8) == sums
     assert jobs_in_index({"j": sums.to_json()}) == {"j": sums}
     assert (sums.batches, sums.ranks["0"].batches, sums.ranks["3"].seconds) == (2, 1, 0.3)
     noted = sums.to_json()
