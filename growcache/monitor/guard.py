@@ -26,6 +26,7 @@ PROBES = (
     "/healthz",
     "/readyz",
 )  # an orchestrator's probes have no secrets; nor are they told any
+METRICS = "/metrics"
 KNOWN = "growcache.known"  # key of a request: whether it may learn reasons
 NO_TOKEN = (
     "this dashboard needs its token: add ?token=… to the address once, or send it as "
@@ -41,10 +42,13 @@ class Guard:
     request has that name as its Host, and is refused. With a token the name does not matter.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, prefix: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, token: str | None, prefix: str = "", *, public_metrics: bool = False
+    ) -> None:
         self._app = app
         self._token = token
         self._prefix = prefix
+        self._public = {*PROBES, METRICS} if public_metrics else {*PROBES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,8 +56,8 @@ class Guard:
             return
         refusal = self._refusal(scope)
         scope[KNOWN] = refusal is None
-        is_probe = scope["path"].removeprefix(self._prefix) in PROBES
-        app = self._app if refusal is None or is_probe else refusal
+        is_public = scope["path"].removeprefix(self._prefix) in self._public
+        app = self._app if refusal is None or is_public else refusal
         await app(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:

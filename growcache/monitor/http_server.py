@@ -19,6 +19,7 @@ from growcache.monitor.server import clean_prefix, create_app
 
 DEFAULT_ADDRESS = "127.0.0.1:8650"
 TOKEN_VARIABLE = "GROWCACHE_TOKEN"
+PUBLIC_METRICS_VARIABLE = "GROWCACHE_PUBLIC_METRICS"
 LEAST_TOKEN_CHARACTERS = 16
 END_SECONDS = 2  # for answers that are under way
 
@@ -66,6 +67,14 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
     if not token.isascii() or not token.isprintable():  # clients send others in different ways
         raise ConfigError(f"{where} must be plain ASCII; make one with: openssl rand -hex 16")
     return token
+
+
+def are_metrics_public(environment: Mapping[str, str]) -> bool:
+    """Whether the metrics need no token, as where Prometheus finds pods by their annotations."""
+    value = environment.get(PUBLIC_METRICS_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{PUBLIC_METRICS_VARIABLE} must be 0 or 1, found {value[:40]!r}")
+    return value == "1"
 
 
 def listen(address: Address, token: str | None) -> socket.socket:
@@ -124,7 +133,8 @@ def serve_dashboard(
     ends_with_input: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until the standard input ends."""
-    app = create_app(caches, token=token, prefix=prefix)
+    public = are_metrics_public(os.environ)
+    app = create_app(caches, token=token, prefix=prefix, public_metrics=public)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -176,13 +176,18 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 def create_app(
-    caches: Sequence[Path], *, token: str | None = None, prefix: str = ""
+    caches: Sequence[Path],
+    *,
+    token: str | None = None,
+    prefix: str = "",
+    public_metrics: bool = False,
 ) -> Starlette:
     """Return the application that shows some caches.
 
     Args:
         caches: their paths, which need not exist yet.
         token: what each request has to bring; None: requests to the loopback only.
+        public_metrics: whether the metrics need no token.
         prefix: a path such as ``/growcache`` that all addresses begin with.
     """
     prefix = clean_prefix(prefix)
@@ -193,7 +198,9 @@ def create_app(
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, token=token, prefix=prefix)],
+        middleware=[
+            Middleware(Guard, token=token, prefix=prefix, public_metrics=public_metrics)
+        ],
         exception_handlers={HTTPException: _http_error, Exception: _defect},
     )
     app.router.redirect_slashes = False  # it would name the host and scheme that a proxy hides

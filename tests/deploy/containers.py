@@ -47,7 +47,8 @@ def _box(hostname: str) -> list[str]:
             binds += ["--symlink", str(path.readlink()), str(path)]
         else:
             binds += ["--ro-bind", str(path), str(path)]
-    spaces = ["--unshare-pid", "--unshare-uts", "--unshare-ipc", "--hostname", hostname]
+    spaces = [f"--unshare-{space}" for space in ("pid", "uts", "ipc", "net")]
+    spaces += ["--hostname", hostname]
     ends = ["--as-pid-1", "--die-with-parent"]
     return ["bwrap", "--tmpfs", "/", *binds, "--proc", "/proc", "--dev", "/dev", *spaces, *ends]
 
@@ -129,6 +130,28 @@ def first_pid(process: subprocess.Popen[bytes]) -> int:
     """Return the pid, seen from here, of what is process 1 in a container."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(children[0])
+
+
+def answer(process: subprocess.Popen[bytes], url: str) -> tuple[int, str]:
+    """Ask for a page in a container's network; return the HTTP status, and the text."""
+    ask = (
+        "import sys, urllib.request, urllib.error\n"
+        "try: answer = urllib.request.urlopen(sys.argv[1])\n"
+        "except urllib.error.HTTPError as error: answer = error\n"
+        "print(answer.status, answer.read().decode())"
+    )
+    words = [
+        "nsenter",
+        f"--target={first_pid(process)}",
+        "--net",
+        sys.executable,
+        "-c",
+        ask,
+        url,
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    status, _, text = done.stdout.partition(" ")
+    return int(status), text.strip()
 
 
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:

@@ -20,6 +20,7 @@ from growcache.cache.status_model import Status
 from tests.deploy.containers import (
     COMPOSE,
     GROUP,
+    answer,
     can_run,
     container,
     first_pid,
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(not can_run(), reason="needs root and bubblewrap"),
 ]
+PAGE = "http://127.0.0.1:8650"
 SETTINGS = {
     "GROWCACHE_TOKEN": "0123456789abcdef",
     "GROWCACHE_SOURCE__URL": "/data/*.npy",
@@ -116,7 +118,9 @@ def test_two_users_train_on_a_cache_that_turns_over(pod: Pod, hosts: tuple[str, 
         with running(pod.words("trainer", hosts[1], train), pod.output("trainer")) as trainer:
             found = pod.wait_for(lambda now: now.evicted_samples > 300 and now.delivered > 3000)
             assert not found.foreign_leases
-            assert {lease.pid for lease in found.leases} <= {1}
+            assert answer(service, f"{PAGE}/readyz?min_samples=50") == (200, "ready")
+            assert answer(service, f"{PAGE}/metrics")[0] == 401
+            assert answer(service, f"{PAGE}/healthz")[0] == 200
             assert stop(trainer) == 0, pod.said("trainer")
         step = int(re.findall(r"ends at step (\d+)", pod.said("trainer"))[-1])
         pod.wait_for(lambda now: not now.leases)

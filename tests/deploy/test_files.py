@@ -15,6 +15,9 @@ import yaml
 
 from growcache.cli.cli import app
 from growcache.config_text import load_config
+from growcache.launcher import node_from_environment
+from growcache.monitor.guard import METRICS, PROBES
+from growcache.monitor.http_server import are_metrics_public
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
@@ -72,6 +75,86 @@ def test_the_unit_starts_a_command_that_exists() -> None:
     assert is_command(start.split())
     (setting,) = re.findall(r"GROWCACHE_(\w+)=%S", UNIT.read_text())
     assert setting.lower().split("__") == ["cache", "path"]
+
+
+def manifests(name: str) -> dict[str, Any]:
+    """Return the objects of a manifest by their kind."""
+    objects = yaml.safe_load_all((DEPLOY / "kubernetes" / f"{name}.yaml").read_text())
+    return {one["kind"]: one for one in objects}
+
+
+def workloads() -> list[dict[str, Any]]:
+    found = (manifests("job")["Job"], manifests("statefulset")["StatefulSet"])
+    return [one["spec"]["template"] for one in found]
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value") for one in container.get("env", ())}
+
+
+def test_the_configuration_of_kubernetes_is_the_same() -> None:
+    text = manifests("config")["ConfigMap"]["data"]["growcache.yaml"]
+    assert yaml.safe_load(text) == yaml.safe_load((DEPLOY / "growcache.yaml").read_text())
+
+
+@pytest.mark.parametrize("template", workloads(), ids=["job", "statefulset"])
+def test_pods_run_commands_with_probes_that_are_answered(template: dict[str, Any]) -> None:
+    (service,), (trainer,) = template["spec"]["initContainers"], template["spec"]["containers"]
+    assert service["restartPolicy"] == "Always"
+    assert is_command(service["args"])
+    port = service["ports"][0]["containerPort"]
+    assert service["args"][-1].endswith(f":{port}")
+    annotations = template["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(port)
+    paths = {
+        service[f"{probe}Probe"]["httpGet"]["path"]
+        for probe in ("startup", "liveness", "readiness")
+    }
+    asked = {path.partition("?")[0] for path in paths}
+    assert asked <= set(PROBES)
+    assert annotations["prometheus.io/path"] == METRICS
+    assert are_metrics_public(environment(service))
+    pod = template["spec"]["securityContext"]
+    assert pod["runAsNonRoot"]
+    assert pod["fsGroup"] == pod["runAsGroup"]
+    users = [one["securityContext"]["runAsUser"] for one in (service, trainer)]
+    assert users[0] != users[1]
+
+
+def test_a_statefulset_counts_its_machines_once() -> None:
+    spec = manifests("statefulset")["StatefulSet"]["spec"]
+    (service,), (trainer,) = (
+        spec["template"]["spec"][kind] for kind in ("initContainers", "containers")
+    )
+    settings = environment(service)
+    last = (
+        f"{manifests('statefulset')['StatefulSet']['metadata']['name']}-{spec['replicas'] - 1}"
+    )
+    found = node_from_environment(settings, last)
+    assert (found.node, found.nodes) == (spec["replicas"] - 1, spec["replicas"])
+    assert f"--nnodes={spec['replicas']}" in trainer["command"]
+    overridden = load_config(DEPLOY / "growcache.yaml", (), settings)
+    assert overridden.sampling.nodes == "auto"
+
+
+def test_the_batch_script_is_bash() -> None:
+    script = DEPLOY / "slurm" / "train.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    (command,) = re.findall(r"growcache (run \S+)", script.read_text())
+    assert is_command(command.split())
+    for option in re.findall(r"train\.py .*?(--[a-z-]+)", script.read_text()):
+        assert f'"{option}"' in (DEPLOY / "train.py").read_text()
+
+
+@pytest.mark.slow
+def test_validators_take_the_compose_file_and_the_manifests() -> None:
+    compose_spec = pytest.importorskip("compose_spec")
+    compose_spec.PyCompose.from_yaml((DEPLOY / "compose" / "compose.yaml").read_text())
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for path in (DEPLOY / "kubernetes").glob("*.yaml"):
+        for one in manifests(path.stem).values():
+            for version in ("1.29", kubernetes_validate.latest_version()):
+                kubernetes_validate.validate(one, version, strict=True)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -16,7 +16,7 @@ from growcache.cache.status_model import Status
 from growcache.errors import ConfigError
 from growcache.monitor import server
 from growcache.monitor.caches import FreshValue, named_caches
-from growcache.monitor.http_server import Address, listen, read_token
+from growcache.monitor.http_server import Address, are_metrics_public, listen, read_token
 from growcache.monitor.server import create_app
 from tests.filled import Filled
 
@@ -42,8 +42,9 @@ def client_of(
     token: str | None = None,
     prefix: str = "",
     base_url: str = "http://localhost:8650",
+    public_metrics: bool = False,
 ) -> TestClient:
-    app = create_app(caches, token=token, prefix=prefix)
+    app = create_app(caches, token=token, prefix=prefix, public_metrics=public_metrics)
     return TestClient(app, base_url=base_url, follow_redirects=False)
 
 
@@ -195,6 +196,22 @@ def test_probes_need_no_token_and_tell_no_reason(filled: Filled) -> None:
     client = client_of(filled.root, token=TOKEN, base_url="http://gpu7:8650")
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz?min_samples=31").text == "not ready\n"
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_metrics_need_no_token_where_they_are_public(filled: Filled, public: bool) -> None:
+    client = client_of(
+        filled.root, token=TOKEN, base_url="http://10.0.0.7:8650", public_metrics=public
+    )
+    assert client.get("/metrics").status_code == (200 if public else 401)
+    assert client.get("/status.json").status_code == 401
+
+
+def test_whether_metrics_are_public_is_yes_or_no() -> None:
+    assert are_metrics_public({"GROWCACHE_PUBLIC_METRICS": "1"})
+    assert not are_metrics_public({})
+    with pytest.raises(ConfigError, match="must be 0 or 1, found 'yes'"):
+        are_metrics_public({"GROWCACHE_PUBLIC_METRICS": "yes"})
 
 
 def test_addresses_begin_with_the_prefix(filled: Filled) -> None:
