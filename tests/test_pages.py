@@ -9,9 +9,11 @@ import itertools
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ NAMES = [
     "tensorflow",
     "not_offered",
     "datasets",
+    "distributed",
 ]
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
 GB, MB, KIB = 10**9, 10**6, 1024
@@ -163,6 +166,38 @@ def test_the_code_of_a_dataset_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+def test_the_code_of_several_machines_runs(home: Path, tmp_path: Path) -> None:
+    """With the command of the page, as two nodes of a rank each on this machine."""
+    pytest.importorskip("torch")
+    (command,) = re.findall(r"`torchrun ([^`]*)`", PAGES["distributed"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        changes = {"--nnodes 3": "--nnodes 2", "node0": "127.0.0.1", "node 8": "node 1"}
+        changes["29500"] = str(free.getsockname()[1])
+    for before, after in changes.items():
+        command = command.replace(before, after)
+    second = tmp_path / "second"
+    second.mkdir()
+    with Filled(second / "cache", labelled) as cache, ExitStack() as stack:
+        cache.add(*range(7), samples=64)
+        nodes = []
+        for number, folder in enumerate((home, second)):
+            (folder / "train.py").write_text("\n".join(blocks("distributed", "python")))
+            words = command.replace("--node-rank 0", f"--node-rank {number}").split()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *words],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            nodes.append(process)
+        assert [process.wait(100) for process in nodes] == [0, 0]
 
 
 @pytest.mark.slow

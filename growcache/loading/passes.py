@@ -349,7 +349,7 @@ class Passes:
         pause: Callable[[float], bool] = demand.stop.wait
         if self._options.samples_per_epoch is None and epoch is not None:
             pause = functools.partial(demand.pause, epoch)
-        rows = 0 if self._pass is None else len(self._pass.plan)
+        rows = 0 if self._pass is None else self._pass.stop
 
         def prepare() -> OpenPass:
             if epoch is not None:  # an earlier snapshot would only be older
@@ -367,9 +367,9 @@ class Passes:
     def _left_rows(self) -> Callable[[], int]:
         running, epoch = self._pass, None
         # Ranks wait for one another anyway, and a fixed cache has nothing new.
-        if running is None or self._options.fixed or self._options.keeps_count:
+        if running is None or self._options.fixed or self._options.ranks.share:
             return lambda: 0
-        number, rows = running.number, len(running.plan)
+        number, rows = running.number, running.stop
         if self._options.samples_per_epoch is None:
             rows, epoch = self._options.usable(rows), self.epoch
 

@@ -173,7 +173,8 @@ class Producer:
         elif done and self._rest is None:
             return  # its last batch was delivered
         elif options.ranks.world_size > 1:
-            share = options.rank_share(passes.next_pass())
+            # Ranks of one machine wait for one another anyway.
+            share = options.rank_share(passes.next_pass(hurry=options.ranks.share))
             self._epoch_share(epoch, passes, share, whole_pass=True)
         else:
             self._whole_pass(epoch, passes, done)

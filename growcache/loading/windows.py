@@ -46,6 +46,8 @@ from growcache.loading.waiting import (
 )
 from growcache.threads import StoppedError
 
+AGREEMENT_SECONDS = 1.0  # what takes longer is a wait for other machines
+
 
 @dataclass(slots=True)
 class OpenWindow:
@@ -318,17 +320,20 @@ class OpenPass:
     start: int  # position; not 0 where it was resumed
     unreadable: frozenset[int]  # shards found corrupt before it was resumed
     waited_seconds: float
+    stop: int = field(init=False)  # the position where the ranks of this machine leave it
     samples: int = field(init=False)  # that all ranks deliver of it
     first: OpenWindow = field(init=False)
 
     def __post_init__(self) -> None:
-        self.samples = len(self.plan) - self.start
+        self.stop = len(self.plan)
+        self.samples = self.stop - self.start
 
     def cut(self, each: int, ranks: Ranks) -> None:
         """Leave out what is more than the agreed number of samples of each rank."""
         self.samples = each * ranks.world_size
-        stop = self.start + each * ranks.local_world_size
-        self.windows = tuple(w for w in self.windows if w.first < max(stop, self.start + 1))
+        self.stop = self.start + each * ranks.local_world_size
+        end = max(self.stop, self.start + 1)  # the window where it begins is there in any case
+        self.windows = tuple(window for window in self.windows if window.first < end)
 
     @property
     def number(self) -> int:
@@ -415,7 +420,9 @@ class PassOpener:
             return
         ranks = self._options.ranks
         offer = offer._replace(rows=opened.samples // ranks.local_world_size)
+        began = time.monotonic()
         opened.cut(self._agreement.agree(offer, self._watch), ranks)
+        self.waited += max(0.0, time.monotonic() - began - AGREEMENT_SECONDS)
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
         options, ranks, watch = self._options, self._ranks, self._watch

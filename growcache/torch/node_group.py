@@ -127,11 +127,11 @@ class NodeGroup:
             self._warn_of_wait(f"{_rank_names(absent)} to begin to iterate")
             if waited > PATIENCE_SECONDS:
                 raise RuntimeError(f"{_rank_names(absent)} did not begin to iterate")
-        keys = [f"here/{rank}" for rank in range(self._world)]
-        self._names = [value.decode() for value in self._store.multi_get(keys)]
         self._group = dist.ProcessGroupGloo(
             self._store, self._rank, self._world, timedelta(seconds=ANSWER_SECONDS)
         )
+        keys = [f"here/{rank}" for rank in range(self._world)]
+        self._names = [value.decode() for value in self._store.multi_get(keys)]
 
     def _absent_after(self, store: Store, key: str, seconds: float) -> list[int]:
         """Return the ranks that did not set their key; a wait of the store's would log each timeout."""
@@ -191,11 +191,11 @@ class NodeGroup:
         all_of_them = [torch.zeros_like(mine) for _ in range(self._world)]
         self._group.allgather([all_of_them], [mine]).wait()
         found = (bytes(one.tolist()).rstrip(b"\0") for one in all_of_them)
-        return [one.decode(errors="replace") for one in found]
+        return [one.decode(errors="ignore") for one in found]
 
     def _report(self, offer: Offer | None) -> None:
         """Say which ranks are waited for, on those that wait."""
-        reasons = self._texts("" if offer is not None else self._reason())
+        reasons = self._texts("" if offer is not None else self._reason_now())
         if offer is not None:
             waited_for = [
                 f"{self._name_of(rank)}: {reason}"
@@ -203,6 +203,15 @@ class NodeGroup:
                 if reason
             ]
             self._warn_of_wait("; ".join(waited_for))
+
+    def _reason_now(self) -> str:
+        try:
+            return self._reason()
+        except (
+            GrowcacheError,
+            OSError,
+        ) as error:  # the cache may be gone; the loop will say it
+            return str(error)
 
     def _warn_of_wait(self, event: str) -> None:
         now = time.monotonic()
@@ -213,7 +222,7 @@ class NodeGroup:
 
     def _refuse_unlike(self, terms: str) -> None:
         said = self._texts(terms)
-        other = next(rank for rank in range(self._world) if said[rank] != said[0])
+        other = next((rank for rank in range(self._world) if said[rank] != said[0]), 0)
         self._raise_in_loop(
             ConfigError(
                 f"ranks must iterate, and load states, alike: rank 0 is at {said[0]}, "
@@ -273,6 +282,11 @@ class NodeGroup:
         elif missing:
             names = ", ".join(map(self._name_of, missing))
             lost = f"{names} {job} {'does' if len(missing) == 1 else 'do'} not answer any more"
+        elif not self._names:
+            lost = (
+                f"the ranks {job} cannot connect by gloo; set GLOO_SOCKET_IFNAME to the network "
+                "interface between the machines"
+            )
         else:
             lost = f"the connection of the ranks {job} broke, though all of them run"
         return f"{lost}; {again} ({_short(str(why))})"

@@ -67,7 +67,7 @@ def train(
 ) -> tuple[list[list[list[int]]], list[Any]]:
     """Return what each node delivers in each epoch, and a state of each."""
     world = sum(node.ranks for node in nodes)
-    table, barrier = Table(world), threading.Barrier(world, timeout=20)
+    table, barrier = Table(world), threading.Barrier(world, timeout=10)
     options = {"batch_size": 4, "min_samples": 1, **options}
 
     def loader_of(place: int, rank: int, first: int) -> EpochLoader:
@@ -130,6 +130,12 @@ def nodes_of(make_cache: MakeCache) -> Callable[..., list[Node]]:
 NodesOf = Callable[..., list[Node]]
 
 
+@pytest.mark.mutant(
+    26,
+    "growcache.loading.windows:PassOpener._agree",
+    "opened.cut(self._agreement.agree(offer, self._watch), ranks)",
+    "self._agreement.agree(offer, self._watch)",
+)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(("ranks", "each"), [((1, 1, 1), 30), ((2, 1), 30), ((1, 2), 15)])
 def test_the_smallest_cache_decides_how_much_each_rank_delivers(
