@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -29,12 +30,13 @@ from growcache.errors import (
 from growcache.formats import is_user_format, open_source
 from growcache.formats.base import ObjectFormat, Visit, measure_object, read_partly
 from growcache.monitor.doctor_facts import StoreFacts, StoreTrouble
+from growcache.monitor.store_address import store_address
 from growcache.sampling.sizing import Partitioning
 from growcache.sampling.sources import open_listings
 from growcache.schema import sample_bytes
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.store import RemoteStore, open_store
-from growcache.store.urls import S3_SCHEMES, WEB_SCHEMES, Location, parse_url
+from growcache.store.urls import parse_url
 from growcache.threads import DaemonThread
 
 WINDOW_SECONDS = 4.0
@@ -340,34 +342,6 @@ class _StoreProbe:
                 await self._visit(reading.cut, window)
 
 
-def store_address(
-    location: Location, options: Mapping[str, Any], environment: Mapping[str, str]
-) -> str | None:
-    """Return the address of a store that answers by HTTP; None of others.
-
-    >>> store_address(parse_url("s3://b/*.npy"), {"endpoint_url": "http://minio:9000"}, {})
-    'http://minio:9000'
-    >>> store_address(parse_url("gs://b/*.npy"), {}, {})
-    'https://storage.googleapis.com'
-    >>> store_address(parse_url("/data/*.npy"), {}, {})
-    """
-    given = options.get("client_kwargs")
-    for values in (options, given if isinstance(given, Mapping) else {}):
-        for name in ("endpoint_url", "endpoint", "base_url"):
-            if values.get(name):
-                return str(values[name])
-    if location.scheme in WEB_SCHEMES:
-        return f"{location.scheme}://{location.bucket}"
-    if location.scheme in S3_SCHEMES:
-        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-        found = next(filter(None, map(environment.get, names)), None)
-        return found or f"https://{location.bucket}.s3.amazonaws.com"
-    return {"gs": _GOOGLE, "gcs": _GOOGLE}.get(location.scheme)
-
-
-_GOOGLE = "https://storage.googleapis.com"
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         """Follow none: any answer has a date."""
@@ -375,8 +349,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _clock_skew(source: SourceConfig) -> float | None:
     """Return the store's clock less ours, by the Date of an answer to a request without credentials."""
-    import os
-
     address = store_address(parse_url(source.url[0]), source.storage_options, os.environ)
     if address is None or not address.startswith(("http://", "https://")):
         return None

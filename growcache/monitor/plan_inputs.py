@@ -23,6 +23,8 @@ from growcache.monitor.plan_figures import Figure, PlanInputs
 from growcache.monitor.plan_source import Look
 from growcache.monitor.plan_timing import Timings
 from growcache.monitor.prices import Price, find_price, usual_price
+from growcache.monitor.store_address import store_address
+from growcache.store.urls import parse_url
 from growcache.usercode import child_environment
 
 # From the command to the first permit, as multiples of what a sampler alone needs to start: it follows the supervisor,
@@ -154,10 +156,13 @@ def _population(look: Look) -> Figure:
 
 
 def _usual_price(config: Config) -> Price | None:
-    sources = [source for source in config.sources if source.dataset is None]
-    urls = [url for source in sources for url in source.url]
-    options = [source.storage_options for source in sources]
-    return usual_price(urls, [one.get("endpoint_url") for one in options]) if urls else None
+    return usual_price(
+        [
+            store_address(parse_url(url), source.storage_options, os.environ)
+            for source in config.sources
+            for url in source.url
+        ]
+    )
 
 
 # ------------------------------------------------------------------------ this machine

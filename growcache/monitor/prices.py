@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
 from growcache.errors import ConfigError
-from growcache.store.urls import parse_url
 
 GB = 1e9
 LIST_KEYS = 1000  # that one list request returns
 OWN = "own"  # the provider of a price in a file of the user's
+PROVIDERS = {".amazonaws.com": "aws", ".googleapis.com": "google"}
 NUMBERS = ("egress_per_gb", "retrieval_per_gb", "per_1000_get", "per_1000_list")
 
 
@@ -84,15 +85,22 @@ def find_price(wanted: str) -> Price:
     )
 
 
-def usual_price(urls: Sequence[str], endpoints: Sequence[object]) -> Price | None:
-    """Return the price of a provider's usual region, by the URLs; None where no provider is known."""
-    if any(endpoints):
-        return None
-    providers = {"s3": "aws", "s3a": "aws", "gs": "google", "gcs": "google"}
-    found = {providers.get(parse_url(url).scheme) for url in urls}
-    if len(found) != 1 or (provider := found.pop()) is None:
+def usual_price(addresses: Sequence[str | None]) -> Price | None:
+    """Return the price of a provider's usual region, by the stores' addresses; None where no provider is known.
+
+    >>> usual_price(["https://bucket.s3.amazonaws.com"]).provider
+    'aws'
+    >>> usual_price(["http://minio:9000"])
+    """
+    providers = {_provider(address) for address in addresses}
+    if len(providers) != 1 or (provider := providers.pop()) is None:
         return None
     return next(price for price in known_prices() if price.provider == provider)
+
+
+def _provider(address: str | None) -> str | None:
+    host = urlsplit(address or "").hostname or ""
+    return next((name for domain, name in PROVIDERS.items() if host.endswith(domain)), None)
 
 
 def _prices(rows: Any, label: str) -> list[Price]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,14 @@ from growcache.loading.waiting import shown_generation
 from growcache.monitor.hole_reasons import HoleGroup, group_holes
 from growcache.monitor.report import of_last_generation
 from growcache.monitor.report_objects import DrawnObjects, read_drawn_objects
+from growcache.monitor.store_address import store_address
 from growcache.monitor.verdicts import (
     RECENT_SECONDS,
     Answer,
     answer_questions,
     recent_changes,
 )
+from growcache.store.urls import parse_url
 
 LIBRARIES = ("growcache", "numpy", "obstore", "torch", "tensorflow-cpu", "jax")
 MOST_PLAN_BYTES = 10_000_000
@@ -49,6 +52,7 @@ class ReportFacts:
     answers: Sequence[Answer] = ()
     plan: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    store_addresses: Sequence[str | None] = ()
 
     @property
     def own_records(self) -> list[HistoryRecord]:
@@ -87,7 +91,15 @@ def gather_facts(cache: Path, plan: Path | None = None) -> ReportFacts:
         (answers.fed, answers.growth, answers.awaited),
         planned,
         versions(),
+        store_addresses(parts),
     )
+
+
+def store_addresses(parts: Mapping[str, Any]) -> list[str | None]:
+    """Return the addresses of the first source's URLs, as this process would find them."""
+    urls = parts.get("source.url") or parts.get("source.0.url") or []
+    options = parts.get("source.storage_options") or {}
+    return [store_address(parse_url(url), options, os.environ) for url in urls]
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -137,11 +137,7 @@ def price_of(facts: ReportFacts) -> tuple[Price, str] | None:
             return Price(**known), str(given.get("basis", "given"))
         except TypeError:
             return None
-    urls = facts.parts.get("source.url") or facts.parts.get("source.0.url")
-    options = facts.parts.get("source.storage_options") or {}
-    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        return None
-    found = usual_price(urls, [value for name, value in options.items() if "url" in name])
+    found = usual_price(facts.store_addresses)
     return None if found is None else (found, "assumed")
 
 

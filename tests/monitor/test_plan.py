@@ -244,9 +244,13 @@ def test_a_price_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_usual_price_is_that_of_the_provider() -> None:
-    assert usual_price(["gs://b/*"], [None]) == find_price("us-central1/standard")
-    assert usual_price(["s3://b/*"], ["http://minio"]) is None
-    assert usual_price(["/local/*"], [None]) is None
+    assert usual_price(["https://storage.googleapis.com"]) == find_price("us-central1/standard")
+    assert usual_price(["https://s3.eu-west-1.amazonaws.com"]) == find_price(
+        "us-east-1/standard"
+    )
+    assert usual_price(["http://minio:9000"]) is None
+    assert usual_price([None]) is None
+    assert usual_price(["https://storage.googleapis.com", None]) is None
 
 
 # ------------------------------------------------------------------------ the command
