@@ -15,6 +15,7 @@ def store_address(
 ) -> str | None:
     """Return the address of a store that answers by HTTP; None of others.
 
+    >>> from growcache.store.urls import parse_url
     >>> store_address(parse_url("s3://b/*.npy"), {"endpoint_url": "http://minio:9000"}, {})
     'http://minio:9000'
     >>> store_address(parse_url("gs://b/*.npy"), {}, {})
