@@ -134,7 +134,7 @@ def last_status(span: int, shards: int) -> Status:
     ]  # fmt: skip
     return replace(
         Status(**{name: getattr(last, name) for name in SAME_NAMES}, jobs=jobs),
-        pid=os.getpid(), host="trainer", started_at=now - span, uptime_seconds=span, full=True, listing_complete=True,
+        pid=os.getpid(), host="trainer", uptime_seconds=span, full=True, listing_complete=True,
         population_samples=4.0 * shards * SAMPLES, objects=8 * shards, sample_bytes=SAMPLE_BYTES,
         bytes_per_second=8000.0,
     )  # fmt: skip

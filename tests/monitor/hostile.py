@@ -101,7 +101,6 @@ def hostile_status(root: Path, *, running: bool) -> Status:
         holes=8,
         failures=3,
         fingerprint=attempt(1),
-        started_at=now - 100,
         updated_at=now,
         uptime_seconds=100,
         last_errors=list(ATTEMPTS[:5]),

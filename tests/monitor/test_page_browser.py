@@ -44,7 +44,7 @@ def plain_status(root: Path, now: float) -> Status:
     jobs = [JobStatus("resnet", 900, 3.0, 2, 7, WaitsStatus(3, 1.0), True)]
     return replace(
         hostile_status(root, running=True), state="running", waiting_for=None, jobs=jobs,
-        samples=30, drawn=int(now * 10) % 10**6, updated_at=now, started_at=now - 100,
+        samples=30, drawn=int(now * 10) % 10**6, updated_at=now,
     )  # fmt: skip
 
 
