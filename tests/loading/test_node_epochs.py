@@ -178,6 +178,14 @@ def test_nodes_go_on_where_they_stood(
     ]
 
 
+def test_epochs_that_all_ranks_leave_alike_are_followed_by_others(
+    nodes_of: NodesOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered, _ = train(nodes_of(1, 2), monkeypatch, epochs=3, steps=2)
+    assert [[len(epoch) for epoch in node] for node in delivered] == [[8] * 3, [16] * 3]
+    assert len({tuple(epoch) for epoch in delivered[0]}) == 3
+
+
 def test_where_the_smallest_pass_is_over_the_epoch_is(
     nodes_of: NodesOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,8 +42,8 @@ def growing(folder: Path, nodes: int, per_node: int = 1) -> Figures:
         return {"steps": steps, "cached": [node.samples for node in it.nodes]} | _agreed(job)
 
 
-def empty_node(folder: Path) -> Figures:
-    """A node whose cache is empty makes all wait, and each rank names it; then they train."""
+def empty_node(folder: Path, killed: bool = False) -> Figures:
+    """A node whose cache is empty makes all wait, and each rank names it; then they train, or end where it dies."""
     with cluster(folder, LINKS[:2]) as it:
         it.nodes[0].serve(2)
         job = it.launch(it.nodes, batch_size=4, min_samples=60, epochs=2, seed=1)
@@ -51,9 +51,17 @@ def empty_node(folder: Path) -> Figures:
         wait_until(lambda: named in job.log(0), JOB_SECONDS, named)
         said = next(line for line in job.log(0).splitlines() if named in line)
         assert str(it.nodes[1].cache) in said
-        it.nodes[1].serve(2)
-        _finish(job)
-        return {"steps": _equal_steps(job), "said": said.split("WARNING ")[1]}
+        figures: Figures = {"said": said.split("WARNING ")[1]}
+        if not killed:
+            it.nodes[1].serve(2)
+            _finish(job)
+            return figures | {"steps": _equal_steps(job)}
+        began = time.monotonic()
+        it.nodes[1].place.kill()
+        assert all(job.wait(MOST_SECONDS, [0]))
+        figures["seconds until the other ends"] = round(time.monotonic() - began, 1)
+        assert "CacheError: rank 1 (pid" in job.output(0), job.output(0)[-3000:]
+        return figures
 
 
 def resize(folder: Path) -> Figures:
@@ -133,6 +141,7 @@ SCENARIOS: dict[str, Callable[[Path], Figures]] = {
     "4 nodes": lambda folder: growing(folder, 4),
     "3 nodes of 2 ranks": lambda folder: growing(folder, 3, per_node=2),
     "an empty cache": empty_node,
+    "an empty cache whose node is killed": lambda folder: empty_node(folder, killed=True),
     "2, 3, 2 nodes": resize,
     "a node is killed": lambda folder: dead_node(folder, "killed"),
     "the first node is killed": lambda folder: dead_node(folder, "killed", dead=0),
