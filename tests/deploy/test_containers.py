@@ -23,7 +23,6 @@ from tests.deploy.containers import (
     answer,
     can_run,
     container,
-    first_pid,
     running,
     services,
     stop,
@@ -71,8 +70,10 @@ class Pod:
         for number in range(40):
             np.save(self.data / f"{number}.npy", rng.random((64, 1024), np.float32))
 
-    def words(self, name: str, hostname: str, command: list[str] | None = None) -> list[str]:
-        service = services()[name]
+    def words(
+        self, name: str, hostname: str, command: list[str] | None = None, **changes: str
+    ) -> list[str]:
+        service = {**services()[name], **changes}
         return container(
             service,
             self.volumes,
@@ -153,7 +154,9 @@ def test_a_service_that_was_killed_is_another_one_of_the_same_pid(pod: Pod) -> N
         stop(service, signal.SIGKILL)
     began = time.time()
     assert read_status(pod.cache).state == "stopped"
-    with running(pod.words("service", "pod"), pod.output("service")) as service:
+    words = pod.words("service", "pod", user=f"10003:{GROUP}")  # an image of another user
+    with running(words, pod.output("service")) as service:
         after = pod.wait_for(lambda now: now.pid == 1 and (now.started_at or 0) > began)
         assert (after.state, after.waiting_reason) != ("waiting", "service")
-        assert first_pid(service) > 1
+        pod.wait_for(lambda now: now.drawn > before.drawn)
+        assert stop(service) == 0, pod.said("service")
