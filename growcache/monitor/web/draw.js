@@ -92,7 +92,7 @@
     { id: "link", title: "Read from the store", unit: format.perSecond, lines: [named("read", rate("egress_bytes"), { fill: true })] },
     {
       id: "store", title: "Requests to the store, per second", unit: format.count,
-      lines: [named("requests", rate("requests")), named("errors", rate("errors")), named("tried again", rate("failures"))],
+      lines: [named("requests", rate("requests")), named("errors", rate("errors")), named("retried", rate("failures"))],
     },
     { id: "coverage", title: "Coverage of the population", unit: format.percent, least: 0.01, lines: [named("drawn at least once", value("coverage"), { fill: true })] },
     { id: "reuse", title: "Reuse: delivered over drawn", unit: format.ratio, least: 1, lines: [named("all jobs", value("reuse"), { hue: COLOURS.length - 1 }), ofJobs(value("reuse"))] },

@@ -133,7 +133,7 @@ export function makeGallery(load) {
   function note(answer) {
     if (answer.damage) return answer.damage;
     if (!answer.samples.length) return shard == null ? "No sample is cached yet." : `Shard ${shard} is not in the cache any more.`;
-    const late = answer.late ? "; others are not shown, because these took too long" : "";
+    const late = answer.late ? "; the rest took too long to decode" : "";
     if (shard != null) return `${plural(answer.samples.length, "sample")} of shard ${shard}${late}`;
     return `${answer.samples.length} of ${plural(answer.cached, "sample")}, spread over the cache${late}`;
   }

@@ -47,7 +47,7 @@ function spaceNote(status) {
 
 function figuresOf(status) {
   const covered = status.endless ? "unknown" : status.coverage == null ? "not known yet" : inPercent(status.coverage);
-  const population = status.population_samples && !status.endless ? `of about ${plural(status.population_samples, "sample")}` : status.listing_complete ? "" : "the listing goes on";
+  const population = status.population_samples && !status.endless ? `of about ${plural(status.population_samples, "sample")}` : status.listing_complete ? "" : "still listing";
   const isOff = status.state === "stopped";
   return [
     ["cached", inCount(status.samples), plural(status.shards, "shard")],
@@ -56,7 +56,7 @@ function figuresOf(status) {
     ["from the store", isOff ? "0 B/s" : `${inBytes(status.bytes_per_second)}/s`, `${inBytes(status.egress_bytes)} in ${isOff ? "the last run" : "this run"}`],
     ["coverage", covered, population],
     ["reuse", `${status.reuse.toFixed(1)} ×`, `${inCount(status.delivered)} delivered`],
-    ["holes", inCount(status.holes), status.failures ? `${plural(status.failures, "attempt")} tried again` : ""],
+    ["holes", inCount(status.holes), status.failures ? `${plural(status.failures, "attempt")} retried` : ""],
     [isOff ? "stopped for" : "running for", isOff ? sinceStop(status) : inTime(status.uptime_seconds), ""],
   ];
 }
@@ -89,9 +89,9 @@ const showLeases = tableOf("leases", ["job", "holds", "for", "process"], "No rea
 const showSamplers = tableOf("samplers", ["sampler", "state", "progress"], "No sampler runs.");
 const showSources = tableOf("sources", [], "Nothing is listed yet.");
 
-const showRanks = tableOf("ranks", ["job", "rank", "batches", "waited", "half below", "99 % below"], "No loop has counted its waits yet.");
+const showRanks = tableOf("ranks", ["job", "rank", "batches", "waited", "half below", "99 % below"], "No training loop has reported its waits yet.");
 const showStages = tableOf("stages", ["stage", "time", "share", ""], "No group has been filled yet.");
-const showRequests = tableOf("requests", [], "No request was counted yet.");
+const showRequests = tableOf("requests", [], "No request has been counted yet.");
 
 function shortTime(seconds) {
   if (seconds == null) return "–";
@@ -103,13 +103,13 @@ const rankRow = (row) => [
 ];
 
 const STAGE_WORDS = {
-  fetch: "read and decode", transform: "of this, in your function", encode: "encode", reserve: "wait for room", write: "write",
+  fetch: "read and decode", transform: "part of fetch: your function", encode: "encode", reserve: "wait for room", write: "write",
 };
 
 function stageRows(stages, waiting) {
   const total = stages.reduce((sum, row) => sum + (row.name === "transform" ? 0 : row.amount), 0);
   const rows = stages.map((row) => [row.name, inTime(row.amount), total ? inPercent(row.amount / total) : "", STAGE_WORDS[row.name] ?? ""]);
-  return [...rows, ...waiting.map((row) => [`waiting: ${row.name}`, inTime(row.amount), "", "no group might be filled"])];
+  return [...rows, ...waiting.map((row) => [`waiting: ${row.name}`, inTime(row.amount), "", "no group could be started"])];
 }
 
 export function showTables({ ranks, stages, requests, waiting }) {
@@ -126,7 +126,7 @@ const jobRow = (job) => [
 function leaseRow(lease) {
   const left = lease.seconds_left == null ? "" : `, kept for another ${inTime(lease.seconds_left)}`;
   const state = lease.open ? "" : `its reader died${left}; `;
-  return [lease.job || "(looking only)", plural(lease.shards, "shard"), inTime(lease.age_seconds), `${state}pid ${lease.pid} on ${lease.host}: ${lease.command}`];
+  return [lease.job || "(no job)", plural(lease.shards, "shard"), inTime(lease.age_seconds), `${state}pid ${lease.pid} on ${lease.host}: ${lease.command}`];
 }
 
 const foreignLeaseRow = (lease) => [`user ${lease.uid}`, "unknown", "", `${lease.name} cannot be read: ${lease.reason}; ${lease.advice}`];
@@ -137,7 +137,7 @@ const samplerRow = (worker) => [
 
 function sourceRows(status) {
   const found = [["objects", `${inCount(status.objects)}${status.listing_complete ? "" : " so far"}`]];
-  if (status.unmatched) found.push(["without a partner", inCount(status.unmatched)]);
+  if (status.unmatched) found.push(["without a matching file", inCount(status.unmatched)]);
   const left = Object.entries(status.left_out).map(([name, count]) => `${name} ${inCount(count)}`);
   if (left.length) found.push(["left out", left.join(", ")]);
   if (status.sample_bytes) found.push(["bytes of a sample", inBytes(status.sample_bytes)]);
@@ -156,7 +156,7 @@ function sourceRows(status) {
 function movedText({ moved }) {
   if (!moved || !(moved.parts || moved.left)) return "";
   const more = moved.left ? `; ${inCount(moved.left)} more to come` : "";
-  return `${plural(moved.parts, "part")} drawn of lanes that another node had earlier in the pass and may have drawn, too${more}`;
+  return `${plural(moved.parts, "part")} drawn from lanes that another node owned earlier in the pass and may have drawn as well${more}`;
 }
 
 const showErrors = onChange(({ errors, aside }) => {
@@ -173,7 +173,7 @@ function asideText({ set_aside: aside }) {
 
 export const showHoles = onChange(({ total, noted, groups }) => {
   const place = byId("holes");
-  if (!total) return place.replaceChildren(element("p", { class: "nothing" }, "None: every visit has given its samples."));
+  if (!total) return place.replaceChildren(element("p", { class: "nothing" }, "None: every visit yielded its samples."));
   const note = noted < total ? `${plural(total, "hole")} in all; the last ${noted} by reason:` : `${plural(total, "hole")}:`;
   return place.replaceChildren(element("p", { class: "nothing" }, note), ...groups.map(holeGroup));
 });
