@@ -34,9 +34,10 @@ PAGE_KEYS = 1_000  # of a LIST request
 TRAINERS_PER_NODE = 8
 HOUR, DAY = 3_600.0, 86_400.0
 
-ONE_SAMPLE = Sizing(
+SMALL_SHARDS = Sizing(
     samples_per_object=1, stride_bytes=1.0, overhead_bytes=0, whole=False, shard_samples=8
 )
+USUAL_SHARDS = replace(SMALL_SHARDS, shard_samples=256)  # 64 MB of samples of 256 KiB
 
 
 class NumberedObjects:
@@ -65,7 +66,7 @@ class NumberedObjects:
 def population(parts_of_object: int = 1) -> Population:
     nothing: Any = None
     objects: Any = NumberedObjects(parts_of_object)
-    return Population(nothing, objects, ONE_SAMPLE)
+    return Population(nothing, objects, SMALL_SHARDS)
 
 
 # ----------------------------------------------------------------------------- resizes
@@ -78,10 +79,14 @@ class Node:
     number: int
     population: Population
     objects: int
-    draws: Draws = field(default_factory=lambda: Draws(0, ONE_SAMPLE))
+    sizing: Sizing = SMALL_SHARDS
+    draws: Draws = field(init=False)
     editions: int = 0
     groups: int = 0
     drawn: list[Ints] = field(default_factory=list)  # of its first pass
+
+    def __post_init__(self) -> None:
+        self.draws = Draws(0, self.sizing)
 
     def join(self, nodes: int) -> None:
         """Start, or start again, as one of so many nodes."""

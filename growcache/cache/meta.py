@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from growcache.cache.side_files import (
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError, OtherSamplesError
 
+DRAW_NOTES_META = "draw_notes"
 # What a configuration may lack: parts of these that only a cache has were left out since.
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
 
@@ -262,6 +264,16 @@ class CacheMeta:
                     index.set_meta(name, value)
 
             self._index_writer.write(note)
+
+    @property
+    def draw_notes(self) -> Any:
+        """What `sampling.draw_notes` keeps; None where nothing was noted."""
+        return self._index_writer.index.meta(DRAW_NOTES_META)
+
+    def set_draw_notes(self, values: Mapping[str, Any]) -> None:
+        self._index_writer.write(
+            lambda: self._index_writer.index.set_meta(DRAW_NOTES_META, values)
+        )
 
     def set_lease_bytes(self, nbytes: int) -> None:
         """Record the limit of all leases, for readers: they have no configuration."""

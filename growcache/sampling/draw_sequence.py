@@ -17,6 +17,7 @@ from growcache.cache.side_files import Edition
 from growcache.cache.status_model import MovedStatus, StratumStatus
 from growcache.config import Config
 from growcache.errors import CacheError, ConfigError
+from growcache.sampling.draw_notes import DrawNotes
 from growcache.sampling.draws import Draws, GroupDraw
 from growcache.sampling.lanes import owned_lanes
 from growcache.sampling.objects import Objects
@@ -56,15 +57,18 @@ class DrawSequence:
         self._objects = objects
         self._weights = config.weights
         self._stratification = self._strata_of_objects(config)
+        self._notes = DrawNotes.of(cache.meta.draw_notes, cache.meta.editions)
         self._draws = Draws(
             sampling.seed,
             sizing,
             turns=objects_take_turns(sampling),
             replacement=self.replacement,
+            notes=self._notes,
         )
         for edition in cache.meta.editions:
             self.population.check_listing(edition)
             self._add(edition, self._drawn_edition(edition))
+        self._draws.recall()
         self._peeked: tuple[tuple[int, int], GroupDraw | None] | None = None
         self._last: GroupDraw | None = None
 
@@ -83,6 +87,16 @@ class DrawSequence:
 
     def _strata(self, listed: int, lanes: str | None) -> EditionStrata:
         return (self._stratification or self.population).strata(listed, lanes)
+
+    def _strata_of(self, edition: Edition) -> EditionStrata:
+        if self._stratification is not None:
+            return self._stratification.strata(edition.objects, edition.lanes)
+        known = self._notes.own(edition)
+        strata = self.population.strata(edition.objects, edition.lanes, known)
+        if known is None:
+            own, parts = int(strata.own[0]), int(strata.sizes[0])
+            self._notes.note_own(edition, own, parts if edition.lanes else 0)
+        return strata
 
     def _quotas(self, strata: EditionStrata, listed: int) -> Ints | None:
         if self._weights is not None:  # of visits, such that samples come by the weights
@@ -192,6 +206,8 @@ class DrawSequence:
         ended = draw is None or self._begins_round(draw, round_)
         if self._extend(group, ended=ended):
             draw = self._peek(group)
+        if self._notes.are_due:
+            self._cache.meta.set_draw_notes(self._notes.values(self._editions))
         return draw
 
     def _begins_round(self, draw: GroupDraw, round_: int) -> bool:
@@ -246,7 +262,7 @@ class DrawSequence:
         return True
 
     def _drawn_edition(self, edition: Edition) -> DrawnEdition:
-        strata = self._strata(edition.objects, edition.lanes)
+        strata = self._strata_of(edition)
         quotas = self._quotas(strata, edition.objects)
         return DrawnEdition(edition.edition, edition.first_group, strata, edition.lanes, quotas)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from growcache.sampling.draw_notes import DrawNotes
 from growcache.sampling.orders import Floats, Ints, PartOrder, Permutation, TurnOrders
 from growcache.sampling.sizing import RAMP_END, Sizing
 from growcache.sampling.stratum_draws import (
@@ -98,8 +99,15 @@ class Draws:
     """The draws of one cache, in any order of groups; ascending is fastest."""
 
     def __init__(
-        self, seed: int, sizing: Sizing, *, turns: bool = False, replacement: bool = False
+        self,
+        seed: int,
+        sizing: Sizing,
+        *,
+        turns: bool = False,
+        replacement: bool = False,
+        notes: DrawNotes | None = None,
     ) -> None:
+        self._notes = notes
         self._seed = seed
         self._sizing = sizing
         self._turns = turns
@@ -126,6 +134,11 @@ class Draws:
         self._marks = [mark for mark in self._marks if mark[0] < group]
         self._marks.append((group, at))
 
+    def recall(self) -> None:
+        """Go on where the notes say, after all editions were added."""
+        for draws in self._strata:
+            draws.recall()
+
     def _edition_draws(self, edition: DrawnEdition, at: int, drawn: Ints) -> EditionDraws:
         if edition.quotas is None:
             return EditionDraws(edition, None, at, drawn, None)
@@ -140,7 +153,7 @@ class Draws:
         if self._replacement:
             return IndependentDraws(stratum, *where)
         make = _turns_of if self._turns else _permutations_of
-        return StratumDraws(stratum, make(stratum, *where))
+        return StratumDraws(stratum, make(stratum, *where), self._notes)
 
     def group(self, number: int) -> GroupDraw | None:
         """None past the end of a fixed set; LookupError while no edition covers the group."""

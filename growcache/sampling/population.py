@@ -56,11 +56,15 @@ class Population:
                 f"that this cache was drawn from; empty it with: growcache clear {cache}"
             )
 
-    def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
-        """Return the parts as one stratum."""
+    def strata(
+        self, listed: int, lanes: str | None = None, own_parts: int | None = None
+    ) -> EditionStrata:
+        """Return the parts as one stratum; ``own_parts``: those in the lanes, if that is known."""
         starts = self.starts(listed)
         owned, lane_of = self.owned(listed, lanes), self.lane_of(listed)
-        own = np.array([self.own_parts(listed, lanes).sum()])
+        if own_parts is None:
+            own_parts = int(self.own_parts(listed, lanes).sum())
+        own = np.array([own_parts])
         return EditionStrata(
             ("",),
             starts[-1:],

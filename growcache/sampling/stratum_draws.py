@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from growcache.sampling.draw_notes import DrawNotes, GrownRun, Place
 from growcache.sampling.lanes import lane_mask
 from growcache.sampling.orders import Ints, PartOrder
 from growcache.seeding import derive_seed, finalize64, stream64
@@ -89,19 +90,23 @@ class DrawRun:
 class StratumDraws:
     """Draws a part again only after all parts came, however the stratum grows meanwhile."""
 
-    def __init__(self, stratum: int, make_order: MakeOrder) -> None:
+    def __init__(
+        self, stratum: int, make_order: MakeOrder, notes: DrawNotes | None = None
+    ) -> None:
         self._stratum = stratum
         self._make_order = make_order
+        self._notes = notes or DrawNotes()
         # Ascending. Behind the last one, full rounds of its edition follow for ever.
         self._runs: list[DrawRun] = []
         self._later: DrawRun | None = None  # of these rounds the one asked for last
-        self._memos: list[tuple[int, int]] = []  # draw, position behind it; ascending
+        self._memos: list[Place] = []  # ascending
         self._moved: dict[int, tuple[int, int]] = {}  # of a run: draw, moved parts before it
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
         self._runs = [s for s in self._runs if s.first < at]
-        self._memos = [memo for memo in self._memos if memo[0] < at]
+        self.recall()
+        self._memos = [memo for memo in self._memos if memo.draw < at]
         self._moved = {run: memo for run, memo in self._moved.items() if memo[0] <= at}
         self._later = None
         if not self._runs:
@@ -115,11 +120,28 @@ class StratumDraws:
             return
         if last is not self._runs[-1]:
             self._runs.append(last)
-        earlier = EarlierOrder(last.order, self._position(last, at - last.first), last.edition)
+        known = self._notes.grown(self._stratum, edition.number)
+        positions = known.positions if known else self._position(last, at - last.first)
+        earlier = EarlierOrder(last.order, positions, last.edition)
         order = self._make_order(edition, last.round, earlier)
         left = last.end - at + self._own(edition) - self._own(last.edition)
         grown = DrawRun(at, left, last.round, edition, order, (*last.earlier, earlier))
-        self._runs.append(self._counted(grown) if grown.changes_lanes else grown)
+        if known:
+            grown = replace(grown, draws=known.draws, moved=known.moved)
+        elif grown.changes_lanes:
+            grown = self._counted(grown)
+        self._runs.append(grown)
+        found = GrownRun(positions, grown.draws, grown.moved)
+        self._notes.note_grown(self._stratum, edition.number, found)
+
+    def recall(self) -> None:
+        """Go on where the notes say, if they are of the last edition so far."""
+        if not self._runs:
+            return
+        last = self._runs[-1]
+        place = self._notes.place(self._stratum, last.edition.number)
+        if place is not None and not self._memos and place.draw > last.first:
+            self._memos = [place]
 
     def draw(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the parts of the draws [start, stop), and the round of each."""
@@ -174,6 +196,7 @@ class StratumDraws:
         for at in range(0, size, _CHUNK):
             parts = np.arange(at, min(size, at + _CHUNK))
             fresh = parts[self._fresh(s, parts)]
+            self._notes.walked(len(parts))
             draws += len(fresh)
             moved += self._moved_among(s, fresh)
         return replace(s, draws=draws, moved=moved)
@@ -199,7 +222,9 @@ class StratumDraws:
 
     def _moved_before(self, run: DrawRun, draw: int) -> int:
         draw = min(draw, self._end(run))
-        at, count = self._moved.get(run.first, (run.first, 0))
+        where = (self._stratum, run.edition.number, run.first)
+        noted = self._moved.get(run.first) or self._notes.moved(*where)
+        at, count = noted or (run.first, 0)
         if at > draw:
             at, count = run.first, 0
         while at < draw:
@@ -207,6 +232,7 @@ class StratumDraws:
             count += self._moved_among(run, self._take(run, at - run.first, step))
             at += step
         self._moved[run.first] = (draw, count)
+        self._notes.note_moved(*where, (draw, count))
         return count
 
     def _take(self, run: DrawRun, skip: int, count: int) -> Ints:
@@ -217,7 +243,8 @@ class StratumDraws:
         for start, parts, offsets in self._walk(run, self._position(run, skip), count):
             kept.append(parts[:count])
             if len(parts) >= count:
-                self._remember(run.first + stop, start + int(offsets[count - 1]) + 1)
+                end = start + int(offsets[count - 1]) + 1
+                self._remember(run.edition.number, run.first + stop, end)
                 break
             count -= len(parts)
         return np.concatenate(kept)
@@ -242,11 +269,14 @@ class StratumDraws:
             return self._memos[place - 1]
         return run.first, 0
 
-    def _remember(self, draw: int, position: int) -> None:
+    def _remember(self, edition: int, draw: int, position: int) -> None:
         place = bisect_left(self._memos, draw, key=lambda memo: memo[0])
-        if self._memos[place : place + 1] == [(draw, position)]:
+        found = Place(draw, position)
+        if self._memos[place : place + 1] == [found]:
             return
-        self._memos.insert(place, (draw, position))
+        self._memos.insert(place, found)
+        if place == len(self._memos) - 1:
+            self._notes.note_place(self._stratum, edition, found)
         if len(self._memos) > _MEMOS:  # every other one is forgotten, but not the last
             self._memos = [*self._memos[:-2:2], *self._memos[-2:]]
 
@@ -259,6 +289,7 @@ class StratumDraws:
         step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
         while position < size:
             stop = min(size, position + step)
+            self._notes.walked(stop - position)
             parts = run.order.forward(np.arange(position, stop))
             offsets = np.flatnonzero(self._fresh(run, parts))
             yield position, parts[offsets], offsets
@@ -302,6 +333,9 @@ class IndependentDraws:
             parts[left] = (words[left] % size).astype(np.int64)
             left = left[~strata.mask(self._stratum, parts[left])]
         return parts, numbers
+
+    def recall(self) -> None:
+        """There is nothing to walk through."""
 
     def moved(self, draw: int) -> tuple[int, int]:
         return 0, 0  # there is no round in which a part may come only once

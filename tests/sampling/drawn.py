@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,7 @@ def edition(
     return DrawnEdition(number, first_group, strata, lanes)
 
 
-def drawn_by(
-    seed: int, sizing: Sizing, editions: Sequence[DrawnEdition], **more: bool
-) -> Draws:
+def drawn_by(seed: int, sizing: Sizing, editions: Sequence[DrawnEdition], **more: Any) -> Draws:
     """Return draws from these editions."""
     draws = Draws(seed, sizing, **more)
     for one in editions:

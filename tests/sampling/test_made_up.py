@@ -45,7 +45,7 @@ class Play:
         self.config: Config = load_config(KINDS[kind])
         self.catalog = Catalog.open(path)
         self.cache = SimpleNamespace(
-            meta=SimpleNamespace(editions=[], deferrals=Deferrals()),
+            meta=SimpleNamespace(editions=[], deferrals=Deferrals(), draw_notes=None),
             space=SimpleNamespace(budget=SimpleNamespace(deferred=10_000)),
             layout=SimpleNamespace(root=path),
         )
