@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from benchmarks.scale_model import (
     resize,
 )
 from growcache.monitor.prices import find_price
+from growcache.sampling.draw_notes import DrawNotes
 from growcache.sampling.lanes import lane_mask, owned_lanes
 from growcache.sampling.population import Population
 
@@ -38,7 +40,6 @@ NODES = (1, 10, 125, 1000)
 RESIZES = ((2, 3), (2, 3, 2), (15, 18), (100, 101), (1000, 900))
 BYTES_PER_KEY = 36.5  # of a catalog, measured by benchmarks/shared_catalog.py
 DRAWS = 4_096  # of a node that are timed
-OBJECT_BYTES = 8 + 8 + 8 + 8 + 12 + 5  # first part, hash, size, key set, digests and offsets
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
@@ -54,19 +55,21 @@ class Costs:
 
     Attributes:
         draw: for one of its own parts.
-        count: for counting its parts, at each start, per 10^9 parts of all nodes.
-        walk: for finding its place again at a start, per 10^6 parts that it drew in the pass.
+        count: for counting its parts when an edition begins, per 10^9 parts of all nodes.
         change: for counting what is left after a change of the number of nodes, per 10^9 parts.
+        start: of a later start, until the next group is drawn, with notes
+        walk: and without them, per 10^6 parts that it drew in the pass.
     """
 
     draw: float
     count: float
-    walk: float
     change: float
+    start: float
+    walk: float
 
 
 def costs(nodes: int, shared: Population, objects: int) -> Costs:
-    """Measure a node in the middle of the lanes."""
+    """Measure one node."""
     for others in (nodes, nodes + 1):  # once for all editions
         lane_mask(owned_lanes(nodes // 2, others))
     node = Node(nodes // 2, shared, objects, USUAL_SHARDS)
@@ -74,13 +77,19 @@ def costs(nodes: int, shared: Population, objects: int) -> Costs:
     node.draw(DRAWS)  # which also makes what is made once
     wanted = min(DRAWS, objects // nodes // 4)
     draw = cpu_seconds(lambda: node.draw(wanted)) / wanted
-    drawn = sum(map(len, node.drawn))
-    again = Node(nodes // 2, shared, objects, USUAL_SHARDS)
-    again.join(nodes)
-    again.groups = node.groups - 1
-    walk = cpu_seconds(lambda: again.draw(1)) / drawn
+    start, walk = starts(node, nodes)
     change = cpu_seconds(lambda: node.join(nodes + 1)) / objects if nodes > 1 else 0.0
-    return Costs(draw, count * 1e9, walk * 1e6, change * 1e9)
+    return Costs(draw, count * 1e9, change * 1e9, start, walk * 1e6)
+
+
+def starts(node: Node, nodes: int) -> tuple[float, float]:
+    """Return the seconds of a start with the notes of a node, and without them per part that it drew."""
+    own = int(node.editions[-1].strata.own[0])
+    found = []
+    for notes in (node.notes, DrawNotes()):
+        again = Node(node.number, node.population, node.objects, USUAL_SHARDS, notes)
+        found.append(cpu_seconds(partial(again.start, nodes, own, node.groups)))
+    return found[0], found[1] / sum(map(len, node.drawn))
 
 
 def node_rows(objects: int) -> list[dict[str, object]]:
@@ -95,9 +104,10 @@ def node_rows(objects: int) -> list[dict[str, object]]:
                 "nodes": f"{nodes:,}",
                 "CPU of a draw": in_time(found.draw),
                 "draws/s that take half a core": f"{0.5 / found.draw:,.0f}",
-                "a start, per 10⁹ parts": in_time(found.count),
-                "and per 10⁶ own draws of the pass": in_time(found.walk),
+                "a new edition, per 10⁹ parts": in_time(found.count),
                 "a resize, per 10⁹ parts": in_time(found.change) if nodes > 1 else "–",
+                "a start": in_time(found.start),
+                "without notes, per 10⁶ draws": in_time(found.walk),
             }
         )
     return rows
@@ -136,7 +146,7 @@ def load_rows(cases: Sequence[Deployment]) -> list[dict[str, object]]:
                 "GB/s": f"{found.bytes_per_second / 1e9:,.1f}",
                 "first batch": in_time(found.first_batch_seconds),
                 "coverage in a day": f"{found.coverage_day:.1%}",
-                "a whole pass": in_time(found.pass_days * 86_400),
+                "a whole pass": in_time(found.pass_seconds),
                 "reuse": f"{found.reuse:,.0f}",
             }
         )

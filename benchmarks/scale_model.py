@@ -17,6 +17,7 @@ import numpy as np
 from growcache.monitor.plan import scenario_of
 from growcache.monitor.plan_scenario import Parts, Run, Scenario
 from growcache.monitor.plan_simulation import simulate
+from growcache.sampling.draw_notes import DrawNotes
 from growcache.sampling.draws import Draws
 from growcache.sampling.lanes import FINE_LANES, lane_mask, owned_lanes
 from growcache.sampling.orders import Ints
@@ -80,20 +81,28 @@ class Node:
     population: Population
     objects: int
     sizing: Sizing = SMALL_SHARDS
+    notes: DrawNotes = field(default_factory=DrawNotes)
     draws: Draws = field(init=False)
-    editions: int = 0
+    editions: list[DrawnEdition] = field(default_factory=list)
     groups: int = 0
     drawn: list[Ints] = field(default_factory=list)  # of its first pass
 
     def __post_init__(self) -> None:
-        self.draws = Draws(0, self.sizing)
+        self.draws = Draws(0, self.sizing, notes=self.notes)
 
-    def join(self, nodes: int) -> None:
-        """Start, or start again, as one of so many nodes."""
+    def join(self, nodes: int, own_parts: int | None = None) -> None:
+        """Become one of so many nodes."""
         lanes = owned_lanes(self.number, nodes)
-        strata = self.population.strata(self.objects, lanes)
-        self.draws.add(DrawnEdition(self.editions, self.groups, strata, lanes))
-        self.editions += 1
+        strata = self.population.strata(self.objects, lanes, own_parts)
+        self.editions.append(DrawnEdition(len(self.editions), self.groups, strata, lanes))
+        self.draws.add(self.editions[-1])
+
+    def start(self, nodes: int, own_parts: int, groups: int) -> None:
+        """Go on after so many groups, as a service that starts again does."""
+        self.join(nodes, own_parts)
+        self.draws.recall()
+        self.groups = groups
+        self.draw(1)
 
     def draw(self, most: float) -> None:
         """Draw until so many parts more were drawn, or the first pass ends."""
@@ -229,30 +238,31 @@ class Load:
 
     gets_per_second: float
     bytes_per_second: float
-    prefixes: float  # that these requests need
     coverage_day: float
-    pass_days: float  # until the node with most lanes has drawn all of them once
+    pass_seconds: float  # until the node with most lanes has drawn all of them once
     reuse: float  # samples delivered per sample drawn, at the end of the first day
     first_batch_seconds: float
 
 
+def seconds_until(run: Run, parts: float) -> float:
+    """Return when a run has drawn so many parts."""
+    low, high = 0.0, 1e10
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if run.at(middle).parts >= 0.9999 * parts else (middle, high)
+    return high
+
+
 def load(deployment: Deployment) -> Load:
     run: Run = simulate(world(deployment))
-    visits = run.at(HOUR).visits / HOUR
-    gets = visits * deployment.nodes
+    gets = run.at(HOUR).visits / HOUR * deployment.nodes
     day = run.at(DAY)
-    all_parts = deployment.samples / deployment.visit
-    per_day = max(1e-9, run.at(2 * DAY).parts - day.parts)
-    longest = all_parts / deployment.nodes * largest_share(deployment.nodes)
-    pass_days = (
-        longest / day.parts if longest <= day.parts else 1 + (longest - day.parts) / per_day
-    )
+    of_a_node = deployment.samples / deployment.visit / deployment.nodes
     return Load(
         gets,
         gets * deployment.visit_bytes,
-        gets / GETS_PER_PREFIX,
-        min(1.0, day.parts * deployment.nodes / all_parts),
-        pass_days,
+        min(1.0, day.parts / of_a_node),
+        seconds_until(run, of_a_node) * largest_share(deployment.nodes),
         day.delivered / max(1.0, day.drawn),
         run.first_batch_at,
     )
