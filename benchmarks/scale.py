@@ -226,9 +226,9 @@ def deployments() -> list[Deployment]:
         Deployment(125, 1, visit=16),
         Deployment(125, 1, visit=128),
         Deployment(125, 100),
-        Deployment(125, 100, samples=1e12),
+        Deployment(125, 1, visit=128, samples=1e12),
         Deployment(1000, 1, visit=16),
-        Deployment(1000, 800, samples=1e12),
+        Deployment(1000, 8, visit=128, samples=1e12),
     ]
 
 

@@ -1,8 +1,8 @@
 """The listing of a source that has a shared catalog (``source.catalog``): one service lists, the others read.
 
-Whoever finds no catalog writes a pointer first, and lists. The others read along what it publishes, and list themselves
-if the pointer stands still. Two that list at once do no harm: each pointer names a whole listing, and parts never
-change. Nothing about a catalog ends a service: what cannot be read or written is said, and the store is listed.
+A service that finds no catalog writes a pointer first, and lists. The others read along what it publishes, and list
+themselves if the pointer stands still. Two that list at once do no harm: each pointer names a whole listing, and parts
+never change. A catalog that cannot be read or written ends no service: a warning says so, and the store is listed.
 """
 
 from __future__ import annotations
@@ -86,16 +86,14 @@ class CatalogFiles:
         self._name = catalog_name(source)
         self._retries = retries
         self._timeout_seconds = timeout_seconds
-        self._open(source)
+        self.open(source)
 
-    def _open(self, source: SourceConfig) -> None:
+    def open(self, source: SourceConfig) -> None:
+        """Use the source's client and options from now on."""
         assert source.catalog is not None
         self._folder: SharedFolder = open_shared_folder(
             source.catalog, source, self._timeout_seconds
         )
-
-    def reopen(self, source: SourceConfig) -> None:
-        self._open(source)
 
     def pointer(self) -> Pointer | None:
         data = self._retries.run(lambda: self._folder.read(self._name, MOST_POINTER_BYTES))
@@ -156,6 +154,11 @@ class CatalogWriter:
         self._packer = PartPacker(next(self._sizes))
         self._beaten_at = time.monotonic()
         self.failed = False
+
+    def begin(self) -> None:
+        """Publish the pointer, so that other services read along."""
+        if not self.failed:
+            self._try(self._publish_pointer)
 
     def add(self, page: list[Entry]) -> None:
         if not self.failed:
@@ -244,7 +247,7 @@ class SharedListing:
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         self._listed.set_options(options)
-        self._files.reopen(self._listed.source)
+        self._files.open(self._listed.source)
 
     def pages(self) -> Iterator[list[Entry]]:
         earlier: Earlier | None = ()
@@ -287,8 +290,8 @@ class SharedListing:
 
     def _is_outdated(self, pointer: Pointer) -> bool:
         """Whether a refresh lists anew: one that is at it, or ended just now, serves this service, too."""
-        age = time.time() - pointer.last.at
-        return self._refresh and pointer.last.complete and not 0 <= age < FRESH_SECONDS
+        age = abs(time.time() - pointer.last.at)  # a clock may be ahead
+        return self._refresh and pointer.last.complete and age >= FRESH_SECONDS
 
     def _claimed(self) -> bool:
         """Write the first pointer; return whether this service is the one that lists."""
@@ -346,6 +349,7 @@ class SharedListing:
     def _published(self, earlier: Earlier, known: KnownVersions) -> Iterator[list[Entry]]:
         writer = CatalogWriter(self._files, self._own(), earlier, known)
         writer.failed = not self._may_write
+        writer.begin()
         for listed in self._listed.pages():
             page = [entry for entry in listed if not self._is_of_the_catalog(entry)]
             writer.add(page)

@@ -119,7 +119,10 @@ def test_a_refresh_lists_again_and_adds_what_is_new_or_has_another_version(
     os.utime(source.folder / "a", (1, 1))
     assert names(source.lists(refresh=True)) == ["a", "b"], "it was listed a moment ago"
     source.age(3600)
+    source.listed.between = lambda: seen.append(source.published().last.complete)
+    seen: list[bool] = []
     assert names(source.lists(refresh=True)) == ["a", "b", "c"]
+    assert seen == [False], "others know of the new listing while it goes on"
     assert [one.entries for one in source.published().listings] == [2, 2]
     found = source.lists()
     assert source.listed.listings == 2
