@@ -337,11 +337,11 @@ ADVICE: Mapping[str, tuple[Level, str]] = {
     "store": (
         "bad",
         "Look whether the store is up, reachable from here, and accepts the credentials; the service "
-        "tries again by itself.",
+        "retries by itself.",
     ),
     "objects": (
         "warn",
-        "Look at the recent errors; the objects are tried again by themselves.",
+        "Look at the recent errors; they are retried automatically.",
     ),
     "listing": ("ok", ""),
     "refetch": ("ok", ""),
