@@ -9,6 +9,7 @@ from typing import Protocol
 from growcache.cache.files import CacheLayout
 from growcache.cache.incoming import discard_incoming, exceeds_page_cache, write_incoming
 from growcache.cache.locks import FileLock
+from growcache.cache.sidecar import Sidecar
 from growcache.cache.system import memory_bytes
 from growcache.config import CacheConfig
 from growcache.sampling.fill import EncodedShard
@@ -17,7 +18,7 @@ LOCK_SECONDS = 30.0
 
 
 class Delivery(Protocol):
-    async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> None:
+    async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> object:
         """Return once the shards are on the cache's disk. OSError: nothing is left of them."""
 
 
@@ -32,9 +33,10 @@ class IncomingFiles:
         )
         self._direct = exceeds_page_cache(int(cache.max_bytes), memory_bytes())
 
-    async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> None:
+    async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> list[Sidecar]:
+        """Return the complete sidecars."""
         try:
-            for shard in shards:
+            return [
                 await asyncio.to_thread(
                     write_incoming,
                     self._layout,
@@ -43,6 +45,8 @@ class IncomingFiles:
                     shard.files,
                     direct=self._direct,
                 )
+                for shard in shards
+            ]
         except OSError:
             numbers = [shard.sidecar.number for shard in shards]
             discard_incoming(self._layout, permit_id, numbers)

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ import uvloop
 
 from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.formats.mapped import Bytes
+from growcache.cache.incoming import ShardChecksum
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import GrowcacheError, TransientStoreError
 from growcache.sampling.engines.library_versions import installed_versions
+from growcache.sampling.engines.permit_copies import ShardOutcome
 from growcache.sampling.engines.sent_code import SentCode
 from growcache.sampling.fill import EncodedShard
 from growcache.sampling.messages import Message
@@ -55,6 +58,12 @@ class SentShard:
             for suffix, guarded, content in self.files
         ]
         return EncodedShard(Sidecar.from_bytes(self.sidecar, "a shard of a Ray actor"), files)
+
+    def outcome(self) -> ShardOutcome:
+        shard, checksum = self.encoded(), ShardChecksum()
+        for file in shard.files:
+            deque(checksum.passing(file), maxlen=0)
+        return ShardOutcome.of(checksum.on(shard.sidecar))
 
 
 def _joined(file: EncodedFile) -> Bytes:
@@ -139,6 +148,14 @@ class SamplerActor:
     @ray.method(concurrency_group="take")
     def take(self, permit_id: str) -> list[SentShard]:
         """Grant a permit, and return its shards."""
+        return self._granted(permit_id)
+
+    @ray.method(concurrency_group="take")
+    def outcome(self, permit_id: str) -> list[ShardOutcome]:
+        """Grant a permit of which another copy was written, and return only what to compare."""
+        return [shard.outcome() for shard in self._granted(permit_id)]
+
+    def _granted(self, permit_id: str) -> list[SentShard]:
         shards = self._handover.open(permit_id)
         self._loop.call_soon_threadsafe(
             self._inbox.put_nowait, {"type": "grant", "id": permit_id}

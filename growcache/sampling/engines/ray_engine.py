@@ -138,6 +138,7 @@ class WriterProcess:
         assert self._process is not None
         await self._process.ended()
         self.alive = False
+        self._on_notice({"type": "waiting", "event": "Ray to start again"})
         for sampler in self._samplers.values():
             sampler.note_end(KILLED)
 
@@ -162,12 +163,15 @@ class RayEngine:
         )
 
     async def start(self, number: int, on_message: OnMessage) -> RaySampler:
+        seconds = FIRST_BACKOFF_SECONDS
         while True:
             writer = await self._running_writer()
             sampler = writer.sampler(number, on_message)
             if await sampler.started:
                 self._backoff = FIRST_BACKOFF_SECONDS
                 return sampler
+            await asyncio.sleep(seconds)
+            seconds = min(LONGEST_BACKOFF_SECONDS, 2 * seconds)
 
     async def stop(self) -> None:
         if self._writer is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.child import ENVIRONMENT
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable
+from growcache.sampling.engines.permit_copies import CopiedPermit, PermitCopies, ShardOutcome
 from growcache.sampling.engines.ray_actor import CONCURRENCY_GROUPS, SamplerActor
 from growcache.sampling.engines.ray_cluster import node_name
 from growcache.sampling.engines.sent_code import SentCode
@@ -38,6 +41,9 @@ class Shared:
     in_flight: InFlightBytes
     versions: VersionTable
     send: Callable[[Message], None]
+    copies: PermitCopies = field(default_factory=PermitCopies)
+    writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by permit
+    nodes: dict[int, str] = field(default_factory=dict)  # with their versions, by slot
     pending: set[int] = field(default_factory=set)  # slots whose actors have not started
 
     def note_pending(self, slot: int) -> None:
@@ -70,22 +76,27 @@ def _needs_words(config: RayConfig) -> str:
 
 class ActorLink:
     def __init__(self, slot: int, shared: Shared) -> None:
-        self._slot = slot
+        self.slot = slot
         self._shared = shared
         self._needs: dict[str, int] = {}  # bytes, by permit
-        self._transfers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
         self._killed = asyncio.Event()
         self._actor: Any = None
+        self.started = False
+        self.node = ""
 
     def start(self) -> None:
         self._life = asyncio.create_task(self._live())
 
-    def relay(self, message: Message) -> None:
-        """Pass a message of the supervisor on; a grant takes the shards."""
-        if message["type"] == "grant":
-            self._begin(self._transfer(message["id"]))
-        else:
+    def send(self, message: Message) -> None:
+        if self._actor is not None:
             self._actor.tell.remote([message])
+
+    def grant(self, permit_id: str) -> None:
+        writing = self._shared.writing
+        task = writing[permit_id] = self._begin(self._transfer(permit_id))
+        task.add_done_callback(lambda _: writing.pop(permit_id, None))
 
     def finish(self) -> None:
         """Let the actor say what it read last, and end it."""
@@ -97,10 +108,11 @@ class ActorLink:
     def kill(self) -> None:
         self._killed.set()
 
-    def _begin(self, transfer: Any) -> None:
-        task = asyncio.create_task(transfer)
-        self._transfers.add(task)
-        task.add_done_callback(self._transfers.discard)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # ------------------------------------------------------------------- its life
 
@@ -113,18 +125,21 @@ class ActorLink:
             code, reason = speaking.result()
         speaking.cancel()
         killed.cancel()
+        self.started, self._is_over = False, True
         await self._end_actor()
-        self._shared.note_started(self._slot)
+        self._shared.note_started(self.slot)
+        for lost in self._shared.copies.slot_ended(self.slot):
+            self._say_lost(lost.message["id"], lost.owner, reason)
         self._tell_supervisor({"type": "ended", "code": code, "reason": reason})
 
     async def _end_actor(self) -> None:
         if self._actor is not None:
             kill = asyncio.to_thread(ray.kill, self._actor)
             await asyncio.wait({asyncio.ensure_future(kill)}, timeout=KILL_SECONDS)
-        # What is being written belongs to permits that the supervisor gives up next.
-        for transfer in self._transfers:
-            transfer.cancel()
-        await asyncio.gather(*self._transfers, return_exceptions=True)
+        # The supervisor gives up these permits next, and then nothing may write their files.
+        copies, writing = self._shared.copies, self._shared.writing
+        lost = [writing[one] for one in copies.owned_by(self.slot) if one in writing]
+        await asyncio.gather(*self._tasks, *lost, return_exceptions=True)
 
     async def _speak(self) -> tuple[int, str]:
         """Relay the messages of the actor until it ends; return how it ended."""
@@ -147,7 +162,7 @@ class ActorLink:
         shared = self._shared
         self._actor = _actor(shared.config)
         pending = asyncio.get_running_loop().call_later(
-            PENDING_SECONDS, shared.note_pending, self._slot
+            PENDING_SECONDS, shared.note_pending, self.slot
         )
         try:
             known = await self._actor.introduce.remote()
@@ -161,26 +176,71 @@ class ActorLink:
                 "the same versions on all nodes of Ray"
             )
             return False
+        versions = ", ".join(f"{library} {one}" for library, one in known["versions"].items())
+        shared.nodes[self.slot] = f"{name} ({versions})"
+        self.node = name
         await self._actor.begin.remote(shared.setup, shared.code)
-        shared.note_started(self._slot)
+        self.started = True
+        shared.note_started(self.slot)
         self._tell_supervisor({"type": "started", "pid": known["pid"], "node": name})
         return True
 
+    # ------------------------------------------------------------ what it says
+
     def _heard(self, message: Message) -> None:
-        if message["type"] == "need":
-            if message["bytes"] > self._shared.in_flight.most:
-                self._shared.refuse(
-                    f"sampling.ray.in_flight_bytes: one group of shards takes "
-                    f"{message['bytes']:,} bytes, and {self._shared.in_flight.most:,} may be on "
-                    "their way; raise it (and Ray's object store, of which it gets three "
-                    "quarters at most), or lower sampling.shard_samples",
-                    ConfigError.exit_code,
-                )
-            self._needs[message["id"]] = message["bytes"]
-        self._tell_supervisor({"type": "said", "message": message})
+        if "id" in message:
+            self._heard_of_permit(message)
+        else:
+            self._pass_on(message, self.slot)
+
+    def _heard_of_permit(self, message: Message) -> None:
+        permit_id, copies = message["id"], self._shared.copies
+        known = copies.of(permit_id)
+        match message["type"]:
+            case "need":
+                self._arrived(message, known)
+            case "setback" if known is not None:
+                self._pass_on(message, known.owner)
+            case "written" | "failed" if known is not None:
+                counts = known.speaker == self.slot and not known.is_over
+                copies.over(permit_id, self.slot)
+                if counts:
+                    self._pass_on(message, known.owner)
+                if counts and message["type"] == "failed":
+                    copies.forget(permit_id)
+
+    def _arrived(self, message: Message, known: CopiedPermit | None) -> None:
+        permit_id = message["id"]
+        turn = self._shared.copies.arrived(permit_id, self.slot, time.monotonic())
+        if known is None or turn == "unknown":
+            self.send({"type": "revoke", "id": permit_id})
+        elif turn == "later":
+            self._begin(self._compare(permit_id))
+        else:
+            self._require_that_it_fits(message["bytes"])
+            self._needs[permit_id] = message["bytes"]
+            self._pass_on(message, known.owner)
+
+    def _require_that_it_fits(self, nbytes: int) -> None:
+        most = self._shared.in_flight.most
+        if nbytes > most:
+            self._shared.refuse(
+                f"sampling.ray.in_flight_bytes: one group of shards takes {nbytes:,} bytes, and "
+                f"{most:,} may be on their way (at most three quarters of the object store of "
+                "each node); raise it, or lower sampling.shard_samples",
+                ConfigError.exit_code,
+            )
+
+    def _say_lost(self, permit_id: str, owner: int, reason: str) -> None:
+        error = f"the node that had filled the group is gone: {reason}"
+        what = {"disk": False, "set_aside": False, "refused": "", "spent": False}
+        self._pass_on({"type": "failed", "id": permit_id, "error": error, **what}, owner)
+
+    def _pass_on(self, message: Message, slot: int) -> None:
+        self._shared.send({"type": "said", "message": message, "slot": slot})
 
     def _tell_supervisor(self, message: Message) -> None:
-        self._shared.send({**message, "slot": self._slot})
+        self._shared.send({**message, "slot": self.slot})
 
     # ----------------------------------------------------------------- its shards
 
@@ -188,6 +248,8 @@ class ActorLink:
         """Bring the shards of a granted permit to the disk, and tell the actor."""
         disk = lost = ""
         async with self._shared.in_flight.room(self._needs.pop(permit_id)):
+            if self._is_over:
+                return
             shards = self._actor.take.remote(permit_id)
             try:
                 await self._write(permit_id, shards)
@@ -198,14 +260,30 @@ class ActorLink:
             except OSError as error:
                 disk = str(error)
             del shards
-        self._actor.tell.remote(
-            [{"type": "delivered", "id": permit_id, "disk": disk, "lost": lost}]
-        )
+        self.send({"type": "delivered", "id": permit_id, "disk": disk, "lost": lost})
 
     async def _write(self, permit_id: str, shards: Any) -> None:
         sent = await asyncio.to_thread(ray.get, shards)  # mapped, not copied
         encoded = [shard.encoded() for shard in sent]
-        await self._shared.files.deliver(permit_id, encoded)
+        written = await self._shared.files.deliver(permit_id, encoded)
+        self._note_outcome(permit_id, [ShardOutcome.of(sidecar) for sidecar in written])
+
+    async def _compare(self, permit_id: str) -> None:
+        """Compare a copy that arrived too late with what was written."""
+        with suppress(RayError):
+            self._note_outcome(permit_id, await self._actor.outcome.remote(permit_id))
+            self.send({"type": "delivered", "id": permit_id, "disk": "", "lost": ""})
+
+    def _note_outcome(self, permit_id: str, outcome: list[ShardOutcome]) -> None:
+        shared = self._shared
+        if found := shared.copies.compared(permit_id, self.slot, outcome):
+            other, shards = found
+            shared.refuse(
+                f"two copies of shard {shards[0]} have different bytes, one made on "
+                f"{shared.nodes[self.slot]}, the other on {shared.nodes[other]}: is "
+                "sampling.transform or source.format not a function of its arguments, or did an "
+                "object change?"
+            )
 
 
 def _actor(config: RayConfig) -> Any:

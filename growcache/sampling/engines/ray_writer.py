@@ -29,12 +29,14 @@ from growcache.errors import ConfigError, GrowcacheError
 from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
+from growcache.sampling.engines.permit_copies import PermitCopies
 from growcache.sampling.engines.ray_cluster import cluster_words, connect, in_flight_limit
 from growcache.sampling.engines.ray_link import ActorLink, Shared
 from growcache.sampling.engines.sent_code import send_code
 from growcache.sampling.messages import Message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
+COPY_SECONDS = 1.0  # between looks for slow permits
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 HERE = "this machine"
 
@@ -80,8 +82,10 @@ class Writer:
         in_flight = InFlightBytes(in_flight_limit(self._config.sampling.ray))
         ray_config = self._config.sampling.ray
         shared = Shared(ray_config, self._setup, code, files, in_flight, versions, self._send)
+        copying = asyncio.create_task(self._copy_slow_permits(shared.copies))
         while (message := await inbox.get()) is not None:
             self._react(message, shared)
+        copying.cancel()
 
     def leave(self) -> None:
         """Disconnect, which ends all actors, and remove what a Ray of its own left."""
@@ -115,8 +119,7 @@ class Writer:
 
     def _react(self, message: Message, shared: Shared) -> None:
         if (slot := message.get("to")) is not None:
-            if link := self._links.get(slot):
-                link.relay(message["message"])
+            self._relay(slot, message["message"], shared.copies)
             return
         slot = message["slot"]
         if message["type"] == "start":
@@ -124,6 +127,37 @@ class Writer:
             self._links[slot].start()
         elif link := self._links.get(slot):
             link.finish() if message["type"] == "stop" else link.kill()
+
+    def _relay(self, slot: int, message: Message, copies: PermitCopies) -> None:
+        """Pass a message of the supervisor to the slot, or to the one that was first with a permit."""
+        known = copies.of(message["id"]) if "id" in message else None
+        link = self._links.get(slot if known is None else known.speaker)
+        if link is None:
+            return
+        match message["type"]:
+            case "permit":
+                copies.given(message, slot, time.monotonic())
+            case "cut" if known is not None:
+                known.is_cut = True
+            case "grant":
+                link.grant(message["id"])
+                return
+        link.send(message)
+
+    async def _copy_slow_permits(self, copies: PermitCopies) -> None:
+        while True:
+            await asyncio.sleep(COPY_SECONDS)
+            for slow in copies.slow(time.monotonic()):
+                link = self._other_link(slow.owner)
+                if link is not None:
+                    slow.slots.add(link.slot)
+                    link.send(slow.message)
+
+    def _other_link(self, slot: int) -> ActorLink | None:
+        """Return another sampler, on another node if there is one."""
+        here = self._links[slot].node if slot in self._links else ""
+        others = [one for one in self._links.values() if one.started and one.slot != slot]
+        return min(others, key=lambda one: one.node == here, default=None)
 
     def _refuse(self, error: GrowcacheError) -> None:
         exit_code = ConfigError.exit_code if isinstance(error, ConfigError) else error.exit_code
