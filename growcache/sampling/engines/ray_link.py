@@ -83,13 +83,14 @@ class ActorLink:
         self._is_over = False
         self._killed = asyncio.Event()
         self._actor: Any = None
-        self.started = False
+        self.fills = False  # whether it knows what it needs to fill groups
         self.node = ""
 
     def start(self) -> None:
         self._life = asyncio.create_task(self._live())
 
     def send(self, message: Message) -> None:
+        self.fills = self.fills or message["type"] == "identity"
         if self._actor is not None:
             self._actor.tell.remote([message])
 
@@ -125,7 +126,7 @@ class ActorLink:
             code, reason = speaking.result()
         speaking.cancel()
         killed.cancel()
-        self.started, self._is_over = False, True
+        self.fills, self._is_over = False, True
         await self._end_actor()
         self._shared.note_started(self.slot)
         for lost in self._shared.copies.slot_ended(self.slot):
@@ -180,7 +181,6 @@ class ActorLink:
         shared.nodes[self.slot] = f"{name} ({versions})"
         self.node = name
         await self._actor.begin.remote(shared.setup, shared.code)
-        self.started = True
         shared.note_started(self.slot)
         self._tell_supervisor({"type": "started", "pid": known["pid"], "node": name})
         return True

@@ -156,7 +156,7 @@ class Writer:
     def _other_link(self, slot: int) -> ActorLink | None:
         """Return another sampler, on another node if there is one."""
         here = self._links[slot].node if slot in self._links else ""
-        others = [one for one in self._links.values() if one.started and one.slot != slot]
+        others = [one for one in self._links.values() if one.fills and one.slot != slot]
         return min(others, key=lambda one: one.node == here, default=None)
 
     def _refuse(self, error: GrowcacheError) -> None:

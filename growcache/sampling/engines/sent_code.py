@@ -55,16 +55,17 @@ def code_names(config: Config) -> dict[str, str]:
     if config.sampling.transform is not None:
         names[config.sampling.transform] = "sampling.transform"
     for source in config.sources:
-        for form, options in source.formats:
-            for name, key in (
-                (form, "source.format"),
-                (options.get("decode"), "source.options.decode"),
-            ):
-                if isinstance(name, str) and is_user_format(name):
-                    names[name] = key
-        if source.dataset is not None and not source.dataset.startswith(f"{PICKLED}:"):
+        if source.dataset is not None:
             names[source.dataset] = "source.dataset"
-    return names
+            continue
+        for form, options in source.formats:
+            names[form] = "source.format"
+            names[str(options.get("decode"))] = "source.options.decode"
+    return {
+        name: key
+        for name, key in names.items()
+        if is_user_format(name) and not name.startswith(f"{PICKLED}:")
+    }
 
 
 def _sent_dataset(config: Config) -> bytes | None:
