@@ -17,7 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from growcache.cache.status import Status, read_status
+from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.errors import CacheMissingError
 from growcache.numpy import EpochLoader
 from tests.matrix.case import Case
