@@ -14,7 +14,13 @@ from obstore.exceptions import AlreadyExistsError, NotSupportedError
 from obstore.store import LocalStore
 
 from growcache.config_source import SourceConfig
-from growcache.errors import ConfigError, ObjectMissingError, StoreError
+from growcache.errors import (
+    AccessError,
+    ConfigError,
+    CredentialsError,
+    ObjectMissingError,
+    StoreError,
+)
 from growcache.store.credentials import server_option
 from growcache.store.obstore import OBSTORE_ERRORS, open_client
 from growcache.store.request_counts import PROCESS_REQUESTS
@@ -60,7 +66,7 @@ class _ObstoreFolder:
         path = self._prefix + name
 
         def create() -> bool:
-            with self._naming(name):
+            with self._naming(name, writes=True):
                 try:
                     obstore.put(self._store, path, data, mode="create", use_multipart=False)
                 except AlreadyExistsError:
@@ -68,7 +74,7 @@ class _ObstoreFolder:
                 return True
 
         def replace() -> bool:
-            with self._naming(name):
+            with self._naming(name, writes=True):
                 obstore.put(self._store, path, data)
             return True
 
@@ -78,14 +84,15 @@ class _ObstoreFolder:
         return PROCESS_REQUESTS.counted_write(replace)
 
     @contextmanager
-    def _naming(self, name: str) -> Iterator[None]:
+    def _naming(self, name: str, *, writes: bool = False) -> Iterator[None]:
         try:
             yield
         except (NotSupportedError, StoreError):
             raise
         except OBSTORE_ERRORS as error:
             answer = read_obstore_error(error)
-            raise store_error(answer, self._root, self._prefix + name, self._option) from None
+            found = store_error(answer, self._root, self._prefix + name, self._option)
+            raise _of_a_write(found, self.url) if writes else found from None
 
 
 class _FsspecFolder:
@@ -107,7 +114,7 @@ class _FsspecFolder:
         path = self._path + name
 
         def write() -> bool:
-            with self._naming(name):
+            with self._naming(name, writes=True):
                 self._fs.invalidate_cache()
                 if only_new and self._fs.exists(path):
                     return False
@@ -118,7 +125,7 @@ class _FsspecFolder:
         return PROCESS_REQUESTS.counted_write(write)
 
     @contextmanager
-    def _naming(self, name: str) -> Iterator[None]:
+    def _naming(self, name: str, *, writes: bool = False) -> Iterator[None]:
         try:
             yield
         except StoreError:
@@ -128,7 +135,14 @@ class _FsspecFolder:
         except Exception as error:
             if not is_client_error(error):
                 raise
-            raise store_error(read_fsspec_error(error), self._root, self._path + name) from None
+            found = store_error(read_fsspec_error(error), self._root, self._path + name)
+            raise _of_a_write(found, self.url) if writes else found from None
+
+
+def _of_a_write(error: StoreError, url: str) -> StoreError:
+    if isinstance(error, AccessError) and not isinstance(error, CredentialsError):
+        return AccessError(f"nothing may be put into {url} with these credentials")
+    return error
 
 
 def _read_or_none(read: Callable[[], bytes]) -> bytes | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from growcache.schema import Field, Schema
 from growcache.secrecy import hide_secrets, url_without_secrets
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry, storable_entries
+from growcache.store.shared_catalog import Part, decode_pointer, part_digest, unpack_part
 from growcache.store.store_errors import read_obstore_error, store_error
 from growcache.store.urls import is_unsupported_key, parse_url, redact
 from growcache.usercode import printable
@@ -297,6 +299,16 @@ def catalog(data: bytes) -> None:
                     found.entry(ordinal)
 
 
+def shared_catalog(data: bytes) -> None:
+    """A pointer; and a part as it is, and as the lines in it, each with its right digest."""
+    with contextlib.suppress(FormatError):
+        decode_pointer(data)
+    for packed in (data, gzip.compress(data, 1, mtime=0)):
+        with contextlib.suppress(FormatError):
+            part = Part(part_digest(packed), data.count(b"\n") + 1)
+            assert len(unpack_part(part, packed)) == part.entries
+
+
 def notes(data: bytes) -> None:
     """The small files next to the index."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -410,7 +422,7 @@ def answer(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, tar, tiff, edf, nifti, audio, image, pickles, sidecar, lease, catalog, notes, shard, config,
+        npy_header, npy_rows, raw_rows, jsonl, hdf5, parquet, zarr, lmdb_values, npz_arrays, tfrecord, tar, tiff, edf, nifti, audio, image, pickles, sidecar, lease, catalog, shared_catalog, notes, shard, config,
         url, listing, answer,
     )
 }  # fmt: skip

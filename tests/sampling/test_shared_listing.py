@@ -29,6 +29,7 @@ from growcache.store.shared_catalog import (
 from growcache.store.store import RemoteStore, open_store
 from tests.sampling.services import service, wait_until, write_config
 from tests.servers import Bucket, S3Server
+from tests.servers.guarded import guarded
 
 
 class Counted:
@@ -198,6 +199,36 @@ def test_where_nothing_can_be_written_the_store_is_listed(
     source.catalog.parent.write_bytes(b"a file where the folder would be")
     assert names(source.lists(stalled_seconds=0.0)) == ["a", "b"]
     assert "source.catalog" in caplog.text
+
+
+def test_a_service_that_may_not_write_waits_for_one_that_may(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And then lists by itself."""
+    with guarded(source.folder) as bucket:
+        config = SourceConfig(
+            url=("s3://b/*",),
+            format="bytes",
+            catalog="s3://b/c",
+            storage_options=bucket.storage_options(),
+        )
+        store = open_store(config)
+        listing = SharedListing(store, store, 0.2, stalled_seconds=0.0)
+        assert [e.key for page in listing.pages() for e in page] == ["a", "b"]
+    assert "this service may not publish" in caplog.text
+    assert "so this service lists" in caplog.text
+    assert bucket.refusals
+    assert not listing.said
+
+
+def test_any_file_system_of_fsspec_holds_a_catalog(source: Source) -> None:
+    url = f"memory://{source.folder.name}-{os.getpid()}/catalog"
+    source.config = source.config.model_copy(update={"catalog": url})
+    source.store = open_store(source.config)
+    source.listed = Counted(source.store)
+    assert names(source.lists()) == ["a", "b"]
+    assert names(source.lists()) == ["a", "b"]
+    assert source.listed.listings == 1
 
 
 def test_its_own_files_are_no_objects(tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ class _Handler(Handler):
 
     do_HEAD = do_GET
 
+    def do_PUT(self) -> None:
+        """Refuse to write."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.bucket.refusals += 1
+        self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+
     def _page(self, query: dict[str, str]) -> None:
         after = query.get("start-after", "")
         files = sorted(path for path in self.bucket.folder.iterdir() if path.name > after)
