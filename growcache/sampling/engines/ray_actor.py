@@ -113,6 +113,8 @@ class SamplerActor:
     def __init__(self) -> None:
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._early: dict[int, Message] = {}
+        self._told = 0
         self._loop = uvloop.new_event_loop()
         self._handover = Handover()
         self._sampler: Sampler | None = None
@@ -133,9 +135,12 @@ class SamplerActor:
         threading.Thread(target=self._run, args=(setup, code), daemon=True).start()
 
     @ray.method(concurrency_group="tell")
-    def tell(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self._loop.call_soon_threadsafe(self._receive, message)
+    def tell(self, number: int, message: Message) -> None:
+        """Take a message; Ray does not keep the order of calls, so they are numbered."""
+        self._early[number] = message
+        while (next_one := self._early.pop(self._told, None)) is not None:
+            self._told += 1
+            self._loop.call_soon_threadsafe(self._receive, next_one)
 
     @ray.method(concurrency_group="hear")
     def hear(self) -> list[Message]:

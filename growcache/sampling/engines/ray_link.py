@@ -83,6 +83,7 @@ class ActorLink:
         self._is_over = False
         self._killed = asyncio.Event()
         self._actor: Any = None
+        self._told = 0  # messages
         self.fills = False  # whether it knows what it needs to fill groups
         self.node = ""
 
@@ -92,7 +93,8 @@ class ActorLink:
     def send(self, message: Message) -> None:
         self.fills = self.fills or message["type"] == "identity"
         if self._actor is not None:
-            self._actor.tell.remote([message])
+            self._actor.tell.remote(self._told, message)
+            self._told += 1
 
     def grant(self, permit_id: str) -> None:
         writing = self._shared.writing
