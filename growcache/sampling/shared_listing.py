@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -232,7 +233,7 @@ class SharedListing:
         )
         self._may_write = True
         self._place = parse_url(self.source.catalog.rstrip("/") + "/")  # type: ignore[union-attr]
-        self._publisher = f"{socket.gethostname()}:{os.getpid()}"
+        self._publisher = _this_publisher()
         self._read: set[str] = set()  # digests of parts
         self._left_out: Counter[str] | None = None  # as the catalog says
         self.said = ""  # where the objects come from, for the status
@@ -281,6 +282,8 @@ class SharedListing:
                 if pointer.last.complete:
                     self._note(pointer)
                     return None
+            if pointer is not None and _has_died(pointer.last.publisher):
+                return pointer.complete
             if watch.stalled(pointer):
                 self._warn(
                     f"nothing new for {self._stalled_seconds:g} s, so this service lists"
@@ -359,6 +362,18 @@ class SharedListing:
         if not writer.failed:
             entries = listing.entries + sum(one.entries for one in earlier)
             self.said = _listed_words(entries, f"published to {self._files.url}", listing)
+
+
+def _this_publisher() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _has_died(publisher: str) -> bool:
+    """Whether a publisher was a process of this machine that is gone, or had the number of this one."""
+    host, _, pid = publisher.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    return publisher == _this_publisher() or not Path("/proc", pid).exists()
 
 
 def _listed_words(entries: int, verb: str, listing: PublishedListing) -> str:
