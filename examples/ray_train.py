@@ -76,14 +76,14 @@ def train(arguments: dict[str, Any]) -> None:
             device=get_device(),
         ) as loader,
     ):
-        if checkpoint := ray.train.get_checkpoint():
-            with checkpoint.as_directory() as folder:
-                loader.load_state_dict(json.loads(Path(folder, STATE).read_text()))
         model: Any = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(1))
         model = model.to(get_device())
         with torch.no_grad():
             model(next(iter(loader))["x"].float())  # gives the lazy layers their shapes
         model = prepare_model(model)
+        if checkpoint := ray.train.get_checkpoint():
+            with checkpoint.as_directory() as folder:
+                loader.load_state_dict(json.loads(Path(folder, STATE).read_text()))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for epoch in range(arguments["epochs"]):
             losses = []

@@ -26,6 +26,7 @@ from growcache.schema import Field, Sample, Schema
 from tests.filled import Filled
 from tests.formats.test_tar import archive
 from tests.formats.test_tfrecord import example, file
+from tests.sampling.ray_clusters import ray_cluster
 from tests.sampling.services import run, status
 from tests.servers import REGION, Bucket
 
@@ -487,6 +488,27 @@ def test_accelerate_loop(tmp_path: Path) -> None:
     assert len(losses) == 3
     assert losses[-1] < losses[0]
     assert (tmp_path / "state" / "dl_state_dict.bin").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_ray_train(tmp_path: Path) -> None:
+    needs("ray")
+    more = ("--results", str(tmp_path / "results"), "--samplers", "1", "--epochs", "3")
+    url, cache = arrays(tmp_path / "data"), str(tmp_path / "cache")
+    with ray_cluster(nodes=0) as cluster:
+        cluster.add_node(cpus=4)
+        text = run_example(
+            "ray_train.py",
+            *("--url", url, "--cache", cache, "--min-samples", "32", "--batch-size", "8"),
+            *more,
+            environment={"RAY_ADDRESS": cluster.address},
+        )
+    losses = [float(found) for found in re.findall(r"epoch \d: loss ([\d.]+)", text)]
+    assert losses[-1] < losses[0]
+    assert len(list((tmp_path / "results").glob("*/checkpoint_*/loader.json"))) == 3
 
 
 @pytest.mark.slow

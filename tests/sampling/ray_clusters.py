@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: a head without processors, and two nodes of one each.
+"""A real Ray cluster on this machine: a head without processors, and nodes.
 
 It is a process of its own, because Ray reads its environment when it is imported.
 """
@@ -26,15 +26,15 @@ class RayCluster:
         self._answers = answers
         self.address = self._answer()
 
-    def add_node(self) -> str:
-        return self._do("add")
+    def add_node(self, cpus: int = 1) -> str:
+        return self._do(f"add node-{secrets.token_hex(3)} {cpus}")
 
     def remove_node(self, name: str) -> None:
         """As a machine that loses power."""
         self._do(f"remove {name}")
 
     def kill_head(self) -> None:
-        self._do("behead")
+        self._do("behead head")
 
     def _do(self, command: str) -> str:
         print(command, file=self._commands, flush=True)
@@ -92,14 +92,15 @@ def main() -> None:
     print("answer", cluster.address, flush=True)
     nodes: dict[str, Any] = {}
     for line in sys.stdin:
-        command, *names = line.split()
-        name = names[0] if names else f"node-{len(nodes)}"
-        if command == "add":
-            nodes[name] = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-        elif command == "remove":
-            cluster.remove_node(nodes[name], allow_graceful=False)
-        else:
-            cluster.head_node.kill_gcs_server()
+        match line.split():
+            case ["add", name, cpus]:
+                nodes[name] = cluster.add_node(
+                    num_cpus=int(cpus), object_store_memory=STORE_BYTES
+                )
+            case ["remove", name]:
+                cluster.remove_node(nodes.pop(name), allow_graceful=False)
+            case ["behead", name]:
+                cluster.head_node.kill_gcs_server()
         print("answer", name, flush=True)
     cluster.shutdown()
 
