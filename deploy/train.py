@@ -35,30 +35,29 @@ def main() -> None:
     parser.add_argument("--min-samples", type=int, default=1000)
     arguments = parser.parse_args()
 
-    if "RANK" in os.environ:  # by torchrun
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu", local_rank())
+    device = start_ranks()
     torch.manual_seed(0)
-    model: Any = nn.Linear(2, 1).to(device)
-    model = (
-        nn.parallel.DistributedDataParallel(model) if distributed.is_initialized() else model
-    )
+    model = nn.Linear(2, 1).to(device)
+    trained: nn.Module = model
+    if distributed.is_initialized():
+        trained = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    parts = {"model": model, "optimizer": optimizer}
     with EpochLoader(
         arguments.cache, batch_size=arguments.batch_size, min_samples=arguments.min_samples
     ) as loader:
-        parts = {"model": model, "optimizer": optimizer}
         step, epoch = load(arguments.checkpoint, parts, loader)
-        while step < arguments.steps and not must_stop():
+        loss = torch.tensor(0.0)
+        while step < arguments.steps and not must_stop(device):
             for batch in loader:  # of an epoch that was stopped: the rest
                 x = batch["x"].to(device).float().flatten(1)
                 features = torch.stack([x.mean(1), x.std(1)], 1)
-                loss = (model(features)[:, 0] - x.amax(1)).square().mean()
+                loss = (trained(features)[:, 0] - x.amax(1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 step += 1
-                ends = must_stop() or step == arguments.steps
+                ends = must_stop(device) or step == arguments.steps
                 if ends or step % arguments.save_every == 0:
                     save(arguments.checkpoint, parts, loader, step, epoch)
                 if ends:
@@ -71,33 +70,39 @@ def main() -> None:
         distributed.destroy_process_group()
 
 
-def must_stop() -> bool:
+def start_ranks() -> torch.device:
+    """Meet the other ranks, where torchrun started some; return this one's device."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def must_stop(device: torch.device) -> bool:
     """Whether any rank was told to end: all of them then end after the same step."""
+    told = stopping.to(device, copy=True)
     if distributed.is_initialized():
-        told = stopping.clone()
-        if distributed.get_backend() == "nccl":
-            told = told.cuda()
         distributed.all_reduce(told, distributed.ReduceOp.MAX)
-        return bool(told.item())
-    return bool(stopping.item())
+    return bool(told.item())
 
 
-def save(path: Path, parts: dict[str, Any], loader: EpochLoader, step: int, epoch: int) -> None:
+def save(path: Path, parts: Any, loader: EpochLoader, step: int, epoch: int) -> None:
     """Write a checkpoint that is there whole, or not at all, with a loader's state of each machine."""
-    states: list[Any] = [None] * world_size()
-    mine = (machine(), loader.state_dict())
+    states = [(machine(), loader.state_dict())]
     if distributed.is_initialized():
-        distributed.all_gather_object(states, mine)
-    else:
-        states = [mine]
-    if rank() == 0:
+        states *= distributed.get_world_size()
+        distributed.all_gather_object(states, states[0])
+    if is_first():
         saved = {name: part.state_dict() for name, part in parts.items()}
         unfinished = path.with_suffix(".unfinished")
         torch.save({**saved, "loaders": dict(states), "at": (step, epoch)}, unfinished)
         unfinished.replace(path)
 
 
-def load(path: Path, parts: dict[str, Any], loader: EpochLoader) -> tuple[int, int]:
+def load(path: Path, parts: Any, loader: EpochLoader) -> tuple[int, int]:
     if not path.exists():
         return 0, 0
     saved = torch.load(path, map_location="cpu")
@@ -115,24 +120,16 @@ def load(path: Path, parts: dict[str, Any], loader: EpochLoader) -> tuple[int, i
     return step, epoch
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def machine() -> int:
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str) -> None:
-    if rank() == 0:
+    if is_first():
         print(text, flush=True)
 
 

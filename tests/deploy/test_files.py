@@ -44,6 +44,13 @@ def test_the_configuration_is_one() -> None:
     assert "../growcache.yaml:/etc/growcache.yaml:ro" in mounts
 
 
+def test_the_page_names_files_that_exist() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.S)
+    named = {name for block in blocks for name in re.findall(r"\bdeploy/[\w@./-]+", block)}
+    assert len(named) > 4
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_an_image_is_built_of_files_that_its_context_has() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     kept = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.M)
