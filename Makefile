@@ -21,11 +21,11 @@ CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-peers demo clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
-	  do printf '  make %-11s %s\n' "$$target" "$$what"; done
+	  do printf '  make %-14s %s\n' "$$target" "$$what"; done
 
 venv: $(VENV)/tests.installed  ## Make .venv with growcache, every extra and the tools
 
@@ -60,6 +60,9 @@ fuzz: $(VENV)/fuzz.installed  ## Look for bytes that no reader of ours bears: FU
 
 bench: $(VENV)/bench.installed  ## Measure what the README quotes, but for bench-peers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-accuracy: $(VENV)/bench.installed  ## Measure accuracy, bytes and time against full data; hours, and it goes on after a stop
+	$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
 
 bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)

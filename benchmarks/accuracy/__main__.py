@@ -1,0 +1,48 @@
+"""Make the runs that the results do not have yet: `python -m benchmarks.accuracy [NAME …]`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import benchmarks.accuracy as about
+from benchmarks.accuracy import reuse
+from benchmarks.accuracy.experiment import Experiment, make_runs
+
+EXPERIMENTS = {one.name: one for one in (reuse.EXPERIMENT,)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=about.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS))
+    parser.add_argument(
+        "--quick", action="store_true", help="a seed of few steps, whose results are not kept"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="how many, from 0 on (default: as in margins.md)"
+    )
+    parser.add_argument("--arms", default="*", help="a pattern of names, such as 'growing*'")
+    given = parser.parse_args()
+    if unknown := set(given.names) - EXPERIMENTS.keys():
+        parser.error(
+            f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
+        )
+    for name in given.names or EXPERIMENTS:
+        measure(EXPERIMENTS[name], given.seeds, given.arms, quick=given.quick)
+
+
+def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool) -> None:
+    def chosen(arm: str) -> bool:
+        return fnmatch(arm, arms)
+
+    if quick:
+        with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
+            make_runs(experiment, range(1), Path(folder) / "quick.csv", chosen, quick=True)
+    else:
+        make_runs(experiment, range(seeds or experiment.seeds), experiment.results, chosen)
+
+
+if __name__ == "__main__":
+    main()

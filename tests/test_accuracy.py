@@ -1,0 +1,121 @@
+"""The benchmark of accuracy: its statistics, its results files, and the order of its data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.accuracy.results import Row, append_run, final_metrics, read_rows
+from benchmarks.accuracy.statistics import (
+    Interval,
+    crossing,
+    crossing_interval,
+    effective_samples,
+    first_reaching,
+    mean_interval,
+    not_worse,
+    paired_differences,
+    visit_worth,
+)
+from benchmarks.accuracy.wheels import held_out
+
+metrics = st.floats(-100, 100, allow_subnormal=False)
+by_seed = st.dictionaries(st.integers(0, 20), metrics)
+uses = st.lists(st.integers(0, 50), min_size=1, max_size=30)
+
+
+@given(by_seed, by_seed)
+def test_only_runs_with_the_same_seed_are_compared(
+    arm: dict[int, float], reference: dict[int, float]
+) -> None:
+    differences = paired_differences(arm, reference)
+    assert len(differences) == len(arm.keys() & reference.keys())
+    assert np.array_equal(differences, -paired_differences(reference, arm))
+
+
+@given(st.lists(metrics, min_size=1, max_size=20), metrics)
+def test_an_interval_holds_its_mean_and_moves_with_the_values(
+    values: list[float], shift: float
+) -> None:
+    interval = mean_interval(values)
+    assert min(values) - 1e-9 <= interval.low <= interval.high <= max(values) + 1e-9
+    moved = mean_interval([value + shift for value in values])
+    assert moved == pytest.approx(tuple(end + shift for end in interval), abs=1e-9)
+
+
+@given(metrics, metrics, st.floats(0.01, 10))
+def test_a_verdict_is_never_both(low: float, high: float, margin: float) -> None:
+    low, high = sorted((low, high))
+    verdict = not_worse(Interval((low + high) / 2, low, high), margin)
+    assert (verdict == "as good") == (low > -margin)
+    assert (verdict == "worse") == (high < -margin)
+
+
+@given(uses, st.integers(1, 9))
+def test_the_effective_sample_size_knows_no_scale_and_no_unused_samples(
+    counts: list[int], factor: int
+) -> None:
+    size = effective_samples(counts)
+    assert size <= sum(count > 0 for count in counts) + 1e-9
+    assert effective_samples([factor * count for count in counts] + [0]) == pytest.approx(size)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64), st.floats(0, 1))
+def test_samples_of_one_visit_are_worth_between_one_and_all(
+    samples: int, per_visit: int, correlation: float
+) -> None:
+    worth = visit_worth(samples, per_visit, correlation)
+    assert samples / per_visit - 1e-6 <= worth <= samples
+
+
+LEVELS = [1, 2, 4, 8, 16]
+losses = st.lists(st.floats(0, 5), min_size=len(LEVELS), max_size=len(LEVELS))
+
+
+@given(losses, st.floats(0.1, 5), st.floats(0.1, 5))
+def test_a_wider_margin_is_exceeded_later(found: list[float], one: float, other: float) -> None:
+    one, other = sorted((one, other))
+    assert crossing(LEVELS, found, one) <= crossing(LEVELS, found, other) + 1e-9
+    assert crossing(LEVELS, found, max(found) + 0.1) == math.inf
+
+
+def test_seeds_that_agree_leave_no_doubt_about_the_crossing() -> None:
+    interval = crossing_interval(LEVELS, np.array([[0, 0, 0, 1, 2]] * 5, np.float64), 0.5)
+    assert interval == pytest.approx((math.sqrt(32),) * 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), metrics), max_size=20), metrics)
+def test_nothing_before_the_first_place_has_the_target(
+    curve: list[tuple[int, float]], target: float
+) -> None:
+    place = first_reaching(curve, target)
+    assert (place is None) == all(metric < target for _, metric in curve)
+
+
+@given(st.integers(2, 9), st.integers(20, 200), st.integers(0, 99))
+def test_held_out_samples_are_of_every_class(classes: int, each: int, seed: int) -> None:
+    labels = np.arange(classes * each) % classes
+    marked = held_out(labels, len(labels) // 5, seed)
+    share = np.bincount(labels[marked], minlength=classes)
+    assert marked.sum() == len(labels) // 5
+    assert share.max() - share.min() <= 1
+
+
+def test_runs_that_are_there_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "reuse.csv"
+    assert read_rows(path) == {}
+    for seed in (0, 1):
+        append_run(
+            path,
+            [
+                Row("reuse", "a, b", seed, step, 0.5, 90 + step, 1_000, "c0ffee", "2 cores")
+                for step in (1, 2, 3, 4)
+            ],
+        )
+    assert len(path.read_text().splitlines()) == 9
+    assert final_metrics(read_rows(path), "reuse") == {"a, b": {0: 93.0, 1: 93.0}}
