@@ -278,7 +278,10 @@ class NodeGroup:
         again = "start all ranks of the job again, with the states saved last"
         job = f"of job {self._options.job}"
         if missing is None:
-            lost = f"rank {self._rank} {job} has lost the others: the store of rank 0's machine does not answer"
+            lost = (
+                f"rank {self._rank} {job} has lost the others: the store on the machine of "
+                f"{self._name_of(0)} does not answer"
+            )
         elif missing:
             names = ", ".join(map(self._name_of, missing))
             lost = f"{names} {job} {'does' if len(missing) == 1 else 'do'} not answer any more"
