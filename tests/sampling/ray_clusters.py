@@ -5,17 +5,31 @@ It is a process of its own, because Ray reads its environment when it is importe
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from typing import IO, Any, NamedTuple
 
 STORE_BYTES = 80_000_000  # the least that Ray takes
+
+
+class StoreUse(NamedTuple):
+    """The object store of one node.
+
+    ``used_bytes`` counts objects that were freed, too: Ray deletes them once a second, or where it needs the room.
+    ``pinned_bytes`` are those that it may not drop.
+    """
+
+    used_bytes: int
+    pinned_bytes: int
+    spilled_bytes: int  # since the node began
 
 
 class RayCluster:
@@ -24,6 +38,7 @@ class RayCluster:
     def __init__(self, commands: IO[str], answers: IO[str]) -> None:
         self._commands = commands
         self._answers = answers
+        self._turn = threading.Lock()
         self.address = self._answer()
 
     def add_node(self, cpus: int = 1) -> str:
@@ -36,19 +51,25 @@ class RayCluster:
     def kill_head(self) -> None:
         self._do("behead head")
 
+    def store_use(self) -> dict[str, StoreUse]:
+        """Return the use of the object stores of all living nodes, by Ray's number of the node."""
+        found = json.loads(self._do("stores of-all"))
+        return {node: StoreUse(*use) for node, use in found.items()}
+
     def _do(self, command: str) -> str:
-        print(command, file=self._commands, flush=True)
-        return self._answer()
+        with self._turn:
+            print(command, file=self._commands, flush=True)
+            return self._answer()
 
     def _answer(self) -> str:
         for line in self._answers:
             if line.startswith("answer "):
-                return line.split()[1]
+                return line.split(maxsplit=1)[1].strip()
         raise EOFError("the cluster ended; what it printed says why")
 
 
 @contextmanager
-def ray_cluster(nodes: int = 2) -> Iterator[RayCluster]:
+def ray_cluster(nodes: int = 2, store_bytes: int = STORE_BYTES) -> Iterator[RayCluster]:
     folder = tempfile.mkdtemp(prefix="gc-")  # short: a socket's path may have 107 characters
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -60,7 +81,7 @@ def ray_cluster(nodes: int = 2) -> Iterator[RayCluster]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # for the drivers, too
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sampling.ray_clusters"],
+        [sys.executable, "-m", "tests.sampling.ray_clusters", str(store_bytes)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -87,22 +108,43 @@ def ray_cluster(nodes: int = 2) -> Iterator[RayCluster]:
 def main() -> None:
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    store = {"object_store_memory": int(sys.argv[1])}
+    head = {"num_cpus": 0, "include_dashboard": False, **store}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     print("answer", cluster.address, flush=True)
     nodes: dict[str, Any] = {}
     for line in sys.stdin:
         match line.split():
-            case ["add", name, cpus]:
-                nodes[name] = cluster.add_node(
-                    num_cpus=int(cpus), object_store_memory=STORE_BYTES
-                )
-            case ["remove", name]:
-                cluster.remove_node(nodes.pop(name), allow_graceful=False)
-            case ["behead", name]:
+            case ["add", answer, cpus]:
+                nodes[answer] = cluster.add_node(num_cpus=int(cpus), **store)
+            case ["remove", answer]:
+                cluster.remove_node(nodes.pop(answer), allow_graceful=False)
+            case ["behead", answer]:
                 cluster.head_node.kill_gcs_server()
-        print("answer", name, flush=True)
+            case ["stores", answer]:
+                answer = json.dumps(_store_use(cluster))
+        print("answer", answer, flush=True)
     cluster.shutdown()
+
+
+def _store_use(cluster: Any) -> dict[str, StoreUse]:
+    import grpc
+    from ray._private import internal_api
+
+    asking: Any = internal_api  # whose functions have no types
+    found = {}
+    for node in cluster.global_state.node_table():
+        if not node["Alive"]:
+            continue
+        address = node["NodeManagerAddress"], node["NodeManagerPort"]
+        with suppress(grpc.RpcError):  # it was just removed
+            stats = asking.node_stats(*address, include_memory_info=False).store_stats
+            found[node["NodeID"]] = StoreUse(
+                stats.object_store_bytes_used,
+                stats.object_store_bytes_primary_copy,
+                stats.spilled_bytes_total,
+            )
+    return found
 
 
 if __name__ == "__main__":
