@@ -203,13 +203,20 @@ def restarted(node: Node) -> Draws:
     return found
 
 
-@settings(max_examples=6)
-@given(st.integers(0, 9), PHASES)
+@pytest.mark.mutant(
+    3, "growcache.sampling.draw_notes:DrawNotes.place", "found[0] == edition", "True"
+)
+@pytest.mark.parametrize("grows", [False, True])
+@settings(max_examples=5)
+@given(seed=st.integers(0, 9), phases=PHASES)
 def test_a_start_with_notes_draws_and_reports_the_same(
-    seed: int, phases: list[tuple[int, int, list[int]]]
+    seed: int, phases: list[tuple[int, int, list[int]]], *, grows: bool
 ) -> None:
     nodes, total = in_phases(seed, phases)
     for node in nodes[:total]:
+        if grows:  # after a look at a group that then is of the new edition
+            node.draws.group(node.groups)
+            node.join(total + 1, PARTS)
         reported = node.draws.moved(node.groups)
         again = restarted(node)
         assert again.moved(node.groups) == reported
