@@ -24,6 +24,12 @@ class RayConfig(ConfigModel):
     label_selector: dict[str, str] = Field(default={})
     in_flight_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(1_000_000_000)
 
+    @property
+    def cluster(self) -> str:
+        """How messages call the cluster."""
+        known = {AUTO: "the Ray of this machine", LOCAL: "a Ray of its own"}
+        return known.get(self.address, f"Ray at {self.address}")
+
     @field_validator("address")
     @classmethod
     def _is_known(cls, value: str) -> str:

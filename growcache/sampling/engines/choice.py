@@ -21,5 +21,7 @@ def engines_of(
     sampling = config.sampling
     engines: list[tuple[Engine, int]] = [(LocalEngine(on_stderr), sampling.workers)]
     if sampling.engine == "ray":
-        engines.append((RayEngine(setup, on_failure, on_stderr), sampling.ray.workers))
+        engines.append(
+            (RayEngine(sampling.ray, setup, on_failure, on_stderr), sampling.ray.workers)
+        )
     return engines

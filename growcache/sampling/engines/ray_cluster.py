@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ import ray
 from growcache.config_ray import AUTO, LOCAL, RayConfig
 
 LEAST_STORE_BYTES = 80_000_000  # Ray takes no smaller object store
+ANSWER_SECONDS = 5.0
 STORE_SHARE = 0.75  # of the smallest object store, which others may use, too
 
 
@@ -24,6 +26,8 @@ def connect(config: RayConfig, folder: str) -> None:
         "log_to_driver": True,  # what samplers print
     }
     if config.address != LOCAL:
+        if config.address != AUTO:
+            _require_answer(config.address)
         ray.init(address=config.address, **common)
         return
     ray.init(
@@ -38,6 +42,13 @@ def connect(config: RayConfig, folder: str) -> None:
         _temp_dir=folder,
         **common,
     )
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError where no head answers: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS):
+        pass
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -60,9 +71,3 @@ def in_flight_limit(config: RayConfig) -> int:
     ]
     least = math.floor(STORE_SHARE * min(stores, default=math.inf)) if stores else math.inf
     return int(min(int(config.in_flight_bytes), least))
-
-
-def cluster_words(config: RayConfig) -> str:
-    """Return how a message calls the cluster."""
-    known = {AUTO: "the Ray of this machine", LOCAL: "a Ray of its own"}
-    return known.get(config.address, f"Ray at {config.address}")

@@ -12,10 +12,10 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from growcache.config_ray import LOCAL
+from growcache.config_ray import LOCAL, RayConfig
 from growcache.errors import ConfigError, SamplingError
 from growcache.sampling.engines import SamplerEnd
 from growcache.sampling.engines.child import ChildProcess
@@ -28,14 +28,14 @@ KILLED = SamplerEnd(-signal.SIGKILL, "its writer process ended")
 OnMessage = Callable[[Message], None]
 
 
-def _ray_variables(setup: Message) -> dict[str, str]:
+def _ray_variables(config: RayConfig) -> dict[str, str]:
     """Return what Ray reads when it is imported."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's default, which warns of itself
         "RAY_task_events_report_interval_ms": "0",  # of calls: messages would be most of them
     }
-    if setup["config"]["sampling"]["ray"]["address"] == LOCAL:
+    if config.address == LOCAL:
         # Else Ray would write a token into the home directory.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return {name: os.environ.get(name, value) for name, value in variables.items()}
@@ -86,21 +86,27 @@ class RaySampler:
 class WriterProcess:
     """The writer, and the samplers whose messages it relays."""
 
-    def __init__(self, on_notice: Callable[[Message], None]) -> None:
+    def __init__(
+        self, on_notice: Callable[[Message], None], on_end: Callable[[], None]
+    ) -> None:
         self._on_notice = on_notice
+        self._on_end = on_end
         self._samplers: dict[int, RaySampler] = {}
         self._process: ChildProcess | None = None
         self._life: asyncio.Task[None] | None = None
         self.alive = False
 
     async def start(
-        self, setup: Message, folder: str, on_stderr: Callable[[bytes], None] | None
+        self,
+        setup: Message,
+        variables: Mapping[str, str],
+        on_stderr: Callable[[bytes], None] | None,
     ) -> None:
         self._process = await ChildProcess.start(
-            "ray-writer", self._receive, on_stderr, _ray_variables(setup)
+            "ray-writer", self._receive, on_stderr, variables
         )
         self.alive = True
-        self.send({**setup, "folder": folder})
+        self.send(setup)
         self._life = asyncio.create_task(self._await_end())
 
     def send(self, message: Message) -> None:
@@ -138,7 +144,7 @@ class WriterProcess:
         assert self._process is not None
         await self._process.ended()
         self.alive = False
-        self._on_notice({"type": "waiting", "event": "Ray to start again"})
+        self._on_end()
         for sampler in self._samplers.values():
             sampler.note_end(KILLED)
 
@@ -146,11 +152,13 @@ class WriterProcess:
 class RayEngine:
     def __init__(
         self,
+        config: RayConfig,
         setup: Message,
         on_failure: Callable[[Exception], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.waiting_for = "Ray to start"
+        self._config = config
+        self._await_cluster()
         self._setup = setup
         self._on_failure = on_failure
         self._on_stderr = on_stderr
@@ -184,9 +192,14 @@ class RayEngine:
                 if self._writer is not None:
                     await asyncio.sleep(self._backoff)
                     self._backoff = min(LONGEST_BACKOFF_SECONDS, 2 * self._backoff)
-                self._writer = WriterProcess(self._noticed)
-                await self._writer.start(self._setup, self._folder.name, self._on_stderr)
+                self._writer = WriterProcess(self._noticed, self._await_cluster)
+                setup = {**self._setup, "folder": self._folder.name}
+                variables = _ray_variables(self._config)
+                await self._writer.start(setup, variables, self._on_stderr)
             return self._writer
+
+    def _await_cluster(self) -> None:
+        self.waiting_for = f"{self._config.cluster} to answer"
 
     def _noticed(self, notice: Message) -> None:
         if notice["type"] == "waiting":

@@ -18,8 +18,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import ray
 
@@ -30,13 +32,14 @@ from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
 from growcache.sampling.engines.permit_copies import PermitCopies
-from growcache.sampling.engines.ray_cluster import cluster_words, connect, in_flight_limit
+from growcache.sampling.engines.ray_cluster import connect, in_flight_limit
 from growcache.sampling.engines.ray_link import ActorLink, Shared
 from growcache.sampling.engines.sent_code import send_code
 from growcache.sampling.messages import Message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
 COPY_SECONDS = 1.0  # between looks for slow permits
+LEAVE_SECONDS = 8.0  # for Ray to disconnect
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 HERE = "this machine"
 
@@ -49,11 +52,7 @@ def main() -> None:
     if not setup:
         return
     pipe = ReportPipe(messages, on_broken=lambda: None)  # the end of the input comes, too
-    writer = Writer(unpack(setup), pipe.send)
-    try:
-        asyncio.run(writer.run())
-    finally:
-        writer.leave()
+    asyncio.run(Writer(unpack(setup), pipe.send).run())
 
 
 class Writer:
@@ -63,9 +62,18 @@ class Writer:
         self._send = send
         self._config: Config = config_of(setup)
         self._links: dict[int, ActorLink] = {}
-        self._ended = False
+        self._connected = False
 
     async def run(self) -> None:
+        """Return never: the process ends, and does not wait for threads that hang in Ray."""
+        try:
+            await self._work()
+        except BaseException:  # noqa: BLE001 - a defect
+            traceback.print_exc()
+            self._leave(1)
+        self._leave(0)
+
+    async def _work(self) -> None:
         inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._inbox = inbox
         loop = asyncio.get_running_loop()
@@ -77,6 +85,7 @@ class Writer:
             self._refuse(error)
             return
         await asyncio.to_thread(self._connect)
+        self._connected = True
         versions = VersionTable()
         versions.differences(HERE, installed_versions())
         in_flight = InFlightBytes(in_flight_limit(self._config.sampling.ray))
@@ -87,30 +96,35 @@ class Writer:
             self._react(message, shared)
         copying.cancel()
 
-    def leave(self) -> None:
+    def _leave(self, exit_code: int) -> NoReturn:
         """Disconnect, which ends all actors, and remove what a Ray of its own left."""
-        with suppress(Exception):
-            ray.shutdown()
+        leaving = threading.Thread(target=self._disconnect, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_SECONDS)
         if self._config.sampling.ray.address == LOCAL:
             shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)  # threads may hang in Ray
+        os._exit(exit_code)
+
+    def _disconnect(self) -> None:
+        with suppress(Exception):
+            ray.shutdown()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         for line in sys.stdin.buffer:
             loop.call_soon_threadsafe(self._inbox.put_nowait, unpack(line))
-        self._ended = True
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._inbox.put_nowait, None)
+        if not self._connected:
+            self._leave(0)
+        loop.call_soon_threadsafe(self._inbox.put_nowait, None)
 
     def _connect(self) -> None:
         config = self._config.sampling.ray
         seconds = FIRST_RETRY_SECONDS
-        while not self._ended:
+        while True:
             try:
                 connect(config, self._folder)
             except Exception as error:  # noqa: BLE001 - Ray raises many kinds for a missing cluster
                 text = str(error).strip().partition("\n")[0] or type(error).__name__
-                event = f"{cluster_words(config)} to answer ({text})"
+                event = f"{config.cluster} to answer ({text})"
                 self._send({"type": "waiting", "event": event})
                 time.sleep(seconds)
                 seconds = min(LONGEST_RETRY_SECONDS, 2 * seconds)
