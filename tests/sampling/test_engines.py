@@ -172,9 +172,9 @@ USE = """
 import pickle, sys
 from pathlib import Path
 code = pickle.loads(Path(sys.argv[1]).read_bytes())
-code.adopt(Path())
 from growcache.usercode import find_code
-found = find_code("on_its_way_to_ray.main:transform", "sampling.transform")
+with code.adopted():
+    found = find_code("on_its_way_to_ray.main:transform", "sampling.transform")
 print(found.found({"x": 2}), found.digest.text)
 """
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -365,7 +366,8 @@ def processes_of_ray() -> set[int]:
 def test_a_ray_of_its_own_goes_with_the_service(
     number: signal.Signals, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tempfile.TemporaryDirectory(prefix="gc-")  # a short one
+    monkeypatch.setenv("TMPDIR", folder.name)
     before = processes_of_ray()
     sampling = {"engine": "ray", "workers": 0, "ray": {"address": "local", "workers": 1}}
     config = write_config(tmp_path / "c.yaml", url, sampling=sampling)
@@ -375,4 +377,5 @@ def test_a_ray_of_its_own_goes_with_the_service(
         process.send_signal(number)
         process.wait(30)
         wait_until(lambda: processes_of_ray() <= before, 30)
-    assert not list(tmp_path.glob("growcache-ray-*"))
+    assert not list(Path(folder.name).iterdir())
+    folder.cleanup()

@@ -10,14 +10,12 @@ import asyncio
 import os
 import queue
 import socket
-import tempfile
 import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,7 +116,6 @@ class SamplerActor:
         self._loop = uvloop.new_event_loop()
         self._handover = Handover()
         self._sampler: Sampler | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="growcache-")
 
     @ray.method(concurrency_group="tell")
     def introduce(self) -> dict[str, Any]:
@@ -194,8 +191,8 @@ class SamplerActor:
     async def _serve(self, setup: Message, code: SentCode) -> None:
         send = self._outbox.put
         try:
-            code.adopt(Path(self._folder.name))
-            sampler = self._sampler = Sampler(config_of(setup), send, self._handover)
+            with code.adopted():
+                sampler = self._sampler = Sampler(config_of(setup), send, self._handover)
         except GrowcacheError as error:
             send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
             return

@@ -15,7 +15,7 @@ ANSWER_SECONDS = 5.0
 STORE_SHARE = 0.75  # of the smallest object store, which others may use, too
 
 
-def connect(config: RayConfig, folder: str) -> None:
+def connect(config: RayConfig, folder: str | None) -> None:
     """Connect this process, the driver; ``folder`` is for the files of a Ray of its own.
 
     Ray's own errors say that there is no cluster: ConnectionError, RuntimeError, ValueError, ….

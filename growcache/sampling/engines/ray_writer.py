@@ -26,7 +26,6 @@ from typing import NoReturn
 import ray
 
 from growcache.config import Config
-from growcache.config_ray import LOCAL
 from growcache.errors import ConfigError, GrowcacheError
 from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
@@ -58,7 +57,7 @@ def main() -> None:
 class Writer:
     def __init__(self, setup: Message, send: Callable[[Message], None]) -> None:
         self._setup = {name: value for name, value in setup.items() if name != "folder"}
-        self._folder = setup["folder"]
+        self._folder: str | None = setup["folder"]  # of a Ray of its own
         self._send = send
         self._config: Config = config_of(setup)
         self._links: dict[int, ActorLink] = {}
@@ -101,7 +100,7 @@ class Writer:
         leaving = threading.Thread(target=self._disconnect, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
-        if self._config.sampling.ray.address == LOCAL:
+        if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(exit_code)
 

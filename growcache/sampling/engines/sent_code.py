@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,13 +32,18 @@ class SentCode:
     named: bytes
     dataset: bytes | None = None
 
-    def adopt(self, folder: Path) -> None:
-        """Let this process find the code; ``folder`` is for the Dataset's pickle."""
+    @contextmanager
+    def adopted(self) -> Iterator[None]:
+        """Let this process find the code: the Dataset during the block, all else for good."""
         SENT_CODE.update(pickle.loads(self.named))
-        if self.dataset is not None:
-            path = folder / "dataset"
-            path.write_bytes(self.dataset)
-            os.environ[PICKLED_PATH] = str(path)
+        if self.dataset is None:
+            yield
+            return
+        with tempfile.NamedTemporaryFile(prefix="growcache-dataset-") as file:
+            file.write(self.dataset)
+            file.flush()
+            os.environ[PICKLED_PATH] = file.name
+            yield
 
 
 def send_code(config: Config) -> SentCode:
