@@ -341,12 +341,15 @@ def _samplers_row(status: Status, _: object, width: int) -> list[Text]:
 
 def _sampler_line(worker: WorkerStatus, state: str, width: int) -> Text:
     line = Text(f"{worker.id} {state:<10} ")
+    where = f" on {worker.node}" if worker.node else ""
     if worker.parts:
-        progress = f" {worker.parts_done} of {plural(worker.parts, 'read')}"
+        progress = f" {worker.parts_done} of {plural(worker.parts, 'read')}{where}"
         room = min(SMALL_BAR_WIDTH, width - line.cell_len - len(progress))
         if room >= MIN_BAR_WIDTH:
             line += bar_text([(worker.parts_done, "cyan", "█")], worker.parts, room)
         line += Text(progress)
+    elif where:
+        line += Text(where.lstrip())
     line.truncate(width, overflow="ellipsis")
     return line
 

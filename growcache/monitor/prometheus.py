@@ -238,6 +238,11 @@ _STATUS_GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = 
 )
 
 
+def _samplers_by_node(status: Status | None) -> Counter[str]:
+    workers = status.worker_states if status is not None else []
+    return Counter(one.node for one in workers if one.node is not None and one.pid is not None)
+
+
 def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
     for name, text, value_of in _STATUS_GAUGES:
         family = GaugeMetricFamily(f"growcache_{name}", text, labels=["cache"])
@@ -248,6 +253,11 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
     free = GaugeMetricFamily(
         "growcache_disk_free_bytes", "Free on the disk of the cache.", labels=["cache"]
     )
+    nodes = GaugeMetricFamily(
+        "growcache_node_samplers",
+        "Living samplers on each node of a Ray cluster.",
+        labels=["cache", "node"],
+    )
     state = GaugeMetricFamily(
         "growcache_state", "1 for the state of the service.", labels=["cache", "state"]
     )
@@ -257,6 +267,8 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
     for one in seen:
         if one.free_bytes is not None:
             free.add_metric([one.name], one.free_bytes)
+        for node, count in sorted(_samplers_by_node(one.status).items()):
+            nodes.add_metric([one.name, node], count)
         for word in STATES:
             state.add_metric(
                 [one.name, word], float(one.status is not None and one.status.state == word)
@@ -264,6 +276,7 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
         for quantile, seconds in one.metrics.age_seconds.items():
             ages.add_sample(ages.name, {"cache": one.name, "quantile": quantile}, seconds)
     yield free
+    yield nodes
     yield state
     yield ages
 

@@ -132,7 +132,7 @@ function leaseRow(lease) {
 const foreignLeaseRow = (lease) => [`user ${lease.uid}`, "unknown", "", `${lease.name} cannot be read: ${lease.reason}; ${lease.advice}`];
 
 const samplerRow = (worker) => [
-  `${worker.id}, pid ${worker.pid ?? "–"}`, worker.state, worker.parts ? `${worker.parts_done} of ${plural(worker.parts, "read")}` : "",
+  `${worker.id}, pid ${worker.pid ?? "–"}${worker.node ? ` on ${worker.node}` : ""}`, worker.state, worker.parts ? `${worker.parts_done} of ${plural(worker.parts, "read")}` : "",
 ];
 
 function sourceRows(status) {
