@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +109,20 @@ def load(path: Path, parts: Any, loader: EpochLoader) -> tuple[int, int]:
     saved = torch.load(path, map_location="cpu")
     for name, part in parts.items():
         part.load_state_dict(saved[name])
-    # What the cache has lost meanwhile, or a new disk never had, is drawn again. A machine that is
-    # new takes the counts of another one, and reads what it has.
-    states, here = saved["loaders"], machine()
-    if here in states:
-        loader.load_state_dict(states[here], missing="refetch")
-    else:
-        loader.load_state_dict(states[min(states)], missing="substitute")
+    states = saved["loaders"]
+    state = states.get(machine(), states[min(states)])
+    if machine() in states or len(states) == 1:  # what its cache lacks is drawn again
+        loader.load_state_dict(state, missing="refetch")
+    else:  # a new machine takes the counts of another one, and reads what it has
+        loader.load_state_dict(state, missing="substitute")
     step, epoch = saved["at"]
     say(f"goes on behind step {step} in epoch {epoch}")
     return step, epoch
 
 
-def machine() -> int:
-    return int(os.environ.get("GROUP_RANK", "0"))
+def machine() -> str:
+    """Return its name. Its number may be another one's when a job starts again."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def is_first() -> bool:

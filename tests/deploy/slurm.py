@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine: Debian's daemons, as root, in a folder of their own."""
+"""A Slurm cluster of three nodes on this machine: Debian's daemons, as root, in a folder of their own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NODES = ("n0", "n1")
+NODES = ("n0", "n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "unshare")
 CONFIG = """
 ClusterName=test
 SlurmctldHost=localhost
-SlurmctldPort={ports[0]}
+SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
 StateSaveLocation={folder}/state
@@ -38,9 +38,8 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 KillWait=5
 ReturnToService=2
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
-PartitionName=all Nodes=n0,n1 Default=YES
+{nodes}
+PartitionName=all Nodes=ALL Default=YES
 """
 # On one machine both nodes have one disk: a mount shows each what is its own.
 NODE = """
@@ -91,8 +90,12 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     for name in ("state", "scratch", *(f"scratch-{node}" for node in NODES)):
         (folder / name).mkdir()
     host = socket.gethostname()
-    ports = [_free_port() for _ in range(3)]
-    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, ports=ports, host=host))
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} CPUs=2"
+        for node in NODES
+    )
+    config = CONFIG.format(folder=folder, port=_free_port(), nodes=nodes)
+    (folder / "slurm.conf").write_text(config)
     hosts = Path("/etc/hosts").read_text() + f"\n127.0.0.1 {' '.join(NODES)}\n"
     (folder / "hosts").write_text(hosts)
     (folder / "munge.key").write_bytes(os.urandom(1024))
