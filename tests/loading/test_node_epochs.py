@@ -11,11 +11,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from growcache.errors import ConfigError
 from growcache.loading.agreement import Offer
 from growcache.loading.framework import NUMPY
-from growcache.loading.options import LoaderOptions, Ranks
+from growcache.loading.options import LoaderOptions, Ranks, rank_share
 from growcache.loading.waiting import WaitControl
 from growcache.numpy import EpochLoader
 from growcache.threads import StoppedError
@@ -176,6 +178,34 @@ def test_nodes_go_on_where_they_stood(
     assert sorted(first[1][0] + second[1][0]) == [
         1000 * n + i for n in range(100, 103) for i in range(10)
     ]
+
+
+@given(
+    nodes=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 4)), min_size=2, max_size=4),
+    batch=st.integers(1, 9),
+    keeps_last=st.booleans(),
+)
+def test_what_is_agreed_fits_into_every_cache(
+    nodes: list[tuple[int, int]], batch: int, keeps_last: bool
+) -> None:
+    each, world = min(samples // ranks for samples, ranks in nodes), sum(r for _, r in nodes)
+    shares = [
+        rank_share(
+            each * world, batch, Ranks(first + r, world, r, ranks), keeps_last=keeps_last
+        )
+        for first, (_, ranks) in zip(firsts_of(nodes), nodes, strict=True)
+        for r in range(ranks)
+    ]
+    assert {share.steps for share in shares} == {
+        -(-each // batch) if keeps_last else each // batch
+    }
+    assert not any(share.padding for share in shares)
+    limits = [samples for samples, ranks in nodes for _ in range(ranks)]
+    assert all(share.rows <= limit for share, limit in zip(shares, limits, strict=True))
+
+
+def firsts_of(nodes: list[tuple[int, int]]) -> list[int]:
+    return [sum(ranks for _, ranks in nodes[:place]) for place in range(len(nodes))]
 
 
 def test_epochs_that_all_ranks_leave_alike_are_followed_by_others(

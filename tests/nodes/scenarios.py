@@ -11,11 +11,12 @@ from statistics import median
 from typing import Any
 
 from growcache.loading.saved_pass import unpack_numbers
-from tests.nodes.cluster import Job, Node, cluster, wait_until
+from tests.nodes.cluster import Cluster, Job, Node, cluster, wait_until
 
 LINKS = (1.6e6, 0.8e6, 0.4e6, 0.4e6)  # bytes a second
 MOST_SECONDS = 60  # in which the others end
 JOB_SECONDS = 240
+ONE_PASS: dict[str, Any] = {"batch_size": 4, "min_samples": 60, "seed": 1, "drop_last": False}
 
 Figures = dict[str, Any]
 
@@ -66,12 +67,6 @@ def empty_node(folder: Path, killed: bool = False) -> Figures:
 
 def resize(folder: Path) -> Figures:
     """Two nodes, then three, then two go on in the same pass: equal steps, no sample twice."""
-    settings: dict[str, Any] = {
-        "batch_size": 4,
-        "min_samples": 60,
-        "seed": 1,
-        "drop_last": False,
-    }
     with cluster(folder, LINKS[:3]) as it:
         jobs: list[Job] = []
         for count, steps, epochs in ((2, 10, 1), (3, 8, 1), (2, None, 2)):
@@ -81,8 +76,8 @@ def resize(folder: Path) -> Figures:
                 node.stop_service()
             _wait_for_samples(it.nodes[:count], 150)
             states = str(jobs[-1].common_state()[1]) if jobs else None
-            settings |= {"epochs": epochs, "steps": steps, "states": states}
-            job = it.launch(it.nodes[:count], **settings)
+            more: Figures = {"epochs": epochs, "steps": steps, "states": states}
+            job = it.launch(it.nodes[:count], **ONE_PASS, **more)
             _finish(job)
             jobs.append(job)
         _check_pass(
@@ -94,45 +89,44 @@ def resize(folder: Path) -> Figures:
 
 def dead_node(folder: Path, how: str, dead: int = 2) -> Figures:
     """The others end within a minute and say which; the job goes on in the pass with a node fewer."""
-    settings: dict[str, Any] = {
-        "batch_size": 4,
-        "min_samples": 60,
-        "seed": 1,
-        "drop_last": False,
-    }
+    left = [number for number in range(3) if number != dead]
     with cluster(folder, LINKS[:3]) as it:
         for node in it.nodes:
             node.serve(3)
         _wait_for_samples(it.nodes, 150)
-        first = it.launch(it.nodes, seconds=0.4, **settings)
+        first = it.launch(it.nodes, seconds=0.4, **ONE_PASS)
         wait_until(lambda: first.steps() >= 10, JOB_SECONDS, "ten steps")
         place, began = it.nodes[dead].place, time.monotonic()
         (place.cut if how == "cut" else place.kill)()
-        left = [number for number in range(3) if number != dead]
         assert all(first.wait(MOST_SECONDS, left)), [first.output(n) for n in left]
         seconds = time.monotonic() - began
+        steps = _go_on(it, first, left)
         said = [line for n in left for line in first.log(n).splitlines() if " ERROR " in line]
-        step, states = first.common_state()
-        lengths = _pass_lengths(first, 3)
-        rest = [it.nodes[number] for number in left]
-        for number, node in enumerate(rest):
-            (states / f"{left[number]}.json").rename(states / f"{number}.json")
-            node.serve(3)
-        second = it.launch(rest, epochs=2, states=str(states), **settings)
-        _finish(second)
-        _check_pass(
-            [
-                first.samples(old, 0, until=step) + second.samples(new, 0)
-                for new, old in enumerate(left)
-            ],
-            [lengths[old] for old in left],
-        )
+        assert said
         return {
             "seconds until the others end": round(seconds, 1),
-            "step": step,
-            "steps": _equal_steps(second),
+            "steps": steps,
             "said": [line.split("ERROR ")[1] for line in said],
         }
+
+
+def _go_on(it: Cluster, first: Job, left: Sequence[int]) -> list[int]:
+    """Go on with the nodes that are left, and return the steps; no sample of the pass comes twice."""
+    step, states = first.common_state()
+    lengths = _pass_lengths(first, 3)
+    for new, old in enumerate(left):
+        (states / f"{old}.json").rename(states / f"{new}.json")
+        it.nodes[old].serve(3)
+    second = it.launch(
+        [it.nodes[old] for old in left], epochs=2, states=str(states), **ONE_PASS
+    )
+    _finish(second)
+    delivered = [
+        first.samples(old, 0, until=step) + second.samples(new, 0)
+        for new, old in enumerate(left)
+    ]
+    _check_pass(delivered, [lengths[old] for old in left])
+    return _equal_steps(second)
 
 
 SCENARIOS: dict[str, Callable[[Path], Figures]] = {
