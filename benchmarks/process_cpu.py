@@ -55,8 +55,10 @@ class CpuByKind(threading.Thread):
         return found
 
     def _look(self) -> None:
+        latest = dict(self._latest)  # `seconds` may be asked for meanwhile
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 self._kinds[process] = self._kind(process.cmdline()) or self._kinds.get(process)
                 times = process.cpu_times()
-                self._latest[process] = times.user + times.system
+                latest[process] = times.user + times.system
+        self._latest = latest

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.measure import Child, median, write_config
 from benchmarks.process_cpu import CpuByKind
-from benchmarks.ray_data_reader import WAYS
+from benchmarks.ray_data_reader import KEPT, WAYS
 from benchmarks.ray_objects import (
     OBJECT_WINDOWS,
     WINDOW_BYTES,
@@ -29,7 +29,8 @@ from tests.sampling.ray_clusters import RayCluster, ray_cluster
 
 EPOCHS = 5
 NODES = 2
-STORE_BYTES = 1_000_000_000  # of each node, and of the head: the objects fit in them twice
+# Object stores of each node and of the head: the dataset fits in all of them several times, or not.
+STORE_BYTES, SMALL_STORE_BYTES = 1_000_000_000, 120_000_000
 LIMIT_SECONDS = 300
 
 
@@ -50,11 +51,18 @@ class Reading:
 def measure_ray_data(objects: int, rounds: int, directory: Path | None) -> list[dict[str, Any]]:
     """Return a row for each way of reading."""
     found: dict[str, list[Reading]] = {way: [] for way in WAYS}
-    with served_objects(objects) as server, ray_cluster(NODES, STORE_BYTES) as cluster:
-        for _ in range(rounds):
-            for way, readings in found.items():
-                readings.append(read(way, server, cluster, objects, directory))
-    return [_row(way, readings, objects) for way, readings in found.items()]
+    small: list[Reading] = []
+    with served_objects(objects) as server:
+        with ray_cluster(NODES, STORE_BYTES) as cluster:
+            for _ in range(rounds):
+                for way, readings in found.items():
+                    readings.append(read(way, server, cluster, objects, directory))
+        with ray_cluster(NODES, SMALL_STORE_BYTES) as cluster:
+            for _ in range(rounds):
+                small.append(read(KEPT, server, cluster, objects, directory))
+    rows = [_row(way, readings, objects) for way, readings in found.items()]
+    rows.insert(list(WAYS).index(KEPT) + 1, _row(f"{KEPT}, small stores", small, objects))
+    return rows
 
 
 def read(

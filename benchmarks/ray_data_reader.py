@@ -139,9 +139,10 @@ def _cached(cache: str, samples: int, min_samples: int) -> Epochs:
                     return
 
 
+KEPT = "read_numpy, materialized"
 WAYS: dict[str, Callable[[str, int, int], Epochs]] = {
     "read_numpy": read_files,
-    "read_numpy, materialized": read_kept,
+    KEPT: read_kept,
     "map_batches of range reads": read_windows,
     "growcache, growing": read_growing,
     "growcache, whole": read_whole,

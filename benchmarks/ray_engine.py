@@ -25,8 +25,9 @@ TITLES = {
     "ray-data": "Five epochs of shuffled batches",
     "kills": "A cache that is filled while processes are killed",
 }
-OBJECTS = {"throughput": 512, "ray-data": 256, "kills": 160}
+OBJECTS = {"throughput": 256, "ray-data": 128, "kills": 128}
 QUICK_OBJECTS = {"throughput": 48, "ray-data": 32, "kills": 24}
+ROUNDS = {"throughput": 3, "ray-data": 2, "kills": 1}
 KILLS, QUICK_KILLS = 200, 8
 
 
@@ -37,9 +38,9 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=0, help="of the kills")
     arguments.add_argument("--page", type=Path, help="also write the tables of this page")
     given = arguments.parse_args()
-    rounds = given.rounds or (1 if given.quick else 3)
     kills = given.kills or (QUICK_KILLS if given.quick else KILLS)
     for part in given.part:
+        rounds = given.rounds or (1 if given.quick else ROUNDS[part])
         objects = (QUICK_OBJECTS if given.quick else OBJECTS)[part]
         rows: list[dict[str, Any]]
         if part == "throughput":
@@ -50,7 +51,7 @@ def main() -> int:
             rows = [measure_kills(objects, kills, given.seed, given.directory)]
         report(TITLES[part], rows, _json_of(given.json, part, given.part))
         if given.page is not None:
-            write_part(given.page, part, rows, 1 if part == "kills" else rounds)
+            write_part(given.page, part, rows, rounds)
     return 0
 
 

@@ -18,7 +18,8 @@ THROUGHPUT = (
         "MB/s": "MB/s",
         "× local": "ratio",
         "first shard, s": "first shard, s",
-        "CPU seconds per GB": "CPU s per GB",
+        "CPU, s": "CPU s until then",
+        "then CPU s per GB": "CPU s per GB",
         "× local ": "CPU ratio",
     },
     {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tests.sampling.ray_clusters import ray_cluster
 
 STORE_BYTES = 500_000_000
 SAMPLERS = 2
+LIMIT_SECONDS = 120
 CASES: Mapping[str, dict[str, Any]] = {
     "64 KiB windows": {},
     "a spectrum of each": {"transform": "benchmarks.ray_objects:spectrum"},
@@ -43,7 +44,8 @@ class Fill:
     first_seconds: float  # until the first shard
     fill_seconds: float  # from then until the last
     shards: int
-    cpu: Mapping[str, float]  # seconds, by kind of process
+    start_cpu_seconds: float  # until the first shard, of all processes
+    cpu: Mapping[str, float]  # seconds from then on, by kind of process
     stages: Mapping[str, float]  # seconds of a group
 
 
@@ -73,16 +75,26 @@ def filled(server: Server, sampling: Mapping[str, Any], directory: Path | None) 
         write_config(config, source_of(server), sampling, bound)
         with CpuByKind(process_kind) as cpu:
             began = time.time()
-            Child.growcache("run", str(config), "--until-full", log=Path(name) / "log").wait()
+            child = Child.growcache("run", str(config), "--until-full", log=Path(name) / "log")
+            at_first = _cpu_at_first_shard(child, cache, cpu)
+            child.wait()
         times = shard_times(cache)
         stages = metric_tables(read_metrics(cache))["stages"]
         return Fill(
             times[0] - began,
             times[-1] - times[0],
             len(times),
-            cpu.seconds,
+            at_first.total(),
+            cpu.seconds - at_first,
             {stage["name"]: stage["amount"] / stage["count"] for stage in stages},
         )
+
+
+def _cpu_at_first_shard(child: Child, cache: Path, cpu: CpuByKind) -> Counter[str]:
+    while not ((cache / "shards").exists() and any((cache / "shards").iterdir())):
+        child.check(LIMIT_SECONDS)
+        time.sleep(0.02)
+    return cpu.seconds
 
 
 def _row(
@@ -94,16 +106,16 @@ def _row(
     pairs = list(zip(local, fills, strict=True))
     total = [sum(fill.cpu.values()) for fill in fills]
     total_local = [sum(fill.cpu.values()) for fill in local]
+    ratios = [ours / others for ours, others in zip(total, total_local, strict=True)]
     return {
         "case": case,
         "engine": engine,
         "first shard, s": middle([fill.first_seconds for fill in fills]),
         "MB/s": middle([megabytes * (1 - 1 / f.shards) / f.fill_seconds for f in fills]),
         "ratio": middle([one.fill_seconds / other.fill_seconds for one, other in pairs]),
+        "CPU s until then": middle([fill.start_cpu_seconds for fill in fills]),
         "CPU s per GB": middle([seconds * 1e3 / megabytes for seconds in total]),
-        "CPU ratio": statistics.median(
-            ours / others for ours, others in zip(total, total_local, strict=True)
-        ),
+        "CPU ratio": middle(ratios),
         **{
             f"{kind} CPU s": middle([fill.cpu.get(kind, 0.0) for fill in fills])
             for kind in KINDS
