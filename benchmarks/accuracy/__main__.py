@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, help="how many, from 0 on (default: as in margins.md)"
     )
-    parser.add_argument("--arms", default="*", help="a pattern of names, such as 'growing*'")
+    parser.add_argument(
+        "--arms", default="*", help="a pattern of 'experiment, arm', such as '*, growing *'"
+    )
     given = parser.parse_args()
     if unknown := set(given.names) - EXPERIMENTS.keys():
         parser.error(
@@ -34,8 +36,8 @@ def main() -> None:
 
 
 def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool) -> None:
-    def chosen(arm: str) -> bool:
-        return fnmatch(arm, arms)
+    def chosen(name: str) -> bool:
+        return fnmatch(name, arms)
 
     if quick:
         with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:

@@ -78,7 +78,7 @@ def make_runs(
     experiment: Experiment,
     seeds: Iterable[int],
     results: Path,
-    chosen: Callable[[str], bool] = lambda arm: True,
+    chosen: Callable[[str], bool] = lambda name: True,
     *,
     quick: bool = False,
 ) -> None:
@@ -86,7 +86,7 @@ def make_runs(
     logging.getLogger("growcache").setLevel(logging.ERROR)  # it warns of reuse and of waits
     done = read_rows(results)
     for run, recipe, arm in experiment.runs(seeds):
-        if run in done or not chosen(run.arm):
+        if run in done or not chosen(f"{run.experiment}, {run.arm}"):
             continue
         if quick:
             recipe = replace(recipe, steps=QUICK_STEPS, evaluate_every=QUICK_STEPS // 4)

