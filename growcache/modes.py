@@ -1,8 +1,8 @@
 """Modes of what is in a cache: its owner's only, or shared with a group.
 
-A folder of mode 2770 (the setgid bit, and all rights for the group) says that members of the group work on
-the cache as different users, such as service and trainer in two containers. Whatever is made in such a folder
-is the group's too, whatever the umask. In any other folder it is its owner's only.
+A cache's folder of mode 2770 (the setgid bit, and all rights for the group) says that members of the group work
+on the cache as different users, such as service and trainer in two containers. Whatever is made in it is the
+group's too, whatever the umask. Otherwise it is its owner's only, and so is a folder that growcache makes for a cache.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ def mode_of_new_directory(folder: Path | int) -> int:
     return DIRECTORY_MODE | stat.S_IRWXG if is_shared(folder) else DIRECTORY_MODE
 
 
-def make_directory(directory: Path) -> None:
-    """Make a folder, and those above it that are missing, unless it is there."""
-    if directory.is_dir():
-        return
-    # Path.mkdir makes parents as the umask says; who may write there can replace a cache.
-    make_directory(directory.parent)
+def make_private_directory(directory: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner only, unless it is there."""
     try:
-        directory.mkdir(mode_of_new_directory(directory.parent))
-    except FileExistsError:
-        if directory.is_dir():  # another process made it meanwhile
-            return
-        raise
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+    except FileNotFoundError:
+        # Path.mkdir makes parents as the umask says; who may write there can replace a cache.
+        make_private_directory(directory.parent)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+
+
+def make_inner_directory(directory: Path) -> None:
+    """Make a folder in a cache, shared as the cache is, unless it is there."""
+    directory.mkdir(mode_of_new_directory(directory.parent), exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         share_if_folder_is(descriptor, directory.parent)

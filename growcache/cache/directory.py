@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,12 @@ from growcache.errors import (
     CachePathError,
     CorruptShardError,
 )
-from growcache.modes import is_shared, make_directory, may_share_with_group
+from growcache.modes import (
+    is_shared,
+    make_inner_directory,
+    make_private_directory,
+    may_share_with_group,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +143,7 @@ def _refuse_long_path(layout: CacheLayout) -> None:
 
 def _make_root(root: Path) -> None:
     missing = [path for path in (root, *root.parents) if not path.exists()]
-    _make_directory(root)
+    _make_directory(root, make_private_directory)
     if not os.access(root, os.R_OK):
         raise CachePathError(
             f"may not read the cache directory {root}; change its permissions, or choose another "
@@ -219,14 +224,14 @@ def _make_directories(layout: CacheLayout) -> None:
     made = False
     for directory in layout.folders:
         made |= not directory.exists()
-        _make_directory(directory)
+        _make_directory(directory, make_inner_directory)
     if made:
         fsync_directory(layout.root)
 
 
-def _make_directory(directory: Path) -> None:
+def _make_directory(directory: Path, make: Callable[[Path], None]) -> None:
     try:
-        make_directory(directory)
+        make(directory)
     except OSError as error:
         raise CachePathError(
             f"cannot make the cache directory {directory}: {error.strerror}; "

@@ -29,7 +29,7 @@ from growcache.cache.files import (
     write_atomic,
 )
 from growcache.cache.purge_list import copy_list
-from growcache.modes import make_directory
+from growcache.modes import make_inner_directory
 
 if TYPE_CHECKING:
     from growcache.cache.cache import Cache
@@ -46,7 +46,7 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
         first.symlink_to(".")
         fsync_directory(root)
     layout = CacheLayout(generation_path(root, number))
-    make_directory(layout.root)
+    make_inner_directory(layout.root)
     before = CacheLayout(generation_path(root, newest)).purged
     if (
         before.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from growcache.modes import make_directory
+from growcache.modes import make_private_directory
 from growcache.schema import Array, Origin, Sample
 from growcache.seeding import generator_at
 
@@ -26,7 +26,7 @@ def label(sample: Sample, origin: Origin) -> Sample:
 
 
 def write_recordings(folder: Path, number: int, seed: int = 0) -> None:
-    make_directory(folder)
+    make_private_directory(folder)
     for name in CLASSES:
         for i in range(number):
             np.save(folder / f"{name}-{i:03d}.npy", recording(name, i, seed))

@@ -13,7 +13,6 @@ from growcache.cache import directory
 from growcache.cache.directory import adopt
 from growcache.cache.files import CacheLayout
 from growcache.errors import CachePathError
-from growcache.modes import make_directory
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
 
@@ -58,12 +57,13 @@ def test_modes_follow_the_folder_of_the_cache_whatever_the_umask(
     filled.close()
 
 
-def test_missing_folders_above_a_cache_are_their_owners(tmp_path: Path) -> None:
-    make_directory(tmp_path / "a" / "b")
-    assert modes(tmp_path, Path.is_dir) == {"700"}
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="exists"):
-        make_directory(tmp_path / "file")
+def test_a_folder_that_growcache_makes_is_its_owners_only(tmp_path: Path) -> None:
+    """A project's folder is often shared; a cache in it is not, unless its own folder says so."""
+    tmp_path.chmod(0o2770)
+    with Filled(tmp_path / "missing" / "cache") as filled:
+        filled.add(0)
+    assert {mode[-3:] for mode in modes(tmp_path, Path.is_dir)} == {"700"}
+    assert modes(tmp_path, Path.is_file) == {"600"}
 
 
 def test_who_is_not_in_the_group_is_told_so(
