@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 STORE_BYTES = 80_000_000  # the least that Ray takes
@@ -69,7 +70,12 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(nodes: int = 2, store_bytes: int = STORE_BYTES) -> Iterator[RayCluster]:
+def ray_cluster(
+    nodes: int = 2,
+    store_bytes: int = STORE_BYTES,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[RayCluster]:
+    """``more``: variables that Ray reads."""
     folder = tempfile.mkdtemp(prefix="gc-")  # short: a socket's path may have 107 characters
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,6 +83,7 @@ def ray_cluster(nodes: int = 2, store_bytes: int = STORE_BYTES) -> Iterator[RayC
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_TMPDIR": folder,
+        **more,
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # for the drivers, too

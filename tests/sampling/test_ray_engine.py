@@ -247,6 +247,22 @@ def test_a_node_may_be_lost(cluster: RayCluster, url: str, tmp_path: Path) -> No
     check_whole(cache)
 
 
+def test_the_head_may_be_lost(url: str, tmp_path: Path) -> None:
+    patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+    with ray_cluster(nodes=1, more=patience) as cluster:
+        limit = {"max_bytes_per_second": 10_000}  # all takes 50 seconds
+        config, cache = slow_config(tmp_path / "c.yaml", url, cluster, **limit), tmp_path / "c"
+        with service(config, "--set", "sampling.ray.workers=1"):
+            wait_until(lambda: status(cache).samples > 4, 60)
+            cluster.kill_head()
+            wait_until(lambda: f"Ray at {cluster.address} to answer" in waits_for(cache), 60)
+    with ray_cluster(nodes=1) as cluster:  # the cache goes on with another cluster
+        config = write_config(tmp_path / "c.yaml", url, sampling=on_ray(cluster, 1))
+        code, errors = run(config, "--until-full", seconds=100)
+        assert code == 0, errors
+    check_whole(cache)
+
+
 def test_the_copy_of_a_slow_permit_wins(cluster: RayCluster, url: str, tmp_path: Path) -> None:
     """A sampler is stopped; far sooner than it counts as stalled, another has filled its groups."""
     config = slow_config(tmp_path / "c.yaml", url, cluster, timeout_seconds=100)
