@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import benchmarks.accuracy as about
-from benchmarks.accuracy import reuse
+from benchmarks.accuracy import hard_case, reuse
 from benchmarks.accuracy.experiment import Experiment, make_runs
 
-EXPERIMENTS = {one.name: one for one in (reuse.EXPERIMENT,)}
+EXPERIMENTS = {one.name: one for one in (reuse.EXPERIMENT, hard_case.EXPERIMENT)}
 
 
 def main() -> None:

@@ -1,0 +1,83 @@
+"""E3, the hard case: objects that hold one class each, and visits that bring neighbours of an object.
+
+The digits of E4, sorted by class into objects of 50. Visits of k samples bring k digits of one class, so n samples are
+worth n / (1 + (k − 1) ρ). Arms: growing caches by k and eviction, a shuffle buffer and a block
+shuffle of the same number of samples, and full data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task
+from benchmarks.accuracy.growing import as_batch, growing_feed, write_digits
+from benchmarks.accuracy.reuse import PLAIN, echoed, mixed_digits
+from benchmarks.accuracy.streams import Order, StreamFeed, block_shuffled, buffered
+from benchmarks.accuracy.wheels import Digits
+
+PER_OBJECT = 50
+PER_VISIT = (1, 5, 25, 50)
+EVICTIONS = ("fifo", "random", "most_used")
+MAX_BYTES = 4_000_000
+PASS_SAMPLES = 320
+CAPACITY = 700  # samples in such a cache, and in the buffers of the streams
+# Between these uses the eviction policy decides which shard goes.
+REUSE = {"min_uses": 2, "max_reuse": 6, "on_max_reuse": "wait"}
+
+
+def sorted_digits(seed: int) -> Task:
+    """Return the digits sorted by class; in random order within a class."""
+    mixed = mixed_digits(seed)
+    order = np.argsort(mixed.training.labels, kind="stable")
+    images, labels = mixed.training
+    return Task(Digits(images[order], labels[order]), mixed.test)
+
+
+def correlation_in_class(digits: Digits) -> float:
+    """Return ρ: the share of the pixels' variance that is between classes."""
+    images, labels = digits.images.reshape(len(digits.labels), -1), digits.labels
+    means = np.stack([images[labels == label].mean(0) for label in np.unique(labels)])
+    return float(means.var(0).sum() / images.var(0).sum())
+
+
+@contextmanager
+def cached(place: Place, per_visit: int, eviction: str) -> Iterator[Feed]:
+    """Train on a growing cache."""
+    write_digits(place.task.training, place.folder / "objects", PER_OBJECT)
+    with growing_feed(
+        place.folder / "objects",
+        place.folder,
+        sampling={"workers": 1, "samples_per_object": per_visit},
+        cache={"max_bytes": MAX_BYTES, "eviction": eviction, **REUSE},
+        seed=place.seed,
+        batch_size=place.batch_size,
+        pass_samples=PASS_SAMPLES,
+    ) as feed:
+        yield feed
+
+
+@contextmanager
+def streamed(place: Place, order: Order) -> Iterator[Feed]:
+    """Train on a stream with a buffer."""
+    samples = as_batch(place.task.training)
+    yield StreamFeed(samples, PER_OBJECT, CAPACITY, place.batch_size, place.seed, order)
+
+
+ARMS: dict[str, Arm] = {
+    **{
+        f"visits of {per_visit}, {eviction}": partial(
+            cached, per_visit=per_visit, eviction=eviction
+        )
+        for per_visit in PER_VISIT
+        for eviction in EVICTIONS
+    },
+    "shuffle buffer": partial(streamed, order=buffered),
+    "block shuffle": partial(streamed, order=block_shuffled),
+    "full": partial(echoed, times=1),
+}
+RECIPES = {"digits by class": PLAIN}
+EXPERIMENT = Experiment("hard_case", sorted_digits, RECIPES, ARMS, seeds=20)
