@@ -352,7 +352,8 @@ class Config(ConfigModel):
     @model_validator(mode="after")
     def _sends_no_secrets(self) -> Config:
         if self.sampling.engine == "ray":
-            refuse_secrets({"source": self.model_dump()["source"]})
+            sent = self.model_dump(include={"source": True, "sampling": {"transform_options"}})
+            refuse_secrets(sent)
         return self
 
 

@@ -138,6 +138,29 @@ def test_a_rank_that_does_not_answer_is_named(
     dead.set()
 
 
+def test_a_defect_ends_the_wait_of_the_loop(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(group: NodeGroup) -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(NodeGroup, "_round", broken)
+    monkeypatch.setattr(node_group, "end_stuck_loop", lambda thread, over: None)
+    for one in group(2):
+        with pytest.raises(CacheError, match="defect"):
+            one.agree(Offer(0), watch())
+
+
+@pytest.mark.parametrize("lacks", ["clone", "gloo"])
+def test_an_older_torch_is_refused(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacks == "gloo":
+        monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
+    else:
+        monkeypatch.setattr(node_group, "Store", object)
+    with pytest.raises(ConfigError, match=r"torch 2\.8 or later, built with gloo; found torch"):
+        node_group.node_group(LoaderOptions("cache", batch_size=4))
+
+
 def test_a_loop_that_waits_in_torch_is_told_from_others() -> None:
     """And where its own code calls torch is named."""
 

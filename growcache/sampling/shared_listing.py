@@ -14,10 +14,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import orjson
@@ -45,7 +47,7 @@ from growcache.store.shared_catalog import (
 )
 from growcache.store.shared_folder import SharedFolder, open_shared_folder
 from growcache.store.store import RemoteStore
-from growcache.store.urls import BUCKET_SCHEMES, parse_url, redact
+from growcache.store.urls import BUCKET_SCHEMES, WEB_SCHEMES, Location, parse_url, redact
 from growcache.usercode import printable, short_key
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ POLL_SECONDS = 1.0  # between two looks at a pointer that is being written
 BEAT_SECONDS = 5.0  # between two pointers of a listing that goes on
 STALLED_SECONDS = 30.0  # after which a pointer that stands still was left behind
 FRESH_SECONDS = 600.0  # for which a refresh takes a catalog as it is
+MOST_READS = 3  # of a pointer that may be half written
 
 Listed: TypeAlias = "RemoteStore | ZarrListing"
 Earlier: TypeAlias = tuple[PublishedListing, ...]
@@ -97,6 +100,13 @@ class CatalogFiles:
         )
 
     def pointer(self) -> Pointer | None:
+        for _ in range(0 if self._folder.atomic else MOST_READS - 1):
+            with suppress(FormatError):
+                return self._read_pointer()
+            time.sleep(POLL_SECONDS)
+        return self._read_pointer()
+
+    def _read_pointer(self) -> Pointer | None:
         data = self._retries.run(lambda: self._folder.read(self._name, MOST_POINTER_BYTES))
         return None if data is None else decode_pointer(data)
 
@@ -332,8 +342,7 @@ class SharedListing:
         if not 0 <= entry.store < len(locations):
             return False
         location = locations[entry.store]
-        leads_out = location.scheme not in BUCKET_SCHEMES and ".." in entry.key.split("/")
-        return location.matches(entry.key) and not leads_out
+        return location.matches(entry.key) and not leads_out(location, entry.key)
 
     def _is_of_the_catalog(self, entry: Entry) -> bool:
         place, location = self._place, self._store.locations[entry.store]
@@ -362,6 +371,22 @@ class SharedListing:
         if not writer.failed:
             entries = listing.entries + sum(one.entries for one in earlier)
             self.said = _listed_words(entries, f"published to {self._files.url}", listing)
+
+
+def leads_out(location: Location, key: str) -> bool:
+    """Whether a client may read something above the folder that a key names.
+
+    >>> leads_out(parse_url("/data/**"), "/data/../secret")
+    True
+    >>> leads_out(parse_url("https://h/data/**"), "data/%2E%2e/secret")
+    True
+    >>> leads_out(parse_url("s3://b/data/**"), "data/../a name in a bucket")
+    False
+    """
+    if location.scheme in BUCKET_SCHEMES - WEB_SCHEMES:
+        return False
+    path = unquote(key) if location.scheme in WEB_SCHEMES else key
+    return ".." in path.split("/")
 
 
 def _this_publisher() -> str:

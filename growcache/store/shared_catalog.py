@@ -26,6 +26,7 @@ FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (
 MOST_PART_BYTES = 1 << 26  # unpacked, of a part that is read
 FULL_PART_BYTES = 1 << 24  # unpacked, after which a part is written whatever its entries
 MOST_POINTER_BYTES = 1 << 26
+LATEST = 1e11  # seconds since the epoch: a time of which there is a date
 _PACKED_LEVEL = 1  # 6 takes twice the time for 8 % fewer bytes
 _GZIP_WINDOW = 31  # zlib's sign for a header and checksum of gzip
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -96,13 +97,12 @@ def decode_pointer(data: bytes) -> Pointer:
     """Return a pointer; FormatError if this is none of this version."""
     try:
         values = orjson.loads(data)
-        if values["growcache_catalog"] != VERSION:
-            raise FormatError(
-                f"expected a catalog of version {VERSION}, found {values['growcache_catalog']!r:.20}"
-            )
-        listings = tuple(_listing(one) for one in values["listings"])
+        version = values["growcache_catalog"]
+        listings = tuple(map(_listing, values["listings"])) if version == VERSION else ()
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"expected the pointer of a catalog ({error!r:.80})") from None
+    if version != VERSION:
+        raise FormatError(f"expected a catalog of version {VERSION}, found {version!r:.20}")
     if not listings:
         raise FormatError("expected a listing in the pointer, found none")
     return Pointer(listings)
@@ -111,10 +111,10 @@ def decode_pointer(data: bytes) -> Pointer:
 def _listing(values: Any) -> PublishedListing:
     parts = tuple(_part(digest, entries) for digest, entries in values["parts"])
     left_out = {str(name)[:80]: int(count) for name, count in values["left_out"].items()}
-    publisher = str(values["publisher"])[:200]
-    return PublishedListing(
-        publisher, float(values["at"]), values["complete"] is True, parts, left_out
-    )
+    publisher, at = str(values["publisher"])[:200], float(values["at"])
+    if not 0 <= at <= LATEST:  # nor is NaN, with which a pointer would never stand still
+        raise ValueError(f"{at} is no time")
+    return PublishedListing(publisher, at, values["complete"] is True, parts, left_out)
 
 
 def _part(digest: Any, entries: Any) -> Part:

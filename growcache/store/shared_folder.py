@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 class SharedFolder(Protocol):
     url: str  # without secrets
+    atomic: bool  # whether a reader never sees a file that is half written
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a file, None if there is none; StoreError if it cannot be had, or has more than ``most`` bytes."""
@@ -47,6 +48,8 @@ class SharedFolder(Protocol):
 
 
 class _ObstoreFolder:
+    atomic = True
+
     def __init__(
         self, store: ObjectStore, url: str, root: str, prefix: str, option: str
     ) -> None:
@@ -96,6 +99,8 @@ class _ObstoreFolder:
 
 
 class _FsspecFolder:
+    atomic = False
+
     def __init__(self, fs: Any, path: str, location: Location) -> None:
         self.url = location.url
         self._fs, self._path, self._root = fs, path.rstrip("/") + "/", location.root

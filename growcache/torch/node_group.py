@@ -47,6 +47,11 @@ _group_numbers = itertools.count()  # all ranks make their loaders in the same o
 
 
 def node_group(options: LoaderOptions) -> NodeGroup:
+    if not (hasattr(Store, "clone") and dist.is_gloo_available()):
+        raise ConfigError(
+            "growing epochs over several machines need torch 2.8 or later, built with gloo; found "
+            f"torch {torch.__version__}; install such a one, or set samples_per_epoch"
+        )
     return NodeGroup(
         options, PrefixStore(f"growcache/{next(_group_numbers)}", _get_default_store())
     )
@@ -107,7 +112,7 @@ class NodeGroup:
             self._meet()
             while not self._ended():
                 self._round()
-        except RuntimeError as error:  # torch's only one, whatever has happened
+        except Exception as error:  # noqa: BLE001 - torch's errors and defects: the loop must not wait for ever
             self._fail(error)
 
     def _ended(self) -> bool:
@@ -255,7 +260,7 @@ class NodeGroup:
             self._error = error
             self._changed.notify_all()
 
-    def _fail(self, why: RuntimeError) -> None:
+    def _fail(self, why: Exception) -> None:
         self._group = None  # its connections close, and the others notice at once
         thread = DaemonThread("naming")
         naming = thread.submit(self._missing_ranks)
@@ -274,7 +279,7 @@ class NodeGroup:
         self._naming_store.set(f"alive/{self._rank}", "")
         return self._absent_after(self._naming_store, "alive", NAMING_SECONDS)
 
-    def _loss_text(self, missing: list[int] | None, why: RuntimeError) -> str:
+    def _loss_text(self, missing: list[int] | None, why: Exception) -> str:
         again = "start all ranks of the job again, with the states saved last"
         job = f"of job {self._options.job}"
         if missing is None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 STUCK_SECONDS = 8.0  # in one and the same call
@@ -40,7 +41,9 @@ def _watch(thread: int, over: Callable[[], bool]) -> None:
                 "this process ends, because its loop waits for them in %s", caller(frame)
             )
             logging.shutdown()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # a closed one, or none
+                    stream.flush()
             os._exit(1)
         del frame  # it holds the loop's variables
         time.sleep(LOOK_SECONDS)

@@ -210,6 +210,9 @@ def test_credentials_are_not_sent_to_nodes() -> None:
     load_config(SECRET)
     with pytest.raises(ConfigError, match=r"source\.storage_options\.key: .*environment"):
         load_config({**SECRET, "sampling": {"engine": "ray"}})
+    transform = {"transform": "m:f", "transform_options": {"token": "9mmFyp+4Zk1q"}}
+    with pytest.raises(ConfigError, match=r"sampling\.transform_options\.token: "):
+        load_config({"source": {"url": "a"}, "sampling": {"engine": "ray", **transform}})
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from growcache.cache.files import CacheLayout
@@ -232,6 +234,25 @@ def test_any_file_system_of_fsspec_holds_a_catalog(source: Source) -> None:
     assert names(source.lists()) == ["a", "b"]
     assert names(source.lists()) == ["a", "b"]
     assert source.listed.listings == 1
+
+
+def test_a_pointer_that_is_half_written_is_read_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by SFTP, where a file is not replaced at once."""
+    folder = f"/{source.folder.name}-{os.getpid()}/half"
+    source.config = source.config.model_copy(update={"catalog": f"memory:/{folder}"})
+    source.store = open_store(source.config)
+    source.listed = Counted(source.store)
+    source.lists()
+    files = fsspec.filesystem("memory")
+    pointer = f"{folder}/{source.pointer.name}"
+    whole = files.cat_file(pointer)
+    files.pipe_file(pointer, whole[:20])
+    monkeypatch.setattr(time, "sleep", lambda seconds: files.pipe_file(pointer, whole))
+    assert names(source.lists()) == ["a", "b"]
+    assert source.listed.listings == 1
+    assert not caplog.text
 
 
 def test_its_own_files_are_no_objects(tmp_path: Path) -> None:

@@ -131,8 +131,15 @@ def _changed(change: Callable[[dict[str, object]], object]) -> bytes:
         _changed(lambda values: values["listings"][0].update(parts=[["../../x", 1]])),  # type: ignore[index]
         _changed(lambda values: values["listings"][0].update(parts=[[7, 1]])),  # type: ignore[index]
         _changed(lambda values: values["listings"][0].update(at="soon")),  # type: ignore[index]
+        _changed(lambda values: values["listings"][0].update(at="nan")),  # type: ignore[index]
+        _changed(lambda values: values["listings"][0].update(at=-1e300)),  # type: ignore[index]
     ],
 )
 def test_what_is_no_pointer_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
         decode_pointer(data)
+
+
+def test_a_later_version_is_named() -> None:
+    with pytest.raises(FormatError, match=r"^expected a catalog of version 1, found 2$"):
+        decode_pointer(_changed(lambda values: values.update(growcache_catalog=2)))
