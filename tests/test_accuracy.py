@@ -22,6 +22,7 @@ from benchmarks.accuracy.statistics import (
     paired_differences,
     visit_worth,
 )
+from benchmarks.accuracy.tables import markdown, reuse_limit
 from benchmarks.accuracy.wheels import held_out
 
 metrics = st.floats(-100, 100, allow_subnormal=False)
@@ -106,16 +107,32 @@ def test_held_out_samples_are_of_every_class(classes: int, each: int, seed: int)
     assert share.max() - share.min() <= 1
 
 
+def write_run(path: Path, arm: str, seed: int, metric: float) -> None:
+    rows = [
+        Row("reuse", arm, seed, step, 0.5, metric + step, 10**6 * step, "c0ffee", "2 cores")
+        for step in (1, 2, 3, 4)
+    ]
+    append_run(path, [*rows[:-1], rows[-1]._replace(figures='{"reuse": 2.0}')])
+
+
 def test_runs_that_are_there_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "reuse.csv"
     assert read_rows(path) == {}
     for seed in (0, 1):
-        append_run(
-            path,
-            [
-                Row("reuse", "a, b", seed, step, 0.5, 90 + step, 1_000, "c0ffee", "2 cores")
-                for step in (1, 2, 3, 4)
-            ],
-        )
+        write_run(path, "a, b", seed, 90.0)
     assert len(path.read_text().splitlines()) == 9
     assert final_metrics(read_rows(path), "reuse") == {"a, b": {0: 93.0, 1: 93.0}}
+
+
+def test_the_table_compares_each_arm_with_the_reference(tmp_path: Path) -> None:
+    path = tmp_path / "reuse.csv"
+    for times, loss in ((1, 0.0), (2, 0.25), (8, 0.75)):
+        for seed in (0, 1):
+            write_run(path, f"growing {times}", seed, 90.0 + seed - loss)
+    curves = read_rows(path)
+    assert markdown(curves, "reuse", "growing 1").splitlines()[2:] == [
+        "| growing 1 | 2 | 93.50 | reference |  | 2 | 4.0 |",
+        "| growing 2 | 2 | 93.25 | -0.25 (-0.25 to -0.25) | as good | 2 | 4.0 |",
+        "| growing 8 | 2 | 92.75 | -0.75 (-0.75 to -0.75) | worse | 2 | 4.0 |",
+    ]
+    assert reuse_limit(curves, "reuse", "growing") == pytest.approx((4.0, 4.0, 4.0))

@@ -10,6 +10,8 @@ from pathlib import Path
 import benchmarks.accuracy as about
 from benchmarks.accuracy import hard_case, reuse
 from benchmarks.accuracy.experiment import Experiment, make_runs
+from benchmarks.accuracy.results import Run, read_rows
+from benchmarks.accuracy.tables import markdown
 
 EXPERIMENTS = {one.name: one for one in (reuse.EXPERIMENT, hard_case.EXPERIMENT)}
 
@@ -26,13 +28,19 @@ def main() -> None:
     parser.add_argument(
         "--arms", default="*", help="a pattern of 'experiment, arm', such as '*, growing *'"
     )
+    parser.add_argument(
+        "--tables", action="store_true", help="print the results, and run nothing"
+    )
     given = parser.parse_args()
     if unknown := set(given.names) - EXPERIMENTS.keys():
         parser.error(
             f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
         )
     for name in given.names or EXPERIMENTS:
-        measure(EXPERIMENTS[name], given.seeds, given.arms, quick=given.quick)
+        if not given.tables:
+            measure(EXPERIMENTS[name], given.seeds, given.arms, quick=given.quick)
+        if not given.quick:
+            show(EXPERIMENTS[name])
 
 
 def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool) -> None:
@@ -44,6 +52,13 @@ def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool
             make_runs(experiment, range(1), Path(folder) / "quick.csv", chosen, quick=True)
     else:
         make_runs(experiment, range(seeds or experiment.seeds), experiment.results, chosen)
+
+
+def show(experiment: Experiment) -> None:
+    curves = read_rows(experiment.results)
+    for title in experiment.recipes:
+        if Run(title, experiment.reference, 0) in curves:
+            print(f"\n{title}\n\n{markdown(curves, title, experiment.reference)}")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class Experiment:
     recipes: Mapping[str, Recipe]
     arms: Mapping[str, Arm]
     seeds: int
+    reference: str
 
     @property
     def results(self) -> Path:

@@ -80,4 +80,4 @@ ARMS: dict[str, Arm] = {
     "full": partial(echoed, times=1),
 }
 RECIPES = {"digits by class": PLAIN}
-EXPERIMENT = Experiment("hard_case", sorted_digits, RECIPES, ARMS, seeds=20)
+EXPERIMENT = Experiment("hard_case", sorted_digits, RECIPES, ARMS, seeds=20, reference="full")

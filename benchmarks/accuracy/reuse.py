@@ -78,4 +78,4 @@ ARMS: dict[str, Arm] = {
     **{f"echo {times}": partial(echoed, times=times) for times in REUSES[1:]},
     "full": partial(echoed, times=1),
 }
-EXPERIMENT = Experiment("reuse", mixed_digits, RECIPES, ARMS, seeds=20)
+EXPERIMENT = Experiment("reuse", mixed_digits, RECIPES, ARMS, seeds=20, reference="growing 1")

@@ -1,0 +1,84 @@
+"""The table of an experiment, from its results alone: every arm against a reference arm, by seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.results import Curves, Run, figures_of, final_metrics
+from benchmarks.accuracy.statistics import (
+    Interval,
+    crossing_interval,
+    mean_interval,
+    not_worse,
+    paired_differences,
+)
+
+MARGIN = 0.5  # points of accuracy, as margins.md has it
+
+
+class Line(NamedTuple):
+    """An arm's figures; means over seeds."""
+
+    arm: str
+    seeds: int
+    metric: float
+    difference: Interval | None
+    reuse: float | None
+    egress_bytes: float
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the text of each column."""
+        compared = ("reference", "") if self.difference is None else self._compared()
+        reuse = "" if self.reuse is None else f"{self.reuse:.3g}"
+        megabytes = f"{self.egress_bytes / 1e6:,.1f}"
+        return (self.arm, str(self.seeds), f"{self.metric:.2f}", *compared, reuse, megabytes)
+
+    def _compared(self) -> tuple[str, str]:
+        assert self.difference is not None
+        return str(self.difference), not_worse(self.difference, MARGIN)
+
+
+HEAD = ("arm", "seeds", "accuracy, %", "against reference", "verdict", "reuse", "egress, MB")
+
+
+def lines(curves: Curves, experiment: str, reference: str) -> Iterator[Line]:
+    """Yield a line per arm, in the order of the results."""
+    metrics = final_metrics(curves, experiment)
+    base = metrics[reference]
+    for arm, by_seed in metrics.items():
+        ends = [curves[Run(experiment, arm, seed)] for seed in by_seed]
+        reuses = [found["reuse"] for rows in ends if "reuse" in (found := figures_of(rows))]
+        yield Line(
+            arm,
+            len(by_seed),
+            float(np.mean(list(by_seed.values()))),
+            None if arm == reference else mean_interval(paired_differences(by_seed, base)),
+            float(np.mean(reuses)) if reuses else None,
+            float(np.mean([rows[-1].egress_bytes for rows in ends])),
+        )
+
+
+def markdown(curves: Curves, experiment: str, reference: str) -> str:
+    """Return the table of an experiment."""
+    rows = [line.cells() for line in lines(curves, experiment, reference)]
+    return "\n".join(_row(cells) for cells in (HEAD, ("---",) * len(HEAD), *rows))
+
+
+def reuse_limit(curves: Curves, experiment: str, kind: str) -> Interval:
+    """Return the reuse at which arms `kind` 1, 2, 4, … lose more than the margin against the first."""
+    metrics = final_metrics(curves, experiment)
+    levels = sorted(
+        int(found[1]) for arm in metrics if (found := re.fullmatch(rf"{kind} (\d+)", arm))
+    )
+    arms = [metrics[f"{kind} {level}"] for level in levels]
+    seeds = sorted(set.intersection(*(set(arm) for arm in arms)))
+    values = np.array([[arm[seed] for arm in arms] for seed in seeds])
+    return crossing_interval(levels, values[:, :1] - values, MARGIN)
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
