@@ -3,8 +3,8 @@
     python deploy/train.py /cache --checkpoint last.pt                            # one process
     torchrun --nproc-per-node 2 deploy/train.py /cache --checkpoint last.pt       # some, on some machines
 
-SIGTERM and SIGUSR1 end it after the running step, with a checkpoint. Put your model, and your step, in the place
-of these.
+SIGTERM and SIGUSR1 end it after the running step, with a checkpoint and exit code 75. Put your model, and your step, in
+the place of these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def main() -> None:
                 epoch += 1
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    if step < arguments.steps:
+        sys.exit(os.EX_TEMPFAIL)  # else a Job of Kubernetes would take it for done
 
 
 def start_ranks() -> torch.device:
