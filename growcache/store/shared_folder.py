@@ -103,7 +103,7 @@ class _FsspecFolder:
 
     def __init__(self, fs: Any, path: str, location: Location) -> None:
         self.url = location.url
-        self._fs, self._path, self._root = fs, path.rstrip("/") + "/", location.root
+        self._fs, self._path = fs, path.rstrip("/") + "/"
 
     def read(self, name: str, most: int) -> bytes | None:
         path = self._path + name
@@ -140,7 +140,7 @@ class _FsspecFolder:
         except Exception as error:
             if not is_client_error(error):
                 raise
-            found = store_error(read_fsspec_error(error), self._root, self._path + name)
+            found = store_error(read_fsspec_error(error), self.url, name)
             raise _of_a_write(found, self.url) if writes else found from None
 
 

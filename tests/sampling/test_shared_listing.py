@@ -17,7 +17,7 @@ from growcache.cache.files import CacheLayout
 from growcache.cache.metrics_file import read_metrics
 from growcache.cache.status import read_status
 from growcache.config_source import SourceConfig
-from growcache.errors import CacheError
+from growcache.errors import CacheError, StoreError
 from growcache.sampling.shared_listing import SharedListing, catalog_name
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
@@ -29,6 +29,7 @@ from growcache.store.shared_catalog import (
     decode_pointer,
     encode_pointer,
 )
+from growcache.store.shared_folder import open_shared_folder
 from growcache.store.store import RemoteStore, open_store
 from tests.sampling.services import service, wait_until, write_config
 from tests.servers import Bucket, S3Server
@@ -234,6 +235,13 @@ def test_any_file_system_of_fsspec_holds_a_catalog(source: Source) -> None:
     assert names(source.lists()) == ["a", "b"]
     assert names(source.lists()) == ["a", "b"]
     assert source.listed.listings == 1
+
+
+def test_an_error_of_fsspec_names_the_file_once() -> None:
+    url = "http://127.0.0.1:9/c"
+    source = SourceConfig(url=("http://127.0.0.1:9/x",), format="bytes", catalog=url)
+    with pytest.raises(StoreError, match=f"^{url}/a.json: connection refused"):
+        open_shared_folder(url, source, 1.0).write("a.json", b"")
 
 
 def test_a_pointer_that_is_half_written_is_read_again(
