@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -142,6 +143,27 @@ def test_a_statefulset_counts_its_machines_once() -> None:
     assert f"--nnodes={spec['replicas']}" in trainer["command"]
     overridden = load_config(DEPLOY / "growcache.yaml", (), settings)
     assert overridden.sampling.nodes == "auto"
+
+
+def test_the_group_may_write_into_every_new_volume() -> None:
+    """Docker makes one of root's only, where the image has no such folder."""
+    (made,) = re.findall(
+        r"install -d .*-g growcache -m 2770 (.*)", (DEPLOY / "Dockerfile").read_text()
+    )
+    mounts = [one for service in compose()["services"].values() for one in service["volumes"]]
+    named = {
+        mount.split(":")[1] for mount in mounts if mount.split(":")[0] in compose()["volumes"]
+    }
+    assert named == set(made.split())
+
+
+def test_a_batch_job_ends_where_the_service_cannot_start(tmp_path: Path) -> None:
+    for name, code in (("srun", 2), ("scontrol", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"}
+    script = DEPLOY / "slurm" / "train.sbatch"
+    assert subprocess.run(["bash", str(script)], env=variables, timeout=20).returncode == 2
 
 
 def test_the_batch_script_is_bash() -> None:
