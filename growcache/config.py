@@ -196,7 +196,12 @@ with warnings.catch_warnings():
         @property
         def samplers(self) -> int:
             """How many there are, on this machine and elsewhere."""
-            return self.workers + (self.ray.workers if self.engine == "ray" else 0)
+            return self.workers + self.samplers_elsewhere
+
+        @property
+        def samplers_elsewhere(self) -> int:
+            """How many there are on the nodes of a cluster."""
+            return self.ray.workers if self.engine == "ray" else 0
 
         @model_validator(mode="after")
         def _node_exists(self) -> SamplingConfig:

@@ -273,8 +273,9 @@ def measure_machine(config: Config, stores: list[StoreFacts]) -> MachineFacts:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (1 << 20 if one == resource.RLIM_INFINITY else one for one in (soft, hard))
     return MachineFacts(
-        cores=core_count(),
-        workers=sampling.workers,
+        # Nodes of Ray have a processor for each of their samplers.
+        cores=core_count() + sampling.samplers_elsewhere,
+        workers=sampling.samplers,
         concurrency=sampling.concurrency,
         memory_bytes=memory_bytes(),
         available_bytes=available_memory_bytes(),

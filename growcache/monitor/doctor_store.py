@@ -96,7 +96,7 @@ def _measure(
             return replace(facts, trouble="empty", message=f"{found} at {facts.url}")
         store = open_store(
             source,
-            concurrency=config.sampling.workers * config.sampling.concurrency,
+            concurrency=config.sampling.samplers * config.sampling.concurrency,
             timeout_seconds=min(config.sampling.timeout_seconds, TIMEOUT_SECONDS),
             on_retry=counts.note_retry,
             on_bytes=counts.add_bytes,
@@ -194,7 +194,7 @@ class _StoreProbe:
         self._entries = entries
         self._counts = counts
         self._random = random.Random(0)
-        self._concurrency = config.sampling.workers * config.sampling.concurrency
+        self._concurrency = config.sampling.samplers * config.sampling.concurrency
 
     async def run(self, facts: StoreFacts) -> StoreFacts:
         try:

@@ -84,7 +84,7 @@ class Simulation:
         self._together = self._groups_together()
         self.samplers = [
             SimulatedSampler(SamplerSlot(number, ready=True))
-            for number in range(self._sampling.workers)
+            for number in range(self._sampling.samplers)
         ]
         self._reader = (
             SimulatedReader(self._cache, scenario.consumption) if scenario.consumption else None
@@ -208,7 +208,8 @@ class Simulation:
         if sampling.max_bytes_per_second:
             limits.append(int(sampling.max_bytes_per_second) / max(1e-9, store.visit_bytes))
         if store.cpu_seconds:
-            limits.append(min(self._scenario.cores, sampling.workers) / store.cpu_seconds)
+            busy = min(self._scenario.cores, sampling.workers) + sampling.samplers_elsewhere
+            limits.append(busy / store.cpu_seconds)
         written = store.visit_samples * self._scenario.shard_bytes.record
         limits.append(store.disk_bytes_per_second / max(1e-9, written))
         return min(limits)

@@ -115,7 +115,7 @@ async def _look(config: Config, scratch: Path) -> Look:
     sampling, read = config.sampling, ReadCounter()
     sources = open_sources(
         config.sources,
-        concurrency=sampling.workers * sampling.concurrency,
+        concurrency=sampling.samplers * sampling.concurrency,
         timeout_seconds=min(sampling.timeout_seconds, PATIENCE_SECONDS),
         on_bytes=read.add,
     )
@@ -168,7 +168,7 @@ async def _examine(
 def _filler(config: Config, sources: Sources) -> GroupFiller:
     sampling = config.sampling
     transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
-    in_flight = sampling.workers * sampling.concurrency
+    in_flight = sampling.samplers * sampling.concurrency
     weighted = sampling.strata is not None
     return GroupFiller(sources, transform, sampling.seed, in_flight, weighted=weighted)
 

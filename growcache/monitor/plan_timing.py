@@ -75,7 +75,7 @@ async def time_visits(
     read: ReadCounter,
 ) -> tuple[Timings, Visited]:
     sampling = config.sampling
-    in_flight = sampling.workers * sampling.concurrency
+    in_flight = sampling.samplers * sampling.concurrency
     take = None
     if takes_some_samples(sampling):
         take = 1 if sampling.samples_per_object == "auto" else sampling.samples_per_object

@@ -114,8 +114,9 @@ def _link_samples(inputs: PlanInputs) -> float:
     sampling, visit = inputs.config.sampling, inputs.visit_seconds.number
     limits = [
         inputs.link_bytes_per_second.number / max(1e-9, inputs.visit_bytes.number),
-        sampling.workers * sampling.concurrency / visit,
-        min(inputs.cores, sampling.workers) / inputs.cpu_seconds.number,
+        sampling.samplers * sampling.concurrency / visit,
+        (min(inputs.cores, sampling.workers) + sampling.samplers_elsewhere)
+        / inputs.cpu_seconds.number,
     ]
     if sampling.max_bytes_per_second is not None:
         limits.append(int(sampling.max_bytes_per_second) / max(1e-9, inputs.visit_bytes.number))

@@ -10,6 +10,7 @@ from growcache.cache.status_model import Status
 from growcache.config import Config
 from growcache.config_source import SourceConfig
 from growcache.formats import check_source
+from growcache.formats.base import require_library
 from growcache.sampling.config_reload import ConfigFile
 from growcache.sampling.label_table import require_table_library
 from growcache.sampling.permits import RunLimits
@@ -44,6 +45,8 @@ def run_service(
     another configuration.
     """
     make_each(config.sources, _check)
+    if config.sampling.engine == "ray":
+        require_library("sampling.engine: ray", "ray", "ray", "Ray")
     ready = Once(on_ready)
 
     def make_room(cache: Cache) -> Status | None:

@@ -22,7 +22,9 @@ from growcache.sampling.engines.permit_copies import (
     PermitCopies,
     ShardOutcome,
 )
+from growcache.sampling.engines.ray_engine import RaySampler, WriterProcess
 from growcache.sampling.engines.sent_code import send_code
+from growcache.sampling.messages import Message
 from growcache.usercode import SENT_CODE, find_code
 
 
@@ -151,6 +153,30 @@ def test_who_no_longer_waits_holds_no_bytes() -> None:
         return in_flight.used
 
     assert asyncio.run(cancelled()) == 0
+
+
+class Deaf(WriterProcess):
+    """A writer that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda notice: None, lambda: None)
+
+    def send(self, message: Message) -> None:
+        """Lose it."""
+
+
+def test_a_sampler_is_not_heard_before_it_can_be_answered() -> None:
+    async def heard() -> list[list[Message]]:
+        found: list[Message] = []
+        sampler = RaySampler(0, Deaf(), found.append)
+        sampler.note_start(7, "node")
+        sampler.receive({"type": "ready"})
+        before = list(found)
+        sampler.pass_on_held()
+        sampler.receive({"type": "progress"})
+        return [before, found]
+
+    assert asyncio.run(heard()) == [[], [{"type": "ready"}, {"type": "progress"}]]
 
 
 def test_versions_that_are_unknown_here_are_compared_between_nodes() -> None:

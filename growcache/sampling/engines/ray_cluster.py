@@ -56,6 +56,12 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in nodes if node["Alive"]]
 
 
+def is_member() -> bool:
+    """Whether the node that this process is connected to belongs to the cluster. May raise Ray's errors."""
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == here for node in living_nodes())
+
+
 def node_name(node_id: str, host: str) -> str:
     """Return the host, with a part of the node's number where several nodes are on one host."""
     alike = [node for node in living_nodes() if node["NodeManagerHostname"] == host]

@@ -62,14 +62,22 @@ class RaySampler:
         self._number = number
         self._writer = writer
         self._on_message = on_message
+        self._held: list[Message] | None = []  # what it said before the pool knew of it
         self._end: asyncio.Future[SamplerEnd] = asyncio.get_running_loop().create_future()
 
     def send(self, message: Message) -> None:
         self._writer.send({"to": self._number, "message": message})
 
     def receive(self, message: Message) -> None:
-        if not self._end.done():
+        if self._held is not None:
+            self._held.append(message)
+        elif not self._end.done():
             self._on_message(message)
+
+    def pass_on_held(self) -> None:
+        held, self._held = self._held or [], None
+        for message in held:
+            self.receive(message)
 
     def note_start(self, pid: int, node: str) -> None:
         self.pid, self.node = pid, node
@@ -186,7 +194,13 @@ class RayEngine:
             sampler = writer.sampler(number, on_message)
             if await sampler.started:
                 self._backoff = FIRST_BACKOFF_SECONDS
+                # Once the caller has it: an answer would be lost before.
+                asyncio.get_running_loop().call_soon(sampler.pass_on_held)
                 return sampler
+            if writer.alive:
+                self.waiting_for = (
+                    f"samplers to start on Ray ({(await sampler.ended()).reason})"
+                )
             await asyncio.sleep(seconds)
             seconds = min(LONGEST_BACKOFF_SECONDS, 2 * seconds)
 

@@ -158,7 +158,7 @@ class ActorLink:
             text = _short(error.cause if error.cause is not None else error)
             self._shared.refuse(f"a sampler cannot run on Ray: {text}")
             return 1, text
-        except RayError as error:
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises where a node is gone
             return -signal.SIGKILL, _short(error)
 
     async def _introduced(self) -> bool:

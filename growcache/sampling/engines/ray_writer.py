@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NoReturn
 
@@ -31,13 +32,15 @@ from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
 from growcache.sampling.engines.permit_copies import PermitCopies
-from growcache.sampling.engines.ray_cluster import connect, in_flight_limit
+from growcache.sampling.engines.ray_cluster import connect, in_flight_limit, is_member
 from growcache.sampling.engines.ray_link import ActorLink, Shared
 from growcache.sampling.engines.sent_code import send_code
 from growcache.sampling.messages import Message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
+MEMBER_SECONDS = 5.0  # between looks whether the node of this machine lives
 COPY_SECONDS = 1.0  # between looks for slow permits
+THREADS = 64  # that fetch and write shards; some may hang in Ray
 LEAVE_SECONDS = 8.0  # for Ray to disconnect
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 HERE = "this machine"
@@ -76,6 +79,7 @@ class Writer:
         inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._inbox = inbox
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS))
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
         try:
             code = send_code(self._config)
@@ -90,10 +94,12 @@ class Writer:
         in_flight = InFlightBytes(in_flight_limit(self._config.sampling.ray))
         ray_config = self._config.sampling.ray
         shared = Shared(ray_config, self._setup, code, files, in_flight, versions, self._send)
-        copying = asyncio.create_task(self._copy_slow_permits(shared.copies))
+        tasks = [self._copy_slow_permits(shared.copies), self._leave_a_dead_node()]
+        running = [asyncio.create_task(task) for task in tasks]
         while (message := await inbox.get()) is not None:
             self._react(message, shared)
-        copying.cancel()
+        for task in running:
+            task.cancel()
 
     def _leave(self, exit_code: int) -> NoReturn:
         """Disconnect, which ends all actors, and remove what a Ray of its own left."""
@@ -165,6 +171,15 @@ class Writer:
                 if link is not None:
                     slow.slots.add(link.slot)
                     link.send(slow.message)
+
+    async def _leave_a_dead_node(self) -> None:
+        """End where Ray's node of this machine died, because the next writer can connect to another one."""
+        while True:
+            await asyncio.sleep(MEMBER_SECONDS)
+            with suppress(Exception):  # without a head nobody knows; Ray ends this process then
+                if not await asyncio.to_thread(is_member):
+                    sys.stderr.write("the Ray node of this machine died\n")
+                    self._leave(1)
 
     def _other_link(self, slot: int) -> ActorLink | None:
         """Return another sampler, on another node if there is one."""
