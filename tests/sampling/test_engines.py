@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growcache.config_ray import RayConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError
 from growcache.sampling.engines.in_flight import InFlightBytes
@@ -22,7 +23,7 @@ from growcache.sampling.engines.permit_copies import (
     PermitCopies,
     ShardOutcome,
 )
-from growcache.sampling.engines.ray_engine import RaySampler, WriterProcess
+from growcache.sampling.engines.ray_engine import RayEngine, RaySampler, WriterProcess
 from growcache.sampling.engines.sent_code import send_code
 from growcache.sampling.messages import Message
 from growcache.usercode import SENT_CODE, find_code
@@ -239,6 +240,18 @@ def test_credentials_are_not_sent_to_nodes() -> None:
     transform = {"transform": "m:f", "transform_options": {"token": "9mmFyp+4Zk1q"}}
     with pytest.raises(ConfigError, match=r"sampling\.transform_options\.token: "):
         load_config({"source": {"url": "a"}, "sampling": {"engine": "ray", **transform}})
+
+
+def test_a_wait_for_the_cluster_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where no one looks at the status: stdout of a unit of systemd is dropped."""
+    engine = RayEngine(RayConfig(), {}, lambda error: None)
+    for event in ("Ray to answer (refused)", "Ray to answer (timed out)", "", "a node"):
+        engine._noticed({"type": "waiting", "event": event})
+        assert engine.waiting_for == event
+    said = [
+        f"samplers on Ray wait for {event}" for event in ("Ray to answer (refused)", "a node")
+    ]
+    assert caplog.messages == said
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379"])

@@ -8,6 +8,7 @@ touches a sample.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -20,6 +21,9 @@ from growcache.errors import ConfigError, SamplingError
 from growcache.sampling.engines import SamplerEnd
 from growcache.sampling.engines.child import ChildProcess
 from growcache.sampling.messages import Message
+from growcache.usercode import printable
+
+_log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.5, 15.0  # between starts of the writer
 FOLDER_PREFIX = "gc-ray-"
@@ -178,6 +182,7 @@ class RayEngine:
     ) -> None:
         self._config = config
         self._await_cluster()
+        self._has_warned = False  # of what its samplers wait for
         self._setup = setup
         self._on_failure = on_failure
         self._on_stderr = on_stderr
@@ -228,7 +233,10 @@ class RayEngine:
 
     def _noticed(self, notice: Message) -> None:
         if notice["type"] == "waiting":
-            self.waiting_for = notice["event"]
+            event = self.waiting_for = notice["event"]
+            if event and not self._has_warned:
+                _log.warning("samplers on Ray wait for %s", printable(event))
+            self._has_warned = bool(event)
         elif notice["type"] == "refused":
             kind = ConfigError if notice["exit_code"] == 2 else SamplingError
             self._on_failure(kind(notice["error"]))
