@@ -334,6 +334,10 @@ def _growing_text(status: Status, recent: Recently, rate: str) -> str:
 # How bad it is to wait for a reason, and what helps. Of readers that depends on which they are.
 ADVICE: Mapping[str, tuple[Level, str]] = {
     "start": ("ok", ""),
+    "cluster": (
+        "warn",
+        "Look whether Ray runs, and has nodes for sampling.ray; the service retries by itself.",
+    ),
     "store": (
         "bad",
         "Look whether the store is up, reachable from here, and accepts the credentials; the service "

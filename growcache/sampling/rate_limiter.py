@@ -47,6 +47,7 @@ LimiterState = Literal["running", "waiting", "full", "complete"]
 # What a permit waits for, in a word: the label `reason` of growcache_waiting_seconds_total.
 WaitReason = Literal[
     "start",  # samplers, the schema, labels, a purge list
+    "cluster",  # Ray, or a node of it for samplers
     "store",  # its answer, or credentials
     "objects",  # that keep failing
     "listing",

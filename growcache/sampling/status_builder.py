@@ -206,7 +206,7 @@ class StatusBuilder:
         elif disk_full:
             waiting = Waiting("waiting", f"{DISK_EVENT}: it is full", "disk")
         elif samplers_event and not cache.meta.complete:
-            waiting = Waiting("waiting", printable(samplers_event), "start")
+            waiting = Waiting("waiting", printable(samplers_event), "cluster")
         elif dispatcher is None:
             silent_store = self._silent_store(now)
             reason: WaitReason = "store" if silent_store else "start"

@@ -364,6 +364,7 @@ def test_local_samplers_go_on_without_ray(url: str, tmp_path: Path) -> None:
     lone = write_config(tmp_path / "lone.yaml", url, sampling={"workers": 0, **ray})
     with service(lone):
         wait_until(lambda: "Ray at 127.0.0.1:9 to answer" in waits_for(tmp_path / "lone"), 100)
+        assert status(tmp_path / "lone").waiting_reason == "cluster"
     both = write_config(tmp_path / "both.yaml", url, sampling={"workers": 1, **ray})
     code, errors = run(both, "--until-full", seconds=60)
     assert code == 0, errors
