@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -107,12 +108,12 @@ def test_held_out_samples_are_of_every_class(classes: int, each: int, seed: int)
     assert share.max() - share.min() <= 1
 
 
-def write_run(path: Path, arm: str, seed: int, metric: float) -> None:
+def write_run(path: Path, arm: str, seed: int, metric: float, reuse: float = 1.0) -> None:
     rows = [
         Row("reuse", arm, seed, step, 0.5, metric + step, 10**6 * step, "c0ffee", "2 cores")
         for step in (1, 2, 3, 4)
     ]
-    append_run(path, [*rows[:-1], rows[-1]._replace(figures='{"reuse": 2.0}')])
+    append_run(path, [*rows[:-1], rows[-1]._replace(figures=json.dumps({"reuse": reuse}))])
 
 
 def test_runs_that_are_there_are_read_again(tmp_path: Path) -> None:
@@ -127,12 +128,12 @@ def test_runs_that_are_there_are_read_again(tmp_path: Path) -> None:
 def test_the_table_compares_each_arm_with_the_reference(tmp_path: Path) -> None:
     path = tmp_path / "reuse.csv"
     for times, loss in ((1, 0.0), (2, 0.25), (8, 0.75)):
-        for seed in (0, 1):
-            write_run(path, f"growing {times}", seed, 90.0 + seed - loss)
+        for seed in range(5):
+            write_run(path, f"growing {times}", seed, 90.0 + seed - loss, times)
     curves = read_rows(path)
     assert markdown(curves, "reuse", "growing 1").splitlines()[2:] == [
-        "| growing 1 | 2 | 93.50 | reference |  | 2 | 4.0 |",
-        "| growing 2 | 2 | 93.25 | -0.25 (-0.25 to -0.25) | as good | 2 | 4.0 |",
-        "| growing 8 | 2 | 92.75 | -0.75 (-0.75 to -0.75) | worse | 2 | 4.0 |",
+        "| growing 1 | 5 | 95.00 | reference |  | 1 | 4.0 |",
+        "| growing 2 | 5 | 94.75 | -0.25 (-0.25 to -0.25) | as good | 2 | 4.0 |",
+        "| growing 8 | 5 | 94.25 | -0.75 (-0.75 to -0.75) | worse | 8 | 4.0 |",
     ]
     assert reuse_limit(curves, "reuse", "growing") == pytest.approx((4.0, 4.0, 4.0))

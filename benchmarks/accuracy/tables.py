@@ -18,6 +18,7 @@ from benchmarks.accuracy.statistics import (
 )
 
 MARGIN = 0.5  # points of accuracy, as margins.md has it
+MIN_SEEDS = 5  # below which nothing is decided
 
 
 class Line(NamedTuple):
@@ -39,6 +40,8 @@ class Line(NamedTuple):
 
     def _compared(self) -> tuple[str, str]:
         assert self.difference is not None
+        if self.seeds < MIN_SEEDS:
+            return str(self.difference), "too few seeds"
         return str(self.difference), not_worse(self.difference, MARGIN)
 
 
@@ -69,15 +72,23 @@ def markdown(curves: Curves, experiment: str, reference: str) -> str:
 
 
 def reuse_limit(curves: Curves, experiment: str, kind: str) -> Interval:
-    """Return the reuse at which arms `kind` 1, 2, 4, … lose more than the margin against the first."""
+    """Return the reuse at which arms `kind` 1, 2, 4, … lose more than the margin against the first.
+
+    The reuse is the measured one, and only seeds that all of these arms have count.
+    """
+    arms = [
+        line
+        for line in lines(curves, experiment, f"{kind} 1")
+        if re.fullmatch(rf"{kind} \d+", line.arm) and line.reuse is not None
+    ]
+    arms.sort(key=lambda line: line.reuse or 0.0)
     metrics = final_metrics(curves, experiment)
-    levels = sorted(
-        int(found[1]) for arm in metrics if (found := re.fullmatch(rf"{kind} (\d+)", arm))
+    found = [metrics[line.arm] for line in arms]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found)))
+    values = np.array([[by_seed[seed] for by_seed in found] for seed in seeds])
+    return crossing_interval(
+        [line.reuse or 0.0 for line in arms], values[:, :1] - values, MARGIN
     )
-    arms = [metrics[f"{kind} {level}"] for level in levels]
-    seeds = sorted(set.intersection(*(set(arm) for arm in arms)))
-    values = np.array([[arm[seed] for arm in arms] for seed in seeds])
-    return crossing_interval(levels, values[:, :1] - values, MARGIN)
 
 
 def _row(cells: tuple[str, ...]) -> str:
