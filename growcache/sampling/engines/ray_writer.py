@@ -27,14 +27,14 @@ from typing import NoReturn
 import ray
 
 from growcache.config import Config
-from growcache.errors import ConfigError, GrowcacheError
+from growcache.errors import GrowcacheError
 from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
 from growcache.sampling.engines.permit_copies import PermitCopies
 from growcache.sampling.engines.ray_cluster import connect, in_flight_limit, is_member
 from growcache.sampling.engines.ray_link import ActorLink, Shared
-from growcache.sampling.engines.sent_code import send_code
+from growcache.sampling.engines.sent_code import SentCode, send_code
 from growcache.sampling.messages import Message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
@@ -89,17 +89,19 @@ class Writer:
             return
         await asyncio.to_thread(self._connect)
         self._connected = True
-        versions = VersionTable()
-        versions.differences(HERE, installed_versions())
-        in_flight = InFlightBytes(in_flight_limit(self._config.sampling.ray))
-        ray_config = self._config.sampling.ray
-        shared = Shared(ray_config, self._setup, code, files, in_flight, versions, self._send)
+        shared = self._share(code, files)
         tasks = [self._copy_slow_permits(shared.copies), self._leave_a_dead_node()]
         running = [asyncio.create_task(task) for task in tasks]
         while (message := await inbox.get()) is not None:
             self._react(message, shared)
         for task in running:
             task.cancel()
+
+    def _share(self, code: SentCode, files: IncomingFiles) -> Shared:
+        config, versions = self._config.sampling.ray, VersionTable()
+        versions.differences(HERE, installed_versions())
+        in_flight = InFlightBytes(in_flight_limit(config))
+        return Shared(config, self._setup, code, files, in_flight, versions, self._send)
 
     def _leave(self, exit_code: int) -> NoReturn:
         """Disconnect, which ends all actors, and remove what a Ray of its own left."""
@@ -188,5 +190,4 @@ class Writer:
         return min(others, key=lambda one: one.node == here, default=None)
 
     def _refuse(self, error: GrowcacheError) -> None:
-        exit_code = ConfigError.exit_code if isinstance(error, ConfigError) else error.exit_code
-        self._send({"type": "refused", "error": str(error), "exit_code": exit_code})
+        self._send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
