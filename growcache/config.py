@@ -119,7 +119,7 @@ class StrataConfig(ConfigModel):
 
     @field_validator("by")
     @classmethod
-    def _can_becompiled(cls, value: str) -> str:
+    def _can_be_compiled(cls, value: str) -> str:
         compiled(value)
         return value
 

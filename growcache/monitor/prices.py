@@ -14,7 +14,6 @@ import yaml
 from growcache.errors import ConfigError
 
 GB = 1e9
-LIST_KEYS = 1000  # that one list request returns
 OWN = "own"  # the provider of a price in a file of the user's
 PROVIDERS = {".amazonaws.com": "aws", ".googleapis.com": "google"}
 NUMBERS = ("egress_per_gb", "retrieval_per_gb", "per_1000_get", "per_1000_list")
