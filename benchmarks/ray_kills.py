@@ -30,7 +30,10 @@ NODES, SAMPLERS = 2, 8
 NUM_CPUS = NODES / SAMPLERS
 SHARD_SAMPLES = 4  # 256 KiB: Ray sends what is below 100 KB within a message
 IN_FLIGHT_BYTES = 2_000_000
-BYTES_PER_SECOND, UNLIMITED = "1MB", "10GB"
+BYTES_PER_SECOND, UNLIMITED = (
+    "500KB",
+    "10GB",
+)  # the cache must not be whole before the last kill
 WEIGHTS = {"actor": 90, "writer": 5, "node": 5}
 PAUSE_SECONDS = (0.1, 1.7)  # before each kill
 LIMIT_SECONDS, END_SECONDS = 180.0, 10.0
