@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,6 +38,8 @@ def main() -> None:
         parser.error(
             f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
         )
+    # A benchmark that is told to end must unwind, or the service outlives it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in given.names or EXPERIMENTS:
         if not given.tables:
             measure(EXPERIMENTS[name], given.seeds, given.arms, quick=given.quick)

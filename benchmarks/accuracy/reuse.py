@@ -1,7 +1,9 @@
 """E4, the law of reuse: what accuracy costs when samples are used several times before they go.
 
-MNIST-5k and windows of PLAID's recordings, a cache of about a tenth of the training samples, fixed steps. Arms differ in the reuse
-alone: a growing cache at 1 to 32, the same bound frozen, data echoing of the same factor, and full data.
+MNIST-5k and windows of PLAID's recordings, a cache of about a tenth of the training samples, fixed
+steps. Arms differ in the reuse alone: a growing cache of 1 to 32 uses, the same bound frozen, data
+echoing of the same factor, and full data. The results have the reuse that was measured. It is below
+the number of uses, because a pass delivers whole batches and leaves out the rest of its shards' rows.
 """
 
 from __future__ import annotations
