@@ -58,6 +58,7 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks at a pointer that is being written
 BEAT_SECONDS = 5.0  # between two pointers of a listing that goes on
 STALLED_SECONDS = 30.0  # after which a pointer that stands still was left behind
+YIELD_SECONDS = 5.0  # for which a service that waits for one catalog leaves the next to others
 FRESH_SECONDS = 600.0  # for which a refresh takes a catalog as it is
 MOST_READS = 3  # of a pointer that may be half written
 
@@ -233,8 +234,11 @@ class SharedListing:
         *,
         refresh: bool = False,
         stalled_seconds: float = STALLED_SECONDS,
+        awaited: set[SharedListing] | None = None,
     ) -> None:
+        """``awaited``: those of all sources of a service that others list at the moment."""
         self._listed = listed
+        self._awaited = set() if awaited is None else awaited
         self._stalled_seconds = stalled_seconds
         self._store = store
         self._refresh = refresh
@@ -264,7 +268,10 @@ class SharedListing:
         earlier: Earlier | None = ()
         known = KnownVersions()
         try:
-            earlier = yield from self._followed()
+            try:
+                earlier = yield from self._followed()
+            finally:
+                self._awaited.discard(self)
             known = self._known(earlier or ())
         except AccessError as error:
             self._may_write = False
@@ -280,14 +287,16 @@ class SharedListing:
 
     def _followed(self) -> Generator[list[Entry], None, Earlier | None]:
         """Yield what is published; return None if that is all, or the listings that one of this service adds to."""
-        watch = _Watch(self._stalled_seconds)
+        watch, began = _Watch(self._stalled_seconds), time.monotonic()
         while True:
             pointer = self._files.pointer()
-            if pointer is None and self._claimed():
+            if pointer is None and self._may_claim(began) and self._claimed():
                 return ()
             if pointer is not None:
                 if self._is_outdated(pointer):
                     return pointer.complete
+                if not pointer.last.complete:
+                    self._awaited.add(self)
                 yield from self._unread(pointer)
                 if pointer.last.complete:
                     self._note(pointer)
@@ -299,12 +308,17 @@ class SharedListing:
                     f"nothing new for {self._stalled_seconds:g} s, so this service lists"
                 )
                 return () if pointer is None else pointer.complete
+            self._awaited.add(self)
             time.sleep(POLL_SECONDS)
 
     def _is_outdated(self, pointer: Pointer) -> bool:
         """Whether a refresh lists anew: one that is at it, or ended just now, serves this service, too."""
         age = abs(time.time() - pointer.last.at)  # a clock may be ahead
         return self._refresh and pointer.last.complete and age >= FRESH_SECONDS
+
+    def _may_claim(self, began: float) -> bool:
+        """Of two services with the same sources, each would list one, and wait for the other."""
+        return not self._awaited - {self} or time.monotonic() - began > YIELD_SECONDS
 
     def _claimed(self) -> bool:
         """Write the first pointer; return whether this service is the one that lists."""

@@ -260,6 +260,7 @@ def open_listings(
     ``refresh``: a shared catalog that is not of just now is listed anew.
     """
     known = iter(lengths)
+    awaited: set[SharedListing] = set()
 
     def opened(source: SourceConfig) -> ListedStore:
         length = next(known, None)
@@ -279,7 +280,9 @@ def open_listings(
             return listed
         from growcache.sampling.shared_listing import SharedListing
 
-        return SharedListing(listed, store, timeout_seconds, on_retry, refresh=refresh)
+        return SharedListing(
+            *(listed, store, timeout_seconds, on_retry), refresh=refresh, awaited=awaited
+        )
 
     return SourceListings(make_each(sources, opened))
 

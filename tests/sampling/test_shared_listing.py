@@ -237,6 +237,24 @@ def test_any_file_system_of_fsspec_holds_a_catalog(source: Source) -> None:
     assert source.listed.listings == 1
 
 
+def test_two_services_that_start_together_do_not_wait_for_each_other(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for the first of its sources leaves the second to the service that lists the first."""
+    other = source.opened()
+    awaited = {other}
+    listing = SharedListing(source.listed, source.store, 0.2, awaited=awaited)  # type: ignore[arg-type]
+
+    def sleep(seconds: float) -> None:
+        assert awaited == {listing, other}
+        assert list(other.pages())
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert names([entry for page in listing.pages() for entry in page]) == ["a", "b"]
+    assert listing.said.startswith("2 objects read from")
+    assert listing not in awaited
+
+
 def test_an_error_of_fsspec_names_the_file_once() -> None:
     url = "http://127.0.0.1:9/c"
     source = SourceConfig(url=("http://127.0.0.1:9/x",), format="bytes", catalog=url)
