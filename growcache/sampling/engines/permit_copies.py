@@ -129,7 +129,7 @@ class PermitCopies:
                 del self._permits[permit_id]
 
     def forget(self, permit_id: str) -> None:
-        """Forget a permit that the supervisor gives anew."""
+        """Forget a permit that the supervisor took back, or will give anew."""
         self._permits.pop(permit_id, None)
 
     def slot_ended(self, slot: int) -> list[CopiedPermit]:

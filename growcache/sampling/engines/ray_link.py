@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from growcache.config_ray import RayConfig
-from growcache.errors import ConfigError, SamplingError
+from growcache.errors import ConfigError, GrowcacheError, SamplingError
 from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.child import ENVIRONMENT
 from growcache.sampling.engines.in_flight import InFlightBytes
@@ -96,9 +96,16 @@ class ActorLink:
             self._actor.tell.remote(self._told, message)
             self._told += 1
 
+    def revoke(self, permit_id: str) -> None:
+        self._needs.pop(permit_id, None)
+        self.send({"type": "revoke", "id": permit_id})
+
     def grant(self, permit_id: str) -> None:
+        nbytes = self._needs.pop(permit_id, None)
+        if nbytes is None:  # lost meanwhile, as the supervisor hears next
+            return
         writing = self._shared.writing
-        task = writing[permit_id] = self._begin(self._transfer(permit_id))
+        task = writing[permit_id] = self._begin(self._transfer(permit_id, nbytes))
         task.add_done_callback(lambda _: writing.pop(permit_id, None))
 
     def finish(self) -> None:
@@ -246,10 +253,10 @@ class ActorLink:
 
     # ----------------------------------------------------------------- its shards
 
-    async def _transfer(self, permit_id: str) -> None:
+    async def _transfer(self, permit_id: str, nbytes: int) -> None:
         """Bring the shards of a granted permit to the disk, and tell the actor."""
         disk = lost = ""
-        async with self._shared.in_flight.room(self._needs.pop(permit_id)):
+        async with self._shared.in_flight.room(nbytes):
             if self._is_over:
                 return
             shards = self._actor.take.remote(permit_id)
@@ -257,7 +264,7 @@ class ActorLink:
                 await self._write(permit_id, shards)
             except RayActorError:
                 return  # its end is noticed by `_speak`
-            except RayError as error:
+            except (RayError, GrowcacheError) as error:
                 lost = f"the group was lost on its way from a Ray node: {_short(error)}"
             except OSError as error:
                 disk = str(error)

@@ -31,7 +31,7 @@ from growcache.errors import GrowcacheError
 from growcache.sampling.delivery import IncomingFiles
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
-from growcache.sampling.engines.permit_copies import PermitCopies
+from growcache.sampling.engines.permit_copies import CopiedPermit, PermitCopies
 from growcache.sampling.engines.ray_cluster import connect, in_flight_limit, is_member
 from growcache.sampling.engines.ray_link import ActorLink, Shared
 from growcache.sampling.engines.sent_code import SentCode, send_code
@@ -152,6 +152,9 @@ class Writer:
     def _relay(self, slot: int, message: Message, copies: PermitCopies) -> None:
         """Pass a message of the supervisor to the slot, or to the one that was first with a permit."""
         known = copies.of(message["id"]) if "id" in message else None
+        if known is not None and message["type"] == "revoke":
+            self._revoke(known, copies)
+            return
         link = self._links.get(slot if known is None else known.speaker)
         if link is None:
             return
@@ -164,6 +167,13 @@ class Writer:
                 link.grant(message["id"])
                 return
         link.send(message)
+
+    def _revoke(self, known: CopiedPermit, copies: PermitCopies) -> None:
+        permit_id = known.message["id"]
+        for slot in known.slots:
+            if link := self._links.get(slot):
+                link.revoke(permit_id)
+        copies.forget(permit_id)
 
     async def _copy_slow_permits(self, copies: PermitCopies) -> None:
         while True:
