@@ -272,7 +272,7 @@ class ActorLink:
         self.send({"type": "delivered", "id": permit_id, "disk": disk, "lost": lost})
 
     async def _write(self, permit_id: str, shards: Any) -> None:
-        sent = await asyncio.to_thread(ray.get, shards)  # mapped, not copied
+        sent = await shards  # mapped, not copied
         encoded = [shard.encoded() for shard in sent]
         written = await self._shared.files.deliver(permit_id, encoded)
         self._note_outcome(permit_id, [ShardOutcome.of(sidecar) for sidecar in written])
