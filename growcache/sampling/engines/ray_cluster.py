@@ -52,7 +52,7 @@ def _require_answer(address: str) -> None:
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = ray.nodes()
     return [node for node in nodes if node["Alive"]]
 
 
