@@ -44,8 +44,14 @@ IsItem = Callable[[FrameType, str, Any], bool]
 
 
 def threads() -> list[str]:
-    """The loaders' own: without those of formats, and those that all loaders have in common."""
-    common = ("growcache-user", "growcache-hdf5", "growcache-counters", "growcache-sigterm")
+    """The loaders' own: without those of formats and stores, and those that all loaders have in common."""
+    common = (
+        "growcache-user",
+        "growcache-hdf5",
+        "growcache-counters",
+        "growcache-sigterm",
+        "growcache-read",
+    )
     names = {t.name for t in threading.enumerate()}
     return sorted(n for n in names if n.startswith("growcache") and not n.startswith(common))
 
