@@ -104,6 +104,9 @@ class Snapshot:
             CacheError: a shard of ``only`` is not there, or has another digest.
         """
         layout = CacheLayout(path)
+        if view and view.root and not _is_same_folder(view.root, layout.root):
+            # The path led to the first generation when the index was read, and now leads to the next.
+            raise CacheMissingError(f"the cache at {layout.directory} was replaced meanwhile")
         view = view or read_index(layout.root)
         if view.schema is None:
             raise CacheMissingError(
@@ -346,3 +349,10 @@ def _release_snapshot(maps: MapPool, keys: list[ShardKey], lease: Lease) -> None
     # In this order: a file that is unlinked while it is mapped frees no space.
     maps.release(keys)
     lease.close()
+
+
+def _is_same_folder(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:
+        return False

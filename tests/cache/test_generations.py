@@ -22,6 +22,7 @@ from growcache.cache.status import read_status
 from growcache.cli.clear import release_readers
 from growcache.cli.export import export_cache
 from growcache.cli.peek import peek_cache
+from growcache.errors import CacheMissingError
 from growcache.loading.snapshot import Snapshot
 from growcache.loading.waiting import chosen_generation
 from growcache.sampling.replacement import run_replacing
@@ -197,3 +198,17 @@ def test_room_for_the_next_generation_comes_when_readers_let_go(tmp_path: Path) 
         while not makes_room_for_next(cache, need):
             cache.poll_leases(time.monotonic())
         assert not cache.totals().retired_shards
+
+
+def test_an_index_of_one_generation_takes_no_snapshot_of_the_next(tmp_path: Path) -> None:
+    """The path of a cache led to its first generation when the index was read."""
+    filled(tmp_path)
+    view = read_index(tmp_path)
+    second = begin_generation(tmp_path, any_owner=False)
+    with Snapshot.take(tmp_path, view=view) as snapshot:  # the second has no index yet
+        assert len(snapshot.shards) == len(OLD)
+    with opened(second.root, max_bytes=BOUND) as cache:
+        for number in OLD:
+            add(cache, number)
+    with pytest.raises(CacheMissingError, match="replaced"):
+        Snapshot.take(tmp_path, view=view)
