@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.accuracy.experiment import Place
 from benchmarks.accuracy.training import Batch
 from benchmarks.accuracy.wheels import Labelled
 from benchmarks.measure import Child, write_config
@@ -65,31 +66,30 @@ class GrowingFeed:
 
 @contextmanager
 def growing_feed(
-    objects: Path,
-    folder: Path,
-    *,
-    sampling: Settings,
-    cache: Settings,
-    seed: int,
-    batch_size: int,
-    pass_samples: int,
+    place: Place, per_object: int, pass_samples: int, sampling: Settings, cache: Settings
 ) -> Iterator[GrowingFeed]:
-    """Run the service while the block lasts; `pass_samples` is a multiple of `batch_size`."""
-    root = folder / "cache"
+    """Run the service while the block lasts; `pass_samples` is a multiple of the batch's size."""
+    objects, root = place.folder / "objects", place.folder / "cache"
+    write_objects(place.task.training, objects, per_object)
     source = {
         "fields": {name: f"{objects}/{name}_{{k}}.npy" for name in ("x", "y")},
         "format": "npy",
         "options": {"axis": 0},
     }
-    config = folder / "config.yaml"
-    write_config(config, source, {"seed": seed, **sampling}, {"path": str(root), **cache})
-    service = Child.growcache("run", str(config), log=folder / "service.log")
+    config = place.folder / "config.yaml"
+    write_config(
+        config,
+        source,
+        {"seed": place.seed, "workers": 1, **sampling},
+        {"path": str(root), "max_bytes": place.task.max_bytes, **cache},
+    )
+    service = Child.growcache("run", str(config), log=place.folder / "service.log")
     try:
         _wait_for_samples(service, root, pass_samples)
         with EpochLoader(
-            root, batch_size=pass_samples, min_samples=pass_samples, seed=seed
+            root, batch_size=pass_samples, min_samples=pass_samples, seed=place.seed
         ) as loader:
-            yield GrowingFeed(loader, root, batch_size)
+            yield GrowingFeed(loader, root, place.batch_size)
     finally:
         service.interrupt()
 

@@ -8,13 +8,13 @@ shuffle of the same number of samples, and full data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import numpy as np
 
 from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task, Variant
-from benchmarks.accuracy.growing import as_batch, growing_feed, write_objects
+from benchmarks.accuracy.growing import GrowingFeed, as_batch, growing_feed
 from benchmarks.accuracy.reuse import PLAIN, echoed, mixed_digits
 from benchmarks.accuracy.streams import Order, StreamFeed, block_shuffled, buffered
 from benchmarks.accuracy.wheels import Labelled
@@ -45,20 +45,12 @@ def correlation_in_class(digits: Labelled) -> float:
     return float(means.var(0).sum() / images.var(0).sum())
 
 
-@contextmanager
-def cached(place: Place, per_visit: int, eviction: str) -> Iterator[Feed]:
+def cached(place: Place, per_visit: int, eviction: str) -> AbstractContextManager[GrowingFeed]:
     """Train on a growing cache."""
-    write_objects(place.task.training, place.folder / "objects", PER_OBJECT)
-    with growing_feed(
-        place.folder / "objects",
-        place.folder,
-        sampling={"workers": 1, "samples_per_object": per_visit},
-        cache={"max_bytes": place.task.max_bytes, "eviction": eviction, **REUSE},
-        seed=place.seed,
-        batch_size=place.batch_size,
-        pass_samples=PASS_SAMPLES,
-    ) as feed:
-        yield feed
+    sampling = {"samples_per_object": per_visit}
+    return growing_feed(
+        place, PER_OBJECT, PASS_SAMPLES, sampling, {"eviction": eviction, **REUSE}
+    )
 
 
 @contextmanager

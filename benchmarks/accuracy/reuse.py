@@ -9,7 +9,7 @@ the number of uses, because a pass delivers whole batches and leaves out the res
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from benchmarks.accuracy.experiment import Arm, Experiment, Feed, Place, Task, Variant
-from benchmarks.accuracy.growing import Settings, as_batch, growing_feed, write_objects
+from benchmarks.accuracy.growing import GrowingFeed, Settings, as_batch, growing_feed
 from benchmarks.accuracy.in_memory import EchoedFeed
 from benchmarks.accuracy.models import currents_model, digits_model
 from benchmarks.accuracy.training import Recipe
@@ -79,20 +79,10 @@ def windows(recordings: list[Recording]) -> Labelled:
     return Labelled(np.stack([currents / strength, level], 1), labels)
 
 
-@contextmanager
-def cached(place: Place, cache: Settings) -> Iterator[Feed]:
+def cached(place: Place, cache: Settings) -> AbstractContextManager[GrowingFeed]:
     """Train on a cache of a tenth with these settings."""
-    write_objects(place.task.training, place.folder / "objects", PER_OBJECT)
-    with growing_feed(
-        place.folder / "objects",
-        place.folder,
-        sampling={"workers": 1, "shard_samples": place.task.shard_samples},
-        cache={"max_bytes": place.task.max_bytes, **cache},
-        seed=place.seed,
-        batch_size=place.batch_size,
-        pass_samples=PASS_SAMPLES,
-    ) as feed:
-        yield feed
+    sampling = {"shard_samples": place.task.shard_samples}
+    return growing_feed(place, PER_OBJECT, PASS_SAMPLES, sampling, cache)
 
 
 @contextmanager

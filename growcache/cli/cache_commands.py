@@ -45,7 +45,8 @@ def status(
 
 def _watch_status(cache: Path, *, json: bool) -> None:
     from growcache.cache.status import read_status
-    from growcache.cli.status import choose_reporter, json_lines
+    from growcache.cli.reporter_choice import choose_reporter
+    from growcache.cli.status import json_lines
 
     with (
         suppress(KeyboardInterrupt),

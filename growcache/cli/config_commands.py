@@ -168,7 +168,7 @@ def run(
     Warnings and errors go to the error stream.
     """
     from growcache.cli.dashboard import dashboard_beside
-    from growcache.cli.status import choose_reporter
+    from growcache.cli.reporter_choice import choose_reporter
     from growcache.config_text import load_config
     from growcache.launcher import launched_node, with_launched_node
     from growcache.sampling.config_reload import ConfigFile

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO, Self, TextIO
 
 from growcache.cache.status_model import Status, left_out_text
-from growcache.cli.terminal import can_redraw, fold_to_width, print_json
+from growcache.cli.terminal import fold_to_width, print_json
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 
 GROWTH_SECONDS = 30.0  # that growth looks back
@@ -205,17 +205,3 @@ def plain_lines(stream: TextIO | None = None, seconds: float = PLAIN_SECONDS) ->
         to.flush()
 
     return StatusLines(write, seconds)
-
-
-def choose_reporter(stream: TextIO | None = None) -> StatusReporter:
-    """Return a live picture for a terminal, lines for a poor one, JSON lines for a program."""
-    stream = stream or sys.stdout
-    if not stream.isatty():
-        return json_lines(stream.buffer)
-    if not can_redraw(stream):
-        return plain_lines(stream)
-    from rich.console import Console
-
-    from growcache.cli.watch import LiveView
-
-    return LiveView(Console(file=stream))

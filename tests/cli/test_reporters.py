@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from growcache.cache.status_model import Status
-from growcache.cli.status import choose_reporter, json_lines, plain_lines
+from growcache.cli.reporter_choice import choose_reporter
+from growcache.cli.status import json_lines, plain_lines
 from growcache.cli.watch import LiveView
 
 

@@ -17,7 +17,7 @@ from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, SamplingError
 from growcache.loading.waiting import wait_for_samples
-from growcache.sampling.engines.child import ChildProcess
+from growcache.sampling.engines.child import EngineProcess
 from growcache.sampling.messages import Message
 from growcache.sampling.objects import Objects
 from growcache.sampling.sampler_pool import (
@@ -165,7 +165,7 @@ class Looking(SamplerSlot):
         self.asked.append(len(message["visits"]))
 
 
-class Unkilled(ChildProcess):
+class Unkilled(EngineProcess):
     """A process that only notes that it was killed."""
 
     def __init__(self) -> None:

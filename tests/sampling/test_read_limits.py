@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bad_store import bad_store
-from growcache.sampling.engines.child import ChildProcess
+from growcache.sampling.engines.child import EngineProcess
 from growcache.sampling.read_limits import (
     TOLERATED_SHARE,
     WINDOW_SECONDS,
@@ -110,7 +110,7 @@ def test_samplers_share_the_limit(reads: int, samplers: int) -> None:
     assert max(found) - min(found) <= 1
 
 
-class Told(ChildProcess):
+class Told(EngineProcess):
     """A sampler that notes what it is told."""
 
     def __init__(self) -> None:

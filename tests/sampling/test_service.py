@@ -229,7 +229,7 @@ def ignores_ctrl_c(pid: int) -> bool:
 
 @pytest.mark.mutant(
     27,
-    "growcache.sampling.engines.child:ChildProcess.start",
+    "growcache.sampling.engines.child:EngineProcess.start",
     "start_new_session=True",
     "start_new_session=False",
 )

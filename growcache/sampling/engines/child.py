@@ -34,7 +34,7 @@ STDERR_SECONDS = 0.5  # after a child's end, to read its error stream
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
 
 
-class ChildProcess:
+class EngineProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -52,7 +52,7 @@ class ChildProcess:
         on_message: Callable[[Message], None],
         on_stderr: Callable[[bytes], None] | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> ChildProcess:
+    ) -> EngineProcess:
         """``variables``: of its environment, besides those of this process."""
         stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
         try:

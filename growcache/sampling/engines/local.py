@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from growcache.sampling.engines.child import ChildProcess
+from growcache.sampling.engines.child import EngineProcess
 from growcache.sampling.messages import Message
 
 
@@ -14,8 +14,8 @@ class LocalEngine:
     def __init__(self, on_stderr: Callable[[bytes], None] | None = None) -> None:
         self._on_stderr = on_stderr
 
-    async def start(self, number: int, on_message: Callable[[Message], None]) -> ChildProcess:
-        return await ChildProcess.start("sampler", on_message, self._on_stderr)
+    async def start(self, number: int, on_message: Callable[[Message], None]) -> EngineProcess:
+        return await EngineProcess.start("sampler", on_message, self._on_stderr)
 
     async def stop(self) -> None:
         """A local engine has nothing but its samplers."""

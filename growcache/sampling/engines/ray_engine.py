@@ -19,7 +19,7 @@ from contextlib import suppress
 from growcache.config_ray import LOCAL, RayConfig
 from growcache.errors import ConfigError, SamplingError
 from growcache.sampling.engines import SamplerEnd
-from growcache.sampling.engines.child import ChildProcess
+from growcache.sampling.engines.child import EngineProcess
 from growcache.sampling.messages import Message
 from growcache.usercode import printable
 
@@ -115,7 +115,7 @@ class WriterProcess:
         self._on_notice = on_notice
         self._on_end = on_end
         self._samplers: dict[int, RaySampler] = {}
-        self._process: ChildProcess | None = None
+        self._process: EngineProcess | None = None
         self._life: asyncio.Task[None] | None = None
         self.alive = False
 
@@ -125,7 +125,7 @@ class WriterProcess:
         variables: Mapping[str, str],
         on_stderr: Callable[[bytes], None] | None,
     ) -> None:
-        self._process = await ChildProcess.start(
+        self._process = await EngineProcess.start(
             "ray-writer", self._receive, on_stderr, variables
         )
         self.alive = True
