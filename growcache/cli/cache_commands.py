@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from growcache.cli.arguments import CacheArgument, ConfigArgument, JsonOption, complete_path
+from growcache.cli.arguments import CacheArgument, ConfigArgument, JsonOption
+from growcache.cli.completion import complete_cache, complete_config, complete_path
 from growcache.cli.terminal import fold_to_width, print_json, signals_as_ctrl_c
 from growcache.errors import ConfigError
 
@@ -62,7 +63,7 @@ def dashboard(
     caches: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="CACHE...", help="Folders of caches.", autocompletion=complete_path
+            metavar="CACHE...", help="Folders of caches.", autocompletion=complete_cache
         ),
     ] = None,
     http: Annotated[
@@ -134,7 +135,7 @@ def peek(
         typer.Option(
             metavar="CONFIG",
             help="Of the cache, where the store needs more than its URL, or samples code of yours.",
-            autocompletion=complete_path,
+            autocompletion=complete_config,
         ),
     ] = None,
     json: JsonOption = False,

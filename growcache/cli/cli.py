@@ -28,23 +28,27 @@ app = typer.Typer(
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED_EXIT_CODE = 130
 
+START, PLAN, WATCH = "Start", "Plan and measure", "Watch"
+SAMPLES, CARE = "Look at samples", "Care for a cache"
+
+# In the order of docs/commands.md, with the panel of `--help` that shows each.
 COMMANDS = (
-    config_commands.demo,
-    config_commands.init,
-    config_commands.schema,
-    config_commands.plan,
-    config_commands.run,
-    config_commands.doctor,
-    cache_commands.status,
-    cache_commands.dashboard,
-    cache_commands.check,
-    cache_commands.peek,
-    cache_commands.replay,
-    cache_commands.report,
-    cache_commands.export,
-    cache_commands.purge,
-    cache_commands.release,
-    cache_commands.clear,
+    (config_commands.demo, START),
+    (config_commands.init, START),
+    (config_commands.schema, START),
+    (config_commands.plan, PLAN),
+    (config_commands.run, START),
+    (config_commands.doctor, PLAN),
+    (cache_commands.status, WATCH),
+    (cache_commands.dashboard, WATCH),
+    (cache_commands.check, CARE),
+    (cache_commands.peek, SAMPLES),
+    (cache_commands.replay, SAMPLES),
+    (cache_commands.report, WATCH),
+    (cache_commands.export, SAMPLES),
+    (cache_commands.purge, CARE),
+    (cache_commands.release, CARE),
+    (cache_commands.clear, CARE),
 )
 
 
@@ -62,8 +66,9 @@ def _root_command(
         typer.echo(context.get_help())
 
 
-for command in COMMANDS:
-    app.command(epilog=examples_epilog(command.__name__))(command)
+for command, panel in COMMANDS:
+    described = app.command(epilog=examples_epilog(command.__name__), rich_help_panel=panel)
+    described(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

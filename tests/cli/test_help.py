@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from growcache.cli.cli import app, main
+from growcache.cli.cli import COMMANDS, app, main
 from growcache.cli.examples import EXAMPLES
 from tests.cli.terminals import COMMAND, ROOT, terminal
 from tests.filled import Filled
@@ -24,6 +24,7 @@ EXECUTED = [
     if shlex.split(example)[1] in {"status", "check", "peek", "export", "clear", "init"}
     and not any(word in example for word in ("--watch", "--refetch", "s3://"))
 ]
+PANELS = dict.fromkeys(panel for _, panel in COMMANDS)
 ESCAPE = "\x1b["
 
 
@@ -78,12 +79,22 @@ def test_every_example_that_can_be_is_executed(
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+COMPLETED = (
+    "growcache.yaml",
+    "conf/train.yaml",
+    "data/0.npy",
+    "caches/eeg/growcache.json",
+    "caches/mri/growcache.json",
+)
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
         ("growcache sta", ["status"]),
-        ("growcache status ca", []),  # the shell completes paths
-        ("growcache run ", []),
+        ("growcache status caches/", ["caches/eeg", "caches/mri"]),
+        ("growcache peek da", []),  # no cache: the shell completes paths
+        ("growcache run ", ["conf/train.yaml", "growcache.yaml"]),
         (
             "growcache run growcache.yaml --set cache.max_b",
             ["cache.max_bytes=", "cache.max_bytes=10GB"],
@@ -93,6 +104,9 @@ def test_every_example_that_can_be_is_executed(
 )
 def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
     words = typed.split(" ")
+    for file in COMPLETED:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "growcache").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
@@ -120,6 +134,14 @@ def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> 
     assert done.stderr == ""
     found = sorted(line for line in done.stdout.splitlines() if line)
     assert found == sorted(offered)
+
+
+def test_help_groups_the_commands_by_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    panels = [text.index(f"─ {panel} ─") for panel in PANELS]
+    assert panels == sorted(panels)
+    assert "─ Commands ─" not in text  # the panel of those without one
 
 
 @pytest.fixture
@@ -201,7 +223,7 @@ def test_a_terminal_that_cannot_redraw_gets_lines(filled: Path) -> None:
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    assert "Commands" in capsys.readouterr().out
+    assert "Start" in capsys.readouterr().out
 
 
 def test_help_imports_little() -> None:

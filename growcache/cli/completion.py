@@ -1,0 +1,97 @@
+"""What Tab completes: configs, caches and settings.
+
+A function that returns nothing leaves the word to the shell, which completes any path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from growcache.humanize import as_size
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+MOST_ENTRIES = 2_000  # of the folders that are looked through, so that Tab stays quick
+MIN_SIZE = 1_000_000  # such a number is one of bytes
+
+
+def complete_path() -> list[str]:
+    """Offer nothing, so that the shell completes the path."""
+    return []
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Return the configs in the folder that is typed, and in those below it."""
+    return _complete(incomplete, _is_config)
+
+
+def complete_cache(incomplete: str) -> list[str]:
+    """Return the caches in the folder that is typed, and in those below it."""
+    return _complete(incomplete, _is_cache)
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Return ``section.key=`` of every matching setting; of a single one its default."""
+    from pydantic import BaseModel
+
+    from growcache.config import CacheConfig, SamplingConfig
+    from growcache.config_source import SourceConfig
+
+    models: dict[str, type[BaseModel]] = {
+        "source": SourceConfig,
+        "sampling": SamplingConfig,
+        "cache": CacheConfig,
+    }
+    found = {
+        f"{name}.{key}=": "…" if field.is_required() else _default_text(field.get_default())
+        for name, model in models.items()
+        for key, field in model.model_fields.items()
+        if f"{name}.{key}=".startswith(incomplete)
+    }
+    if len(found) != 1:
+        return list(found)
+    ((key, default),) = found.items()
+    return [key, f"{key}{default}"]
+
+
+def _default_text(default: object) -> str:
+    if isinstance(default, int) and default >= MIN_SIZE:
+        return as_size(default)
+    return "null" if default is None else str(default).replace(" ", "")
+
+
+def _complete(incomplete: str, matches: Callable[[Path], bool]) -> list[str]:
+    folder, name = os.path.split(incomplete)
+    found = islice(_entries(Path(folder or "."), name), MOST_ENTRIES)
+    return sorted(os.path.join(folder, path) for path, where in found if matches(where))  # noqa: PTH118 - "./" stays
+
+
+def _entries(folder: Path, start: str) -> Iterator[tuple[str, Path]]:
+    """Yield the entries of a folder that start so, and those of its folders, by their path in it."""
+    for entry in _scan(folder):
+        if not entry.name.startswith(start) or (entry.name.startswith(".") and not start):
+            continue
+        path = Path(entry.path)
+        yield entry.name, path
+        if entry.is_dir():
+            yield from ((f"{entry.name}/{one.name}", Path(one.path)) for one in _scan(path))
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder.expanduser()) as entries:
+            return list(islice(entries, MOST_ENTRIES))
+    except OSError:
+        return []
+
+
+def _is_config(path: Path) -> bool:
+    return path.suffix in CONFIG_SUFFIXES
+
+
+def _is_cache(path: Path) -> bool:
+    from growcache.cache.files import FIRST_GENERATION, MARKER
+
+    return (path / MARKER).is_file() or os.path.lexists(path / FIRST_GENERATION)
