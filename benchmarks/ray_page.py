@@ -1,4 +1,4 @@
-"""The tables of docs/ray.md that the benchmark `ray_engine` writes."""
+"""The tables of docs/deploy/ray.md that the benchmark `ray_engine` writes."""
 
 from __future__ import annotations
 

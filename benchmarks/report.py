@@ -1,4 +1,4 @@
-"""docs/monitor/report.html: the report of a real run, in which a cache grows and then turns over.
+"""docs/deploy/monitor/report.html: the report of a real run, in which a cache grows and then turns over.
 
 nginx serves recordings of three states behind a link of limited speed; a loader trains on the cache meanwhile. It takes
 ``--seconds`` (default 300). The plan is made before the service starts, so the report compares the two.
@@ -25,7 +25,7 @@ from growcache.sampling.serve import serve
 from tests.servers.slowlink import slowlink
 
 ROOT = Path(__file__).parent.parent
-TARGET = ROOT / "docs" / "monitor" / "report.html"
+TARGET = ROOT / "docs" / "deploy/monitor" / "report.html"
 STATES = {"awake": 60, "light": 30, "deep": 10}  # recordings
 CHANNELS, ROWS, WINDOW, STRIDE = 8, 60_000, 256, 64
 LINK_BYTES_PER_SECOND, LATENCY_SECONDS = 3e6, 0.03
@@ -106,7 +106,7 @@ def train(cache: Path, seconds: float) -> None:
     """Train at a steady pace, as a model of some size does.
 
     A gather process knows the loop's position by blocks, of which this small cache has few, so it would take its
-    snapshots too early; see docs/plan.md.
+    snapshots too early; see docs/guides/plan.md.
     """
     end = time.monotonic() + seconds
     made = EpochLoader(cache, batch_size=BATCH, min_samples=500, job=JOB, gather="thread")

@@ -1,4 +1,4 @@
-"""Where the design ends: 1 to 1,000 nodes on one bucket, up to 10^12 samples; docs/scale.md is written by this.
+"""Where the design ends: 1 to 1,000 nodes on one bucket, up to 10^12 samples; docs/deploy/scale.md is written by this.
 
 Four tables. What a node's own structures cost is measured here, on the real population, lanes and permutation. What
 resizes cost is counted: every node draws a whole pass, part by part. What the bucket sees is simulated

@@ -1,4 +1,4 @@
-"""docs/monitor/*.webp: the page of a real run, light, dark and on a phone, and of 100,000 shards.
+"""docs/deploy/monitor/*.webp: the page of a real run, light, dark and on a phone, and of 100,000 shards.
 
 nginx serves recordings behind a link of limited speed; two jobs of two ranks each train on the cache meanwhile, for ``--seconds``
 (default 600). Some samples of the second rank are slow to transform, so that its loop waits for them.
@@ -25,7 +25,7 @@ from growcache.sampling.serve import serve
 from tests.browsers import Browser, running_browser
 from tests.servers.slowlink import slowlink
 
-TARGET = Path(__file__).parent.parent / "docs" / "monitor"
+TARGET = Path(__file__).parent.parent / "docs" / "deploy/monitor"
 RECORDINGS, CHANNELS, ROWS, WINDOW = 24, 64, 60_000, 400
 LINK_BYTES_PER_SECOND, MAX_BYTES = 2e6, 200_000_000
 JOBS = {"lr-sweep": 9.0, "resnet18": 10.0}  # samples per second of each rank

@@ -4,7 +4,7 @@
 
 Rows are read, and images decoded, in processes of growcache's own, once; training takes them from
 the cache, and each epoch has more of them. `load_dataset` downloads the whole dataset first. Where
-that is too much, growcache can read its Parquet files by range; see docs/formats.md.
+that is too much, growcache can read its Parquet files by range; see docs/reference/formats.md.
 """
 
 from __future__ import annotations

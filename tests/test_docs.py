@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,18 @@ from growcache import Snapshot
 from growcache.cli.cli import app, main
 from growcache.config_text import load_config
 from growcache.formats import open_source
+from tests.tables import DOCS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+DATA = (DOCS / "start/your_data.md").read_text(encoding="utf-8")
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def blocks(language: str) -> list[str]:
@@ -145,7 +152,7 @@ def test_every_config_loads_and_is_linked(path: Path) -> None:
     config = load_config(path)
     for source in config.sources:
         open_source(source)
-    assert f"configs/{path.name}" in README
+    assert f"configs/{path.name}" in DATA
 
 
 def test_every_setting_in_the_readme_exists() -> None:
@@ -155,9 +162,9 @@ def test_every_setting_in_the_readme_exists() -> None:
         assert hasattr(getattr(config, section), key)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_link_leads_nowhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.M | re.S)
     for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if "://" not in target:
             file = page.parent / target if target else page
@@ -173,7 +180,27 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_is_in_the_navigation_once() -> None:
+    found = Counter(page for index in DOCS.rglob("*.md") for page in toctree(index))
+    pages = {page for suffix in ("md", "ipynb") for page in DOCS.rglob(f"*.{suffix}")}
+    assert found == Counter(pages - {DOCS / "index.md"})
+
+
+def toctree(index: Path) -> set[Path]:
+    """The pages that stand below another in the navigation."""
+    named = re.findall(r"^```\{toctree\}\n((?:.*\n)*?)^```", index.read_text("utf-8"), re.M)
+    entries = [line.split("<")[-1].rstrip(">") for block in named for line in block.split("\n")]
+    patterns = [entry for entry in entries if entry and not entry.startswith(":")]
+    found = {
+        page
+        for pattern in patterns
+        for suffix in ("md", "ipynb")
+        for page in index.parent.glob(f"{pattern}.{suffix}")
+    }
+    return found - {index}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_source_files_that_a_page_names_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # it names files that have gone
@@ -183,7 +210,7 @@ def test_source_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_glossary_has_at_most_sixty_words_each_once() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (DOCS / "concepts/glossary.md").read_text(encoding="utf-8")
     words = [word for word in re.findall(r"^\| ([^|]+) \|", text, re.M) if word != "word"]
     words = [word for word in words if not word.startswith("---")]
     assert len(words) == len(set(words))
@@ -192,4 +219,4 @@ def test_the_glossary_has_at_most_sixty_words_each_once() -> None:
 
 def test_the_examples_are_linked() -> None:
     for path in (ROOT / "examples").glob("*.py"):
-        assert f"examples/{path.name}" in README
+        assert f"examples/{path.name}" in DATA

@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack
 from fractions import Fraction
@@ -48,25 +49,31 @@ from tests.filled import Filled
 from tests.planned import plan_pass
 from tests.ragged import ragged_cache
 from tests.sampling.services import run, status
+from tests.tables import DOCS
 
 ROOT = Path(__file__).parent.parent
-NAMES = [
-    "epochs",
-    "choosing",
-    "formats",
-    "joining",
-    "fairness",
-    "tensorflow",
-    "not_offered",
-    "datasets",
-    "distributed",
-]
-PAGES = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES}
+PATHS = {
+    "start": "start/index.md",
+    "epochs": "guides/epochs.md",
+    "choosing": "guides/choosing.md",
+    "own_code": "guides/own_code.md",
+    "formats": "reference/formats.md",
+    "joining": "guides/joining.md",
+    "randomness": "concepts/randomness.md",
+    "tensorflow": "guides/tensorflow.md",
+    "not_offered": "beside_others/not_offered.md",
+    "datasets": "guides/datasets.md",
+    "distributed": "deploy/distributed.md",
+}
+NAMES = sorted(PATHS)
+PAGES = {name: (DOCS / path).read_text(encoding="utf-8") for name, path in PATHS.items()}
 GB, MB, KIB = 10**9, 10**6, 1024
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    """Blocks of a page, also those of numbered lists."""
+    found = re.findall(rf"^ *```{language}\n.*?^ *```", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block).split("\n", 1)[1].removesuffix("```") for block in found]
 
 
 def rows_below(page: str, mark: str) -> list[list[str]]:
@@ -122,15 +129,15 @@ def run_blocks(page: str, *flags: str) -> None:
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
     for page, text in PAGES.items():
-        fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
-        assert set(fences[::2]) <= {"csv", "python", "yaml", "sh"}, page
+        fences = re.findall(r"^ *```([\w{}]*)$", text, re.MULTILINE)
+        assert set(fences[::2]) <= {"csv", "python", "yaml", "sh", "{toctree}"}, page
         assert set(fences[1::2]) <= {""}, page
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "page", [pytest.param("epochs", marks=pytest.mark.slow), "not_offered"]
+    "page", [pytest.param("epochs", marks=pytest.mark.slow), "not_offered", "start"]
 )
 def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     pytest.importorskip("torch")
@@ -223,6 +230,7 @@ def test_the_configs_load(page: str, tmp_path: Path) -> None:
 def test_the_commands_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for line in lines if not line.startswith("pip ")]
     lines += re.findall(r"`(growcache [a-z][^`]*)`", PAGES[page])
     for line in lines:
         _, command, *arguments = line.split()
@@ -581,12 +589,12 @@ def test_what_tensorflow_makes_of_growth(tmp_path: Path) -> None:
         assert Growth.steps == [6, 6, 6]
 
 
-# ---------------------------------------------------------------------- fairness
+# -------------------------------------------------------------------- randomness
 
 
 def test_what_is_said_of_fairness_is_tested() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests/fairness").glob("test_*.py"))
-    rows = rows_below("fairness", "<!-- fairness -->")
+    rows = rows_below("randomness", "<!-- fairness -->")
     assert len(rows) >= 11
     for _, _, shown in rows:
         assert f"\ndef {shown.strip('`')}(" in tests

@@ -1,4 +1,4 @@
-"""`loader.metrics()` in the trackers of experiments, by the lines of docs/epochs.md, and Lightning's callback.
+"""`loader.metrics()` in the trackers of experiments, by the lines of docs/guides/epochs.md, and Lightning's callback.
 
 They are run as jobs of their own: they warn when they are imported, which the suite forbids.
 """

@@ -1,7 +1,7 @@
 """The table of object formats, and how the format of a source is opened.
 
 A module is imported when a source needs it, so a sampler imports only what it reads.
-docs/formats.md describes the options.
+docs/reference/formats.md describes the options.
 """
 
 from __future__ import annotations

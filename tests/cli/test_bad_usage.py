@@ -1,6 +1,6 @@
 """What people type or have by mistake: one or two clear lines, and nothing half-written.
 
-The cases are a table, and so is what they say: in docs/inputs.md, which this module writes
+The cases are a table, and so is what they say: in docs/reference/inputs.md, which this module writes
 (``pytest --write-tables``) and holds to.
 """
 
@@ -153,7 +153,7 @@ CASES = (
 )  # fmt: skip
 
 TABLE = Table(
-    page="inputs.md",
+    page="reference/inputs.md",
     name="bad usage",
     columns=("what is wrong", "typed after `growcache`", "what is said", "exit code"),
     order=[case.name for case in CASES],

@@ -1,4 +1,4 @@
-"""docs/commands.md: the outputs in it are what the commands put out, the keys what JSON has.
+"""docs/reference/commands.md: the outputs in it are what the commands put out, the keys what JSON has.
 
 One small service runs; all else is asked of the cache that it leaves.
 """
@@ -49,7 +49,7 @@ from tests.cli.test_view import drawn
 from tests.monitor.planning import plan_inputs
 from tests.tables import DOCS
 
-PAGE = DOCS / "commands.md"
+PAGE = DOCS / "reference/commands.md"
 END = "<!-- end -->"
 HOME = "/home/me"
 COMMANDS: Any = typer.main.get_command(app)
@@ -133,7 +133,7 @@ def found_in(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def hold(documented: dict[str, str], value: Any) -> set[str]:
     """Assert that a value has only documented keys, each of its kind; return those it has."""
     for key, inner in found_in(value):
-        assert key in documented, f"{key} is not in docs/commands.md"
+        assert key in documented, f"{key} is not in docs/reference/commands.md"
         kinds = documented[key] if documented[key] in KINDS else documented[key].split(" or ")
         allowed = [kinds] if isinstance(kinds, str) else kinds
         assert any(KINDS[kind](inner) for kind in allowed), (key, inner, documented[key])
@@ -145,7 +145,7 @@ def shown(name: str, text: str, *, writes: bool) -> None:
     page = PAGE.read_text(encoding="utf-8")
     head, begin, rest = page.partition(f"<!-- shown: {name} -->\n")
     written, end, tail = rest.partition(END)
-    assert begin, f"docs/commands.md has no place for {name}"
+    assert begin, f"docs/reference/commands.md has no place for {name}"
     block = "```text\n" + "\n".join(line.rstrip() for line in text.splitlines()) + "\n```\n"
     if writes:
         PAGE.write_text(head + begin + block + end + tail, encoding="utf-8")
@@ -243,7 +243,7 @@ def test_the_picture_of_a_status(write_tables: bool) -> None:
 
 
 def test_the_picture_of_a_run_is_a_whole_one_of_this_kind() -> None:
-    kept = (DOCS / "run.svg").read_text(encoding="utf-8")
+    kept = (DOCS / "reference/run.svg").read_text(encoding="utf-8")
     made = as_svg(FULL, StatusHistory())
     for svg in (kept, made):
         text = "".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")

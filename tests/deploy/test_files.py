@@ -46,7 +46,9 @@ def test_the_configuration_is_one() -> None:
 
 
 def test_the_page_names_files_that_exist() -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs" / "deploy/index.md").read_text(), re.S
+    )
     named = {name for block in blocks for name in re.findall(r"\bdeploy/[\w@./-]+", block)}
     assert len(named) > 4
     assert [name for name in named if not (ROOT / name).exists()] == []

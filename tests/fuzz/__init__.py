@@ -1,1 +1,1 @@
-"""What reads bytes that others wrote, given any bytes; see docs/reliability.md."""
+"""What reads bytes that others wrote, given any bytes; see docs/concepts/guarantees.md."""

@@ -1,4 +1,4 @@
-"""``python -m tests.matrix``: run every case and write the table of docs/matrix.md."""
+"""``python -m tests.matrix``: run every case and write the table of docs/reference/matrix.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.matrix.case import Case, Finding
 from tests.matrix.registry import all_cases, run_case_number
 
-PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference/matrix.md"
 PROCESSES = 2
 HEAD = """# What libraries write, and what a sample of it is
 

@@ -50,7 +50,7 @@ def test_every_metric_that_is_asked_for_exists(name: str, exposed: str) -> None:
 
 def test_every_metric_is_on_the_page(exposed: str) -> None:
     families = set(re.findall(r"^# TYPE (growcache_[a-z_]+) ", exposed, re.MULTILINE))
-    page = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+    page = (DOCS / "deploy/monitoring.md").read_text(encoding="utf-8")
     assert names_in(page) >= families
 
 

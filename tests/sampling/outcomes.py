@@ -20,7 +20,7 @@ from tests.tables import Table, code
 ENDS = "`run` ends, exit code {}"
 HOLE = "a hole; all others are cached"
 BAD = Table(
-    page="inputs.md",
+    page="reference/inputs.md",
     name="bad objects and code",
     columns=("what is wrong", "what becomes of it", "what is said"),
     order=(
@@ -69,7 +69,7 @@ BAD = Table(
     ),
 )
 ODD = Table(
-    page="inputs.md",
+    page="reference/inputs.md",
     name="odd but legal",
     columns=("what is odd", "what arrives in the loader"),
     order=(

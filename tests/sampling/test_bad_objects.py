@@ -1,6 +1,6 @@
 """Objects and code that are bad: a hole or two clear lines, and nothing else is lost.
 
-What becomes of each is a table in docs/inputs.md, which this module writes
+What becomes of each is a table in docs/reference/inputs.md, which this module writes
 (``pytest --write-tables``) and holds to.
 """
 

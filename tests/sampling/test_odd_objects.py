@@ -1,6 +1,6 @@
 """Objects that are odd but legal: cached as they are, value by value.
 
-What arrives is a table in docs/inputs.md, which this module writes
+What arrives is a table in docs/reference/inputs.md, which this module writes
 (``pytest --write-tables``) and holds to.
 """
 

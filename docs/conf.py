@@ -1,0 +1,54 @@
+"""How Sphinx builds the site: `make docs`."""
+
+from importlib.metadata import version as version_of
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+project = "growcache"
+author = "The growcache authors"
+version = release = version_of("growcache")
+
+extensions = [
+    "myst_nb",  # Markdown and notebooks
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+nitpicky = False  # types of other libraries have no page here
+
+# The pages are read on a code host too, so links between them are those of plain Markdown.
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # tests run the notebooks; the site shows what they kept
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+napoleon_numpy_docstring = False
+add_module_names = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "growcache"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 7,
+    "show_nav_level": 1,
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+    "footer_start": ["sphinx-version"],
+    "footer_end": [],
+}
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+
+def setup(app: Sphinx) -> None:
+    app.add_lexer("csv", TextLexer)
