@@ -22,7 +22,7 @@ CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-links clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-links release third-party test-lowest test-cloud clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -80,10 +80,19 @@ docs-serve: docs  ## Show the site at http://127.0.0.1:8000
 docs-links: $(VENV)/docs.installed  ## Ask every host that the pages link to
 	$(SPHINX) -b linkcheck docs $(VENV)/linkcheck
 
+release: $(VENV)/release.installed  ## Build wheel and sdist twice, check them, say how to upload them
+	$(BIN)/python -m tools.release
+
+third-party: $(VENV)/slow.installed  ## Write THIRD_PARTY.md, the licences of all dependencies
+	$(PIP) --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m tools.third_party
+
 clean:  ## Remove the environment and every tool's leftovers
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf dist site .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+EXTRAS := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[dep/s/^\([a-z0-9]*\) = .*/\1/p' pyproject.toml | paste -sd,)
 
 # The pip that Python 3.11 brings knows no dependency groups.
 $(VENV)/pip.installed:
@@ -120,6 +129,10 @@ $(VENV)/bench.installed: $(VENV)/tests.installed
 
 $(VENV)/docs.installed: $(VENV)/tests.installed
 	$(PIP) --group docs
+	@touch $@
+
+$(VENV)/release.installed: $(VENV)/pip.installed pyproject.toml
+	$(PIP) --group release
 	@touch $@
 
 $(VENV)/fuzz.installed: $(VENV)/tests.installed

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from growcache.sampling.serve import Service, serve, start
     from growcache.schema import Origin
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Config",
