@@ -111,13 +111,11 @@ def build(folder: Path, umask: int, zone: str) -> list[Path]:
         "TZ": zone,
     }
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built)]
-    subprocess.run(
-        [*command, str(source)],
-        env=environment,
-        umask=umask,
-        check=True,
-        stdout=subprocess.DEVNULL,
+    done = subprocess.run(
+        [*command, str(source)], env=environment, umask=umask, capture_output=True, text=True
     )
+    if done.returncode:
+        raise SystemExit(f"the build failed:\n{done.stdout}{done.stderr}")
     return sorted(built.iterdir())
 
 
@@ -183,9 +181,10 @@ Ready. Upload it yourself, when its tests have passed (make test-all):
 
 
 def _passes_checkers(artefacts: Sequence[Path]) -> bool:
+    tools = Path(sys.executable).parent
     checks = [
-        [sys.executable, "-m", "twine", "check", "--strict", *map(str, artefacts)],
-        [sys.executable, "-m", "cffconvert", "--validate", "-i", str(ROOT / "CITATION.cff")],
+        [str(tools / "twine"), "check", "--strict", *map(str, artefacts)],
+        [str(tools / "cffconvert"), "--validate", "-i", str(ROOT / "CITATION.cff")],
     ]
     return all(subprocess.run(command, check=False).returncode == 0 for command in checks)
 
