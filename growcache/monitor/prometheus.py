@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from growcache import __version__
 from growcache.cache.lease_views import WAIT_BOUNDS
 from growcache.cache.metrics_file import JobMetrics, Metrics
 from growcache.cache.status_model import Status
@@ -31,6 +31,7 @@ from growcache.sampling.sampler_counts import STAGE_BOUNDS
 from growcache.store.counts import number_in
 from growcache.store.request_counts import REQUEST_BOUNDS
 
+VERSION = version("growcache")
 STATES = ("running", "complete", "full", "waiting", "shrinking", "stopped")
 
 
@@ -78,7 +79,7 @@ class _CachesCollector(Collector):
         build = GaugeMetricFamily(
             "growcache_build_info", "The version of the dashboard.", labels=["version"]
         )
-        build.add_metric([__version__], 1)
+        build.add_metric([VERSION], 1)
         yield build
         there = [one for one in self._seen if one.status is not None]
         yield _up(self._seen)
