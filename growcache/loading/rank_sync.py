@@ -52,8 +52,14 @@ class RankGroup(Protocol):
     def offers(self, pass_number: int) -> bool:
         """Whether another rank offers this snapshot."""
 
+    def announcing(self, pass_number: int, watch: WaitControl) -> WaitControl:
+        """Return a control of a wait that has the other ranks release their shards, too."""
+
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
         """Return the snapshot of a pass; None if ``watch`` stopped the wait."""
+
+    def leave(self) -> None:
+        """End a wait without a snapshot."""
 
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
         """Return when the snapshot is final, so that its pass may be entered."""
@@ -100,7 +106,7 @@ class _Leader:
     def offers(self, pass_number: int) -> bool:
         return False
 
-    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+    def announcing(self, pass_number: int, watch: WaitControl) -> WaitControl:
         note = replace(self._note, pass_number=pass_number)
 
         def on_long_wait() -> None:
@@ -110,16 +116,11 @@ class _Leader:
                     self._names.append(self._presence.name)
             watch.on_long_wait()
 
-        try:
-            snapshot = take_new_snapshot(
-                self._options, replace(watch, on_long_wait=on_long_wait), view, note
-            )
-        except BaseException:
-            self._leave()
-            raise
-        if snapshot is None:
-            self._leave()
-        return snapshot
+        return replace(watch, on_long_wait=on_long_wait)
+
+    def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
+        note = replace(self._note, pass_number=pass_number)
+        return take_new_snapshot(self._options, watch, view, note)
 
     def substituting_lease(self, pass_number: int, watch: WaitControl) -> LeaseView | None:
         return None
@@ -127,7 +128,7 @@ class _Leader:
     def substituting_note(self, pass_number: int, copied: LeaseView | None) -> RankNote:
         return replace(self._note, walk=_resumed(self._note.walk), pass_number=pass_number)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         if self._presence is not None:
             self._presence.close()
             self._presence = None
@@ -159,7 +160,7 @@ class _Leader:
                 patient=lambda: bool(self._seen_processes),
             )
         finally:
-            self._leave()
+            self.leave()
         self._followers([name])
 
     def _refuse_dead(self, ranks: set[int]) -> None:
@@ -191,6 +192,12 @@ class _Follower:
 
     def offers(self, pass_number: int) -> bool:
         return _of_pass(self._leader(), pass_number) is not None
+
+    def announcing(self, pass_number: int, watch: WaitControl) -> WaitControl:
+        return watch
+
+    def leave(self) -> None:
+        pass
 
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
         present: list[Lease] = []

@@ -65,11 +65,13 @@ def wait_for_samples(
     wake: threading.Event | None = None,
     stopped: Callable[[], bool] = lambda: False,
     known: bool = False,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> IndexView:
     """Return the index once the cache holds ``min_samples``, however long that takes.
 
     The cache may appear later, unless it is `known`, because the caller has read from it. `complete`
-    waits for the whole population. After `wake`, `stopped` is asked at once.
+    waits for the whole population. After `wake`, `stopped` is asked at once. `on_wait` is called at each
+    look that does not find enough: shards that the caller holds may take the room of those to come.
 
     Raises CacheMissingError if a known cache is gone, ConfigError if it can never hold that many
     samples, CacheError if it is complete without one or the service of this process has failed.
@@ -79,6 +81,7 @@ def wait_for_samples(
         for view in views:
             if _has_enough(view, min_samples, complete):
                 break
+            on_wait()
             if known and not layout.root.is_dir():
                 raise CacheMissingError(
                     f"the cache at {layout.directory} was removed while it was read; fill one with: "
@@ -267,6 +270,7 @@ def wait_for_pass(
         wake=watch.wake,
         stopped=watch.stopped,
         known=known,
+        on_wait=watch.on_long_wait,
     )
     if watch.stopped():
         return view

@@ -390,6 +390,7 @@ class PassOpener:
         if rested is None:
             raise StoppedError
         snapshot, rest = rested
+        self._known = True
         waited = time.monotonic() - began
         if self._options.fixed:
             numbers = (shard.number for shard in rest.plan.shards)
@@ -425,15 +426,35 @@ class PassOpener:
         self.waited += max(0.0, time.monotonic() - began - AGREEMENT_SECONDS)
 
     def _take(self, number: int, min_samples: int) -> Snapshot:
+        options, snapshot = self._options, None
+        try:
+            while (snapshot := self._wait_and_take(number, min_samples)) is not None:
+                # Another rank has what rank 0 has.
+                if not options.ranks.leads or len(snapshot) >= options.min_pass_samples:
+                    break
+                snapshot.close()  # a generation that is replaced shrank before the lease was there
+        finally:
+            if snapshot is None and self._ranks is not None:
+                self._ranks.leave()
+        if snapshot is None:
+            raise StoppedError
+        self._known = True
+        return self._pinned(snapshot) if options.fixed else snapshot
+
+    def _wait_and_take(self, number: int, min_samples: int) -> Snapshot | None:
+        """Return a snapshot of enough samples; None if stopped."""
         options, ranks, watch = self._options, self._ranks, self._watch
+        if ranks is not None:
+            watch = ranks.announcing(number, watch)
+        # Before the first snapshot there is nothing to release, and maybe no cache.
+        release = watch.on_long_wait if self._known else lambda: None
 
         def stopped() -> bool:
             return watch.stopped() or (ranks is not None and ranks.offers(number))
 
         def attempt() -> Snapshot | None:
-            view = wait_for_pass(
-                options, min_samples, replace(watch, stopped=stopped), known=self._known
-            )
+            first = replace(watch, stopped=stopped, on_long_wait=release)
+            view = wait_for_pass(options, min_samples, first, known=self._known)
             self.waited = time.monotonic() - began
             if watch.stopped():
                 return None
@@ -442,15 +463,7 @@ class PassOpener:
             return ranks.take(number, watch, view)
 
         began = time.monotonic()
-        while (snapshot := in_a_generation(options.root, attempt)) is not None:
-            # Another rank has what rank 0 has.
-            if not options.ranks.leads or len(snapshot) >= options.min_pass_samples:
-                break
-            snapshot.close()  # a generation that is replaced shrank before the lease was there
-        if snapshot is None:
-            raise StoppedError
-        self._known = True
-        return self._pinned(snapshot) if options.fixed else snapshot
+        return in_a_generation(options.root, attempt)
 
     def _pinned(self, snapshot: Snapshot) -> Snapshot:
         shards = _fixed_shards(snapshot, (row.number for row in snapshot.shards))

@@ -260,8 +260,10 @@ def test_what_is_being_copied_counts_as_used(
         assert shards(loader) == {16}
 
 
-def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache) -> None:
-    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+@pytest.mark.parametrize("used_up", [True, False])
+def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache, used_up: bool) -> None:
+    """For samples that may be used, or for a batch for each of them."""
+    cache = make_cache(max_reuse=1 if used_up else None, on_max_reuse="wait")
     cache.add(0, 1)
     barrier = threading.Barrier(2, timeout=30)
 
@@ -281,9 +283,13 @@ def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         ranks = pool.map(one, range(2))
+        wait_until(lambda: len(held(cache.root)) == 2)
+        if not used_up:
+            cache.retire(0, 1)
         wait_until(lambda: read_leases(cache.root) and not held(cache.root))
         cache.poll()
-        assert set(cache.cache.evict([0])) == {0}
+        if used_up:
+            assert set(cache.cache.evict([0])) == {0}
         cache.add(2)
         first, second = ranks
     assert sorted(first[1] + second[1]) == list(range(2000, 2010))
@@ -327,3 +333,19 @@ def test_a_full_cache_that_is_used_up_turns_over(tmp_path: Path) -> None:
             seen.update(x for batch in loader for x in batch["x"][:, 0, 0].tolist())
         assert read_index(tmp_path / "cache").totals.evicted_samples
     assert set(seen.values()) == {1}
+
+
+def test_a_wait_for_a_whole_batch_holds_no_shard(make_cache: MakeCache) -> None:
+    """Shards that are retired ahead leave less than a batch, and their room only comes free with the lease."""
+    cache = make_cache()
+    cache.add(0, 1)
+    with (
+        EpochLoader(cache.root, batch_size=15, min_samples=1) as loader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert len(ids(loader)) == 15
+        cache.retire(0)
+        second = pool.submit(ids, loader)
+        wait_until(lambda: not held(cache.root))
+        cache.add(2)
+        assert set(second.result(20)) < {*range(1000, 1010), *range(2000, 2010)}
