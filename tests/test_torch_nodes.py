@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others(group: Group) -> None:
     for one in groups[:2]:
         with pytest.raises(CacheError, match="rank 2 of job default ended, or closed"):
             one.agree(Offer(1), watch())
+
+
+def test_no_thread_of_gloo_outlives_a_group_that_ended(group: Group) -> None:
+    """Such a thread frees tensors, and aborts the process where the interpreter has ended by then."""
+    before = native_threads("pt_gloo")
+    groups = group(2)
+    assert agree(groups, [1, 1]) == [1, 1]
+    assert native_threads("pt_gloo") > before
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(NodeGroup.close, groups))
+    assert native_threads("pt_gloo") <= before
+
+
+def native_threads(name: str) -> int:
+    comms = Path("/proc/self/task").glob("*/comm")
+    return sum(comm.read_text().startswith(name) for comm in comms)
 
 
 def test_a_rank_that_does_not_answer_is_named(

@@ -112,6 +112,7 @@ class NodeGroup:
             self._meet()
             while not self._ended():
                 self._round()
+            self._group = None  # gloo's threads free tensors, which aborts a process whose interpreter ends
         except Exception as error:  # noqa: BLE001 - torch's errors and defects: the loop must not wait for ever
             self._fail(error)
 
