@@ -43,7 +43,7 @@ format: venv  ## Put the code into the one format
 test: venv  ## Install everything and run the test suite
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(PYTEST_ARGS)
 
-test-slow: $(VENV)/slow.installed  ## Only the tests that `make test` leaves out
+test-slow: $(VENV)/slow.installed  ## Only the tests that `make test` leaves out, such as the notebooks of docs/tutorials
 	@# 5 is pytest's word for: none is marked so
 	$(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]
 

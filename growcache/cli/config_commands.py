@@ -23,14 +23,26 @@ def demo(
         Path | None,
         typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
     ] = None,
+    notebook: Annotated[
+        bool,
+        typer.Option(
+            "--notebook", help="Write the tutorials' notebooks into a folder, and run nothing."
+        ),
+    ] = False,
 ) -> None:
     """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
+    folder = keep or (Path("growcache-tutorials") if notebook else None)
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; name a folder that is new, with --keep")
+    if notebook and folder is not None:
+        from growcache.cli.tutorials import write_tutorials
+
+        write_tutorials(folder)
+        return
     from rich.console import Console
 
     from growcache.cli.demo import run_demo
 
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise ConfigError(f"{keep} is not empty; name a folder that is new")
     with signals_as_ctrl_c():
         run_demo(Console(), epochs=epochs, keep=keep)
 

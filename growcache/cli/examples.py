@@ -6,6 +6,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": (
         "growcache demo",
         "growcache demo --epochs 20 --keep ./demo",
+        "growcache demo --notebook",
     ),
     "init": (
         "growcache init",
