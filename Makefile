@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # for each starts servers of its own. A file of tests stays together: what it prepares, it
 # prepares once. With PYTEST_ARGS="-n 0" there is one process.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
-SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d $(VENV)/doctrees
+SPHINX := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -d $(VENV)/doctrees
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 MUTANTS_ARGS ?=

@@ -16,21 +16,23 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
-nitpicky = False  # types of other libraries have no page here
 
 # The pages are read on a code host too, so links between them are those of plain Markdown.
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # tests run the notebooks; the site shows what they kept
 
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autoclass_content = "both"  # the arguments stand in the docstring of __init__
+autodoc_typehints = "none"  # signatures stay readable; docstrings say what an argument is
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
+default_role = "py:obj"
+maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 add_module_names = False
 
 html_theme = "pydata_sphinx_theme"
 html_title = "growcache"
+html_favicon = "_static/icon.svg"
+html_context = {"default_mode": "auto"}  # light or dark, as the system has it
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

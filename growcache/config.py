@@ -51,13 +51,13 @@ _SourceSetting: TypeAlias = Annotated[
 class LabelGroup(ConfigModel):
     """A column of the labels whose values are the groups."""
 
-    label: str
+    label: str = Field(description="One of source.labels.columns.")
 
 
 class BlockGroup(ConfigModel):
     """A group is a run of so many indices of a Dataset, because neighbours may be alike."""
 
-    block: PositiveInt
+    block: PositiveInt = Field(description="How many indices.")
 
 
 class SplitConfig(ConfigModel):
@@ -66,10 +66,20 @@ class SplitConfig(ConfigModel):
     It has its own seed, so that caches of one split that draw in other orders have no group in common.
     """
 
-    group: str | LabelGroup | BlockGroup | None = None
-    fractions: dict[str, Annotated[float, Field(gt=0, le=1)]]
-    use: str
-    seed: int = 0
+    group: str | LabelGroup | BlockGroup | None = Field(
+        default=None,
+        description="What belongs together: what (?P<group>...) of a regular expression finds in the key, "
+        "{label: COLUMN} of source.labels, or {block: N} neighbouring indices of a Dataset. "
+        "Without it each object is a group.",
+    )
+    fractions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
+        description="The subsets and their shares of the groups: {train: 0.8, val: 0.2}."
+    )
+    use: str = Field(description="The subset that this cache draws from.")
+    seed: int = Field(
+        default=0,
+        description="Another seed assigns groups to subsets in another way. sampling.seed does not.",
+    )
 
     @field_validator("group", mode="before")
     @classmethod
@@ -111,11 +121,18 @@ class SplitConfig(ConfigModel):
 class StrataConfig(ConfigModel):
     """How often each stratum of the objects is drawn."""
 
-    by: str
+    by: str = Field(
+        description="What tells strata apart: a column of source.labels, a regular expression with "
+        "(?P<stratum>...), or label with format image."
+    )
     weights: (
         Literal["balanced", "natural", "sqrt"]
         | dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
-    ) = "balanced"
+    ) = Field(
+        default="balanced",
+        description="balanced: all equally often; sqrt: by the square root of their sizes; natural: by their "
+        "sizes; or numbers by name, 1 where a name is missing, 0 for never.",
+    )
 
     @field_validator("by")
     @classmethod

@@ -17,12 +17,25 @@ LOCAL, AUTO = (
 class RayConfig(ConfigModel):
     """Which cluster runs samplers, how many, on which of its nodes."""
 
-    address: str = AUTO
-    workers: PositiveInt = 2
-    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
-    label_selector: dict[str, str] = Field(default={})
-    in_flight_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(1_000_000_000)
+    address: str = Field(
+        default=AUTO,
+        description="auto: the cluster that this machine is a node of; local: a Ray on this machine that ends "
+        "with the service; or HOST:PORT of a cluster's head.",
+    )
+    workers: PositiveInt = Field(default=2, description="Samplers, each an actor.")
+    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="Processors that each sampler reserves."
+    )
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={}, description="Other resources that each sampler reserves."
+    )
+    label_selector: dict[str, str] = Field(
+        default={}, description="Labels that a sampler's node must have."
+    )
+    in_flight_bytes: Annotated[ByteSize, Field(gt=0)] = Field(
+        default=ByteSize(1_000_000_000),
+        description="Shards on their way to this machine, at most.",
+    )
 
     @property
     def cluster(self) -> str:

@@ -68,14 +68,25 @@ class LabelsConfig(ConfigModel):
     ``classes`` makes numbers of texts: of one column, or of those that it names.
     """
 
-    url: Annotated[str, Field(min_length=1)]
-    key: Annotated[str, Field(min_length=1)]
-    columns: _Texts
-    match: str = "exact"
+    url: Annotated[str, Field(min_length=1)] = Field(
+        description="The table: a .csv, .tsv, .jsonl or .parquet file, by a path or a URL."
+    )
+    key: Annotated[str, Field(min_length=1)] = Field(
+        description="The column that says to which object a row belongs."
+    )
+    columns: _Texts = Field(description="The columns that become fields of each sample.")
+    match: str = Field(
+        default="exact",
+        description="What stands in the column `key`: the object's key (exact), the last part of it (name), "
+        "that part without its extension (stem), or what (?P<key>...) of a regular expression finds in it.",
+    )
     classes: Annotated[
         _ClassNames | dict[str, _ClassNames] | None,
         BeforeValidator(_class_names, json_schema_input_type=_GivenClasses | None),
-    ] = None
+    ] = Field(
+        default=None,
+        description="Columns whose texts become numbers: {COLUMN: auto}, {COLUMN: [NAME, NAME]}, or auto for all.",
+    )
 
     @model_validator(mode="after")
     def _classes_of_columns(self) -> LabelsConfig:
@@ -156,12 +167,24 @@ class ManifestConfig(ConfigModel):
 
     model_config = ConfigDict(json_schema_extra=_or_its_url)
 
-    url: Annotated[str, Field(min_length=1)]
-    key: str | None = None
-    size: str | None = None
-    etag: str | None = None
-    columns: _Texts | None = None
-    url_encoded: bool = False
+    url: Annotated[str, Field(min_length=1)] = Field(
+        description="The table: a .csv, .tsv, .jsonl, .txt or .parquet file, or the manifest.json of an S3 Inventory."
+    )
+    key: str | None = Field(
+        default=None, description="The column of keys (default: key, path or url)."
+    )
+    size: str | None = Field(
+        default=None, description="The column of sizes in bytes (default: size)."
+    )
+    etag: str | None = Field(
+        default=None, description="The column of versions (default: etag)."
+    )
+    columns: _Texts | None = Field(
+        default=None, description="The names of all columns, where the first line has none."
+    )
+    url_encoded: bool = Field(
+        default=False, description="Whether keys are encoded as in a URL."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -203,9 +226,14 @@ class FieldConfig(ConfigModel):
 
     model_config = ConfigDict(json_schema_extra=_or_its_url)
 
-    url: str
-    format: str | None = None
-    options: dict[str, Any] | None = None
+    url: str = Field(description="The URL with placeholders, such as s3://b/train_x_{k}.npy.")
+    format: str | None = Field(
+        default=None, description="What these objects hold (default: source.format)."
+    )
+    options: dict[str, Any] | None = Field(
+        default=None,
+        description="Options of the format (default: source.options, where the format is the same).",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -350,4 +378,6 @@ class SourceConfig(ConfigModel):
 class WeightedSource(SourceConfig):
     """One of several mixed sources, and its weight."""
 
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="The share of the draws, relative to the other sources."
+    )

@@ -17,5 +17,5 @@ class EpochLoader(FromDataset, Loader):
 
     It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but
     ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` by default, and yields
-    dicts of field name to array [batch, *shape] in the dtype of the schema.
+    dicts of field name to array ``[batch, *shape]`` in the dtype of the schema.
     """

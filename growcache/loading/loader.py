@@ -110,10 +110,10 @@ class Loader:
             fields: names of the cache's fields that are wanted; the others are not read.
             as_tuple: names of fields; batches are tuples of these instead of dicts.
             ragged: how fields whose values differ in size come. ``offsets``: ``x`` holds
-                all values back to back, [total, *inner], value i being
+                all values back to back, ``[total, *inner]``, value i being
                 ``x[x_offsets[i]:x_offsets[i + 1]]``; where other dimensions than the first
                 alone are ragged, ``x`` is flat, the offsets count its numbers, and
-                ``x_shapes`` int64 [batch, rank] has the shapes. ``pad``: ``x`` [batch, longest, *inner] with zeros after each
+                ``x_shapes`` int64 [batch, rank] has the shapes. ``pad``: ``x`` ``[batch, longest, *inner]`` with zeros after each
                 value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
                 ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
                 lists as bytes; str always in lists, which no loss takes: ``classes`` of ``source.labels``

@@ -89,7 +89,7 @@ class _CachesCollector(Collector):
 
 def _up(seen: Iterable[Seen]) -> Metric:
     family = GaugeMetricFamily(
-        "growcache_up", "1 where a service runs on the cache.", labels=["cache"]
+        "growcache_up", "1 while a service runs on the cache, 0 otherwise.", labels=["cache"]
     )
     for one in seen:
         runs = one.status is not None and one.status.state != "stopped"
@@ -99,8 +99,8 @@ def _up(seen: Iterable[Seen]) -> Metric:
 
 # Name, help, labels, and where the counts are.
 _COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("growcache_samples_drawn", "Samples that were drawn into the cache.", (), "drawn"),
-    ("growcache_samples_evicted", "Samples that were evicted again.", (), "evicted"),
+    ("growcache_samples_drawn", "Samples drawn into the cache.", (), "drawn"),
+    ("growcache_samples_evicted", "Samples evicted from the cache.", (), "evicted"),
     (
         "growcache_moved_parts",
         "Parts drawn from lanes that another node owned earlier in the pass and may have drawn as well.",
@@ -113,7 +113,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         ("op", "code"),
         "requests",
     ),
-    ("growcache_store_read_bytes", "Bytes of served reads.", (), "read_bytes"),
+    ("growcache_store_read_bytes", "Bytes of reads that were served.", (), "read_bytes"),
     (
         "growcache_store_retries",
         "Failures that were retried, by reason.",
@@ -123,7 +123,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("growcache_holes", "Visits that will never yield a sample.", ("reason",), "holes"),
     (
         "growcache_waiting_seconds",
-        "Time during which no further group could be started, by what it waited for.",
+        "Seconds during which no further group of shards could be started, by reason.",
         ("reason",),
         "waiting_seconds",
     ),
@@ -157,14 +157,14 @@ def _leaves(
 _HISTOGRAMS = (
     (
         "growcache_store_read_seconds",
-        "How long served requests took.",
+        "Duration of requests that were served.",
         "op",
         "request_seconds",
         REQUEST_BOUNDS,
     ),
     (
         "growcache_group_seconds",
-        "How long the stages of filling a group of shards took.",
+        "Duration of each stage of filling a group of shards.",
         "stage",
         "group_seconds",
         STAGE_BOUNDS,
@@ -204,12 +204,12 @@ def _of_jobs(seen: Sequence[Seen]) -> Iterator[tuple[str, str, JobMetrics]]:
 def _job_counters(seen: Sequence[Seen]) -> Iterator[Metric]:
     delivered = CounterMetricFamily(
         "growcache_samples_delivered",
-        "Samples that training loops received.",
+        "Samples that training loops received, on all ranks.",
         labels=["cache", "job"],
     )
     waits = HistogramMetricFamily(
         "growcache_batch_wait_seconds",
-        "The exposed wait: how long a training loop was without its next batch.",
+        "The exposed wait: how long a training loop had to wait for its next batch.",
         labels=["cache", "job", "rank"],
     )
     for cache, job, metrics in _of_jobs(seen):
@@ -223,7 +223,7 @@ def _job_counters(seen: Sequence[Seen]) -> Iterator[Metric]:
 
 _STATUS_GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
     ("cache_bytes", "Bytes on disk that count against the bound.", lambda s: s.bytes),
-    ("cache_max_bytes", "The bound in force.", lambda s: s.max_bytes),
+    ("cache_max_bytes", "The bound in force, in bytes.", lambda s: s.max_bytes),
     ("cache_samples", "Samples in the cache.", lambda s: s.samples),
     ("cache_shards", "Shards in the cache.", lambda s: s.shards),
     ("coverage_ratio", "Distinct samples drawn, as a share of all.", lambda s: s.coverage),
@@ -234,7 +234,11 @@ _STATUS_GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = 
     ),
     ("listing_complete", "1 once the source is listed.", lambda s: s.listing_complete),
     ("samplers", "Living sampler processes.", lambda s: s.workers),
-    ("status_timestamp_seconds", "When the service said this.", lambda s: s.updated_at),
+    (
+        "status_timestamp_seconds",
+        "Unix time at which the service last reported.",
+        lambda s: s.updated_at,
+    ),
 )
 
 
@@ -251,7 +255,7 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
                 family.add_metric([one.name], float(value))
         yield family
     free = GaugeMetricFamily(
-        "growcache_disk_free_bytes", "Free on the disk of the cache.", labels=["cache"]
+        "growcache_disk_free_bytes", "Free bytes on the disk of the cache.", labels=["cache"]
     )
     nodes = GaugeMetricFamily(
         "growcache_node_samplers",
@@ -259,10 +263,14 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
         labels=["cache", "node"],
     )
     state = GaugeMetricFamily(
-        "growcache_state", "1 for the state of the service.", labels=["cache", "state"]
+        "growcache_state",
+        "1 for the state that the service is in, 0 for the others.",
+        labels=["cache", "state"],
     )
     ages = Metric(  # only summaries may have quantiles
-        "growcache_sample_age_seconds", "How long ago the cached samples were drawn.", "summary"
+        "growcache_sample_age_seconds",
+        "Seconds since the cached samples were drawn; quantile 0 is the youngest.",
+        "summary",
     )
     for one in seen:
         if one.free_bytes is not None:
@@ -282,10 +290,14 @@ def _gauges(seen: Sequence[Seen]) -> Iterator[Metric]:
 
 
 _JOB_GAUGES: tuple[tuple[str, str, Callable[[JobMetrics], float | None]], ...] = (
-    ("reuse_ratio", "Samples delivered to a job, over samples drawn.", lambda j: j.reuse),
+    (
+        "reuse_ratio",
+        "Samples delivered to a job over samples drawn, since the beginning.",
+        lambda j: j.reuse,
+    ),
     (
         "ess_samples",
-        "The effective sample size (Σu)²/Σu² of all that a job received.",
+        "The effective sample size (Σu)²/Σu² of all samples that a job received.",
         lambda j: j.ess_samples,
     ),
     ("epoch", "The latest epoch that a job began.", lambda j: j.epoch),

@@ -193,7 +193,7 @@ def dataset(
             holds it up more.
 
     Returns:
-        A `tf.data.Dataset` of dicts of field name to tensor [batch, *shape], in the dtype
+        A `tf.data.Dataset` of dicts of field name to tensor ``[batch, *shape]``, in the dtype
         of the schema; the batch dimension is static where every batch is full.
 
     Raises:

@@ -84,7 +84,7 @@ class _FixedRecords:
 
 
 def _fixed_tensor(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
-    """Return uint8 [batch, nbytes] as tensors [batch, *shape]."""
+    """Return uint8 [batch, nbytes] as tensors ``[batch, *shape]``."""
     dtype, nbytes = tf.as_dtype(field.item_dtype), field.nbytes
     if dtype == tf.bool:
         cells = tf.cast(raw, tf.bool)

@@ -75,7 +75,7 @@ def _refuse_unknown(field: Field) -> None:
 
 
 def typed_tensor(raw: Tensor, field: Field) -> Tensor:
-    """Return strings [batch] as tensors [batch, *shape]."""
+    """Return strings [batch] as tensors ``[batch, *shape]``."""
     batch = raw.shape[0] if raw.shape[0] is not None else tf.shape(raw)[0]
     return tf.reshape(decode_numbers(raw, field), [batch, *field.fixed_shape])
 

@@ -123,7 +123,7 @@ class EpochLoader(FromDataset, Loader):
     Tensors may be kept: their memory is recycled only once nothing refers to it. A loader
     pickles as its arguments. Iterating anew ends the iteration before it.
 
-    Yields dicts of field name to tensor [batch, *shape] in the dtype of the schema.
+    Yields dicts of field name to tensor ``[batch, *shape]`` in the dtype of the schema.
     """
 
     framework = Framework(

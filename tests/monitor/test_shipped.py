@@ -16,7 +16,6 @@ from growcache.cli.cli import main
 from growcache.cli.dashboard import shipped_file
 from growcache.monitor.prometheus import exposition
 from tests.monitor.test_metrics import full_metrics
-from tests.tables import DOCS
 
 HERE = Path(__file__).parent
 PROMTOOL = shutil.which("promtool")
@@ -46,12 +45,6 @@ def test_every_metric_that_is_asked_for_exists(name: str, exposed: str) -> None:
         assert len(rules) == 5
     there = set(re.findall(r"^(growcache_[a-z_]+)[{ ]", exposed, re.MULTILINE))
     assert asked - there == set()
-
-
-def test_every_metric_is_on_the_page(exposed: str) -> None:
-    families = set(re.findall(r"^# TYPE (growcache_[a-z_]+) ", exposed, re.MULTILINE))
-    page = (DOCS / "deploy/monitoring.md").read_text(encoding="utf-8")
-    assert names_in(page) >= families
 
 
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
