@@ -211,7 +211,8 @@ def forget_errors(root: str | os.PathLike[str]) -> None:
     layout = CacheLayout(root)
     if layout.status.exists():
         told = _read_status_file(layout)
-        write_status(root, replace(told, last_errors=[], set_aside=SetAsideStatus()))
+        kept = replace(told, last_errors=[], ended_by=None, set_aside=SetAsideStatus())
+        write_status(root, kept)
 
 
 def service_silence(root: str | os.PathLike[str]) -> str:

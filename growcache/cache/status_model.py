@@ -204,6 +204,7 @@ class Status:
     foreign_leases: list[ForeignLeaseStatus] = field(default_factory=list)
     jobs: list[JobStatus] = field(default_factory=list)
     restart_for: list[str] = field(default_factory=list)  # changed settings
+    ended_by: str | None = None  # the error that ended the service
 
     def to_json(self) -> builtins.bytes:
         return orjson.dumps(self)

@@ -7,6 +7,7 @@ index, plus those that open leases report.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from growcache.cache.lease_views import LeaseView, RankNote, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
+from growcache.cache.status_model import Status
 from growcache.cache.system import service_end_reason, watch_directory
 from growcache.errors import (
     CacheError,
@@ -37,13 +39,14 @@ from growcache.errors import (
     ConfigError,
     LeasesFullError,
 )
+from growcache.loading.bound_check import BoundCheck, is_stuck
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot, mean_sample_bytes
 
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
 GENERATION_END_SECONDS = 5.0  # a generation that lost its index is removed within that time
-STAYS_FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
+REPEAT_SECONDS = 60.0  # between two messages of one wait
 
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ def wait_for_samples(
     Raises CacheMissingError if a known cache is gone, ConfigError if it can never hold that many
     samples, CacheError if it is complete without one or the service of this process has failed.
     """
-    layout, warned, full_cache = CacheLayout(path), False, _FullCacheCheck()
+    layout, bound, notice = CacheLayout(path), BoundCheck(), _WaitNotice()
     with closing(index_views(path, wake or threading.Event(), stopped)) as views:
         for view in views:
             if _has_enough(view, min_samples, complete):
@@ -88,11 +91,10 @@ def wait_for_samples(
                     "growcache run CONFIG"
                 )
             refuse_failed_service(layout, view)
-            _refuse_impossible(layout, view, min_samples)
-            full_cache.refuse_more(layout, view, min_samples, complete=complete)
-            if not warned:
-                _log.warning("%s", _describe_wait(layout, view, min_samples, complete))
-                warned = True
+            status = _status_of(layout)
+            _refuse_impossible(status, view, min_samples)
+            _refuse_small_bound(bound, status, view, min_samples, complete=complete)
+            notice.say(_describe_wait(layout, status, view, min_samples, complete), status)
     return view
 
 
@@ -164,12 +166,19 @@ def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
         )
 
 
-def _refuse_impossible(layout: CacheLayout, view: IndexView, min_samples: int) -> None:
+def _status_of(layout: CacheLayout) -> Status:
+    try:
+        return read_status(layout.root)
+    except CacheMissingError:
+        return Status()
+
+
+def _refuse_impossible(status: Status, view: IndexView, min_samples: int) -> None:
     if view.schema is None or view.population_samples is None:
         return  # a population that is not known yet may be all there is to wait for
     nbytes = mean_sample_bytes(view.schema, view.shards)
     wanted = samples_wanted(view, min_samples) * nbytes
-    max_bytes = read_status(layout.root).max_bytes
+    max_bytes = status.max_bytes
     if max_bytes and wanted > max_bytes:
         raise ConfigError(
             f"min_samples {min_samples} of {nbytes:,} bytes need {wanted:,} bytes, "
@@ -177,39 +186,66 @@ def _refuse_impossible(layout: CacheLayout, view: IndexView, min_samples: int) -
         )
 
 
-class _FullCacheCheck:
-    def __init__(self) -> None:
-        self._samples = -1
-        self._since = 0.0
+def _refuse_small_bound(
+    bound: BoundCheck, status: Status, view: IndexView, min_samples: int, *, complete: bool
+) -> None:
+    totals = view.totals
+    stuck = status.state == "full" if complete else is_stuck(status)
+    if not bound.is_endless(
+        *(time.monotonic(), totals.samples, totals),
+        stuck=stuck and totals.samples > 0,
+        ramping=status.ramping,
+    ):
+        return
+    if complete:
+        raise ConfigError(
+            f"the cache {status.path} is full and evicts, so it is never complete; a fixed "
+            "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
+        )
+    raise ConfigError(
+        f"the cache {status.path} is full with {bound.most} samples, fewer than the "
+        f"{samples_wanted(view, min_samples)} of min_samples or of a batch; lower min_samples or "
+        "batch_size, or raise cache.max_bytes"
+    )
 
-    def refuse_more(
-        self, layout: CacheLayout, view: IndexView, min_samples: int, *, complete: bool
-    ) -> None:
-        now, samples = time.monotonic(), view.totals.samples
-        if not samples or read_status(layout.root).state != "full" or samples != self._samples:
-            self._samples, self._since = samples, now
-        elif now - self._since > STAYS_FULL_SECONDS and complete:
-            raise ConfigError(
-                f"the cache {layout.directory} is full and evicts, so it is never complete; a fixed "
-                "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
-            )
-        elif now - self._since > STAYS_FULL_SECONDS:
-            raise ConfigError(
-                f"the cache {layout.directory} is full with {samples} samples, fewer than "
-                f"min_samples {min_samples}; lower min_samples or raise cache.max_bytes"
-            )
+
+class _WaitNotice:
+    """Says what a wait is for: at its begin, when its service ends, and now and then."""
+
+    def __init__(self) -> None:
+        self._ended_by: str | None = None
+        self._due = -math.inf  # monotonic seconds
+
+    def say(self, text: str, status: Status) -> None:
+        now = time.monotonic()
+        if now >= self._due or status.ended_by not in (None, self._ended_by):
+            _log.warning("%s", text)
+            self._ended_by, self._due = status.ended_by, now + REPEAT_SECONDS
 
 
 def _describe_wait(
-    layout: CacheLayout, view: IndexView, min_samples: int, complete: bool
+    layout: CacheLayout, status: Status, view: IndexView, min_samples: int, complete: bool
 ) -> str:
     if not layout.index.exists():
         return f"waiting for a cache at {layout.directory}; fill one with: growcache run CONFIG"
     wanted = samples_wanted(view, min_samples)
     event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
-    running = read_status(layout.root).state != "stopped"
-    hint = "" if running else "; the service is stopped, start it with: growcache run CONFIG"
-    return f"waiting for {event} in {layout.directory}, {view.totals.samples} are there{hint}"
+    return (
+        f"waiting for {event} in {layout.directory}, {view.totals.samples} are there"
+        f"{_service_hint(status)}"
+    )
+
+
+def _service_hint(status: Status) -> str:
+    """Return what the service waits for, or why it does not run, as the end of a message."""
+    if status.state != "stopped":
+        return f"; its service waits for {status.waiting_for}" if status.waiting_for else ""
+    if status.ended_by:
+        return (
+            f"; its service ended with an error: {status.ended_by}; once that is mended, start it "
+            "with: growcache run CONFIG"
+        )
+    return "; the service is stopped, start it with: growcache run CONFIG"
 
 
 def describe_missing(options: LoaderOptions, min_samples: int) -> str:
@@ -218,7 +254,7 @@ def describe_missing(options: LoaderOptions, min_samples: int) -> str:
     view = _read_view(layout)
     if _has_enough_of(view, least):
         return f"it takes its snapshot of {layout.root}"
-    return _describe_wait(layout, view, least, complete=False)
+    return _describe_wait(layout, _status_of(layout), view, least, complete=False)
 
 
 class Backoff:
@@ -368,7 +404,7 @@ def choose_shards(
     """Choose the shards of a job's next snapshot; it may wait for samples that were used less."""
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
-    warned = False
+    bound, notice = BoundCheck(), _WaitNotice()
     with closing(index_views(options.root, watch.wake, watch.stopped)) as views:
         for seen in views:
             limit = reuse_limit(seen)
@@ -387,10 +423,10 @@ def choose_shards(
             watch.on_long_wait()
             if unread_shards:  # they may stay unread, so a later look without them decides
                 continue
+            status = _status_of(CacheLayout(options.root))
             _refuse_endless(options, view, limit)
-            if not warned:
-                _log.warning("%s", _describe_reuse_wait(options, limit))
-                warned = True
+            _refuse_few_unused(options, bound, status, view, limit, fresh)
+            notice.say(_describe_reuse_wait(options, status, limit, fresh), status)
     return SnapshotChoice(view)
 
 
@@ -447,10 +483,31 @@ def _refuse_endless(options: LoaderOptions, view: IndexView, limit: ReuseLimit) 
     refuse_failed_service(CacheLayout(options.root), view)
 
 
-def _describe_reuse_wait(options: LoaderOptions, limit: ReuseLimit) -> str:
-    running = is_locked(CacheLayout(options.root).supervisor_lock)
-    hint = "" if running else "; no service runs there, start it with: growcache run CONFIG"
+def _refuse_few_unused(
+    options: LoaderOptions,
+    bound: BoundCheck,
+    status: Status,
+    view: IndexView,
+    limit: ReuseLimit,
+    fresh: int,
+) -> None:
+    if bound.is_endless(
+        *(time.monotonic(), fresh, view.totals),
+        stuck=is_stuck(status),
+        ramping=status.ramping,
+    ):
+        raise ConfigError(
+            f"job {options.job} needs {options.min_pass_samples} samples for its next pass, and the cache "
+            f"{options.root} has room for {bound.most} that it used less than {limit.most} times "
+            "(cache.max_reuse); raise cache.max_bytes, lower batch_size, or set cache.on_max_reuse: warn"
+        )
+
+
+def _describe_reuse_wait(
+    options: LoaderOptions, status: Status, limit: ReuseLimit, fresh: int
+) -> str:
+    but = f" all but {fresh}, of {options.min_pass_samples} for a pass," * (fresh > 0)
     return (
-        f"waiting for new samples: job {options.job} has used those of {options.root} "
-        f"{limit.most} times (cache.max_reuse){hint}"
+        f"waiting for new samples: job {options.job} has used those of {options.root}{but} "
+        f"{limit.most} times (cache.max_reuse){_service_hint(status)}"
     )

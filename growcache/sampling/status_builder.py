@@ -194,6 +194,7 @@ class StatusBuilder:
         restart_for: list[str],
         left_out: Mapping[str, int] | None,
         catalogs: list[str],
+        ended_by: str | None,
     ) -> Status:
         cache, totals = self._cache, self._cache.totals()
         fields = self._process | cache_fields(cache)
@@ -254,6 +255,7 @@ class StatusBuilder:
             if dispatcher
             else MovedStatus(),
             restart_for=restart_for,
+            ended_by=ended_by,
         )
 
     def _waiting(self, dispatcher: Dispatcher, silent_store: str) -> Waiting:

@@ -57,6 +57,7 @@ from growcache.sampling.sources import first_urls
 from growcache.sampling.status_builder import LISTING, PURGES, TABLES, StatusBuilder
 from growcache.store.catalog import Catalog
 from growcache.store.store import open_store
+from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once
 LEASES_SECONDS = 0.1
@@ -597,4 +598,5 @@ class Supervisor:
             restart_for=self._reload.restart_for if self._reload else [],
             left_out=self._listing.left_out,
             catalogs=self._listing.catalogs,
+            ended_by=printable(str(self._error)) if stopped and self._error else None,
         )

@@ -66,7 +66,7 @@ def test_it_holds_and_says_what_it_waits_for(
     wait_until(lambda: "waiting for new samples" in caplog.text)
     assert second.epochs == 1
     assert "2 times" in caplog.text
-    assert "no service runs there" in caplog.text
+    assert "start it with: growcache run" in caplog.text
     with running(config):  # counts the uses since, and adds samples
         second.thread.join(60)
         assert second.epochs == 3

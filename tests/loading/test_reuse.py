@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import pytest
 
 from growcache.cache.index.reader import IndexView, read_index
 from growcache.cache.lease_views import MAPPED, READ, LeaseView, RankNote, read_leases
+from growcache.cache.status import write_status
+from growcache.cache.status_model import Status
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import CacheError, CacheFullError, ConfigError
-from growcache.loading import blocks, plan, waiting
+from growcache.loading import blocks, bound_check, plan, waiting
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Passes
 from growcache.loading.snapshot import Snapshot
@@ -211,6 +215,25 @@ def test_a_wait_without_an_end_is_an_error(make_cache: MakeCache) -> None:
             ids(loader)
     with EpochLoader(cache.root, batch_size=5, min_samples=1, fixed=True) as validation:
         assert [shards(validation) for _ in range(3)] == [{0}] * 3
+
+
+def test_a_bound_that_holds_less_than_a_batch_of_unused_samples_is_an_error(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here 20 samples of 30 are used up and leave, and the next 20 at once have no room."""
+    monkeypatch.setattr(bound_check, "STAYS_FULL_SECONDS", 0.3)
+    cache = make_cache(max_reuse=1, on_max_reuse="wait")
+    cache.add(0, 1)
+    full = Status(state="full", waiting_for="a reader", pid=os.getpid(), samples=20)
+    write_status(cache.root, replace(full, updated_at=time.time()))
+    with EpochLoader(cache.root, batch_size=20, min_samples=1) as loader:
+        assert len(ids(loader)) == 20
+        cache.add(2)
+        with pytest.raises(
+            ConfigError, match=r"needs 20 samples .* room for 10 that it used less"
+        ):
+            ids(loader)
+    assert "its service waits for a reader" in caplog.text
 
 
 @pytest.mark.parametrize("on_max_reuse", ["warn", "wait"])

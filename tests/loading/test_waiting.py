@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from growcache.cache.index.schema import CacheTotals
 from growcache.cache.status import write_status
 from growcache.cache.status_model import Status
 from growcache.errors import CacheError, ConfigError
-from growcache.loading import waiting
+from growcache.loading import bound_check, waiting
 from growcache.loading.waiting import samples_wanted, wait_for_samples
 
 
@@ -118,6 +120,46 @@ def test_more_than_the_bound_can_hold_is_refused(cache: Any) -> None:
     write_status(cache.root, Status(max_bytes=1000))
     with pytest.raises(ConfigError, match="max_bytes is 1,000"):
         wait_for_samples(cache.root, 500)
+
+
+def test_the_error_that_ended_a_service_is_said_to_a_loader_that_waits_already(
+    cache: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.add(0)
+    write_status(cache.root, running_status(waiting_for="samplers to start"))
+
+    def looks() -> Iterator[bool]:
+        yield False
+        write_status(cache.root, Status(ended_by="cache.max_bytes: give at least 2 MB"))
+        cache.close()
+        yield False
+        yield True
+
+    wait_for_samples(cache.root, 30, stopped=looks().__next__)
+    first, second = caplog.messages
+    assert "10 are there; its service waits for samplers to start" in first
+    assert "its service ended with an error: cache.max_bytes: give at least 2 MB" in second
+
+
+@pytest.mark.parametrize("state", ["full", "waiting"])
+def test_a_full_cache_of_less_than_is_waited_for_is_refused(
+    cache: Any, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bound_check, "STAYS_FULL_SECONDS", 0.1)
+    cache.add(0)
+    write_status(cache.root, running_status(state=state, waiting_reason="readers", samples=10))
+    with pytest.raises(ConfigError, match=r"full with 10 samples, fewer than the 30 of"):
+        wait_for_samples(cache.root, 30)
+
+
+def running_status(**values: Any) -> Status:
+    """What a service in this process said last."""
+    fields: dict[str, Any] = {
+        "state": "waiting",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    return Status(**fields | values, updated_at=time.time())
 
 
 def test_a_wait_ends_when_it_is_told(cache: Any) -> None:
