@@ -10,12 +10,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import benchmarks.accuracy as about
-from benchmarks.accuracy import hard_case, reuse
+from benchmarks.accuracy import cache_size, hard_case, reuse
 from benchmarks.accuracy.experiment import Experiment, make_runs
 from benchmarks.accuracy.results import Run, read_rows
 from benchmarks.accuracy.tables import markdown
 
-EXPERIMENTS = {one.name: one for one in (reuse.EXPERIMENT, hard_case.EXPERIMENT)}
+EXPERIMENTS = {one.EXPERIMENT.name: one.EXPERIMENT for one in (reuse, hard_case, cache_size)}
 
 
 def main() -> None:

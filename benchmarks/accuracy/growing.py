@@ -85,7 +85,7 @@ def growing_feed(
     )
     service = Child.growcache("run", str(config), log=place.folder / "service.log")
     try:
-        _wait_for_samples(service, root, pass_samples)
+        wait_for_samples(service, root, pass_samples)
         with EpochLoader(
             root, batch_size=pass_samples, min_samples=pass_samples, seed=place.seed
         ) as loader:
@@ -94,7 +94,7 @@ def growing_feed(
         service.interrupt()
 
 
-def _wait_for_samples(service: Child, root: Path, count: int) -> None:
+def wait_for_samples(service: Child, root: Path, count: int) -> None:
     """Wait for the first pass; exit with the service's words if it fails."""
     while _cached_samples(root) < count:
         service.check(START_SECONDS)

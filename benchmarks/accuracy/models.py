@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+TEXT_CONTEXT = 11  # bytes from which the next one is predicted
+
 
 def currents_model(seed: int) -> nn.Module:
     """Return a convolutional network of 58,000 weights: two channels of 100 values, 11 classes."""
@@ -35,3 +37,30 @@ def digits_model(seed: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(28, 10),
     )
+
+
+def text_model(seed: int) -> nn.Module:
+    """Return a causal convolutional network of 45,000 weights: bytes to logits of the byte that follows each."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        PastBytes(16, seen=TEXT_CONTEXT),
+        nn.Conv1d(16, 64, 8),
+        nn.ReLU(),
+        nn.Conv1d(64, 64, TEXT_CONTEXT - 7),
+        nn.ReLU(),
+        nn.Conv1d(64, 256, 1),
+    )
+
+
+class PastBytes(nn.Module):
+    """Embeds bytes, [batch, length], as channels; in front of them come zeros, so that nothing later is seen."""
+
+    def __init__(self, channels: int, seen: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, channels)
+        self.before = nn.ConstantPad1d((seen - 1, 0), 0.0)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return channels, [batch, channels, seen − 1 + length]."""
+        channels: torch.Tensor = self.before(self.embedding(text.long()).transpose(1, 2))
+        return channels

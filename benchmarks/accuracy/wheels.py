@@ -6,6 +6,7 @@ pip can install a package.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
@@ -35,7 +37,7 @@ SIDE = 28  # pixels of a digit
 class Labelled(NamedTuple):
     """Samples, and the class of each."""
 
-    inputs: Floats
+    inputs: Floats | Bytes
     labels: Labels
 
 
@@ -85,6 +87,20 @@ def appliances(archive: Path) -> list[Recording]:
         for name in PLAID
         for line in _lines_of_data(_member(archive, name).decode("utf-8"))
     ]
+
+
+@cache
+def python_text(archive: Path, max_bytes: int) -> Bytes:
+    """Return the beginning of all Python files of a wheel, one after the other in the order of their names."""
+    with zipfile.ZipFile(archive) as opened:
+        text = b"".join(opened.read(name) for name in _recorded_files(opened, ".py"))
+    return np.frombuffer(text[:max_bytes], np.uint8)
+
+
+def _recorded_files(opened: zipfile.ZipFile, ending: str) -> list[str]:
+    record = next(name for name in opened.namelist() if name.endswith(".dist-info/RECORD"))
+    rows = csv.reader(opened.read(record).decode("utf-8").splitlines())
+    return sorted(row[0] for row in rows if row and row[0].endswith(ending))
 
 
 def _member(archive: Path, name: str) -> bytes:
