@@ -52,7 +52,7 @@ def next_byte_loss(model: nn.Module, batch: Batch) -> Tensor:
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, test: Batch) -> float:
     """Return the mean bits that the model needs for a byte of the test windows."""
-    windows = test.inputs.split(EVALUATED_AT_ONCE)
+    windows = torch.split(test.inputs, EVALUATED_AT_ONCE)
     nats = [float(next_byte_loss(model, Batch(some, some))) * len(some) for some in windows]
     return sum(nats) / len(test.inputs) / math.log(2)
 
