@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -41,16 +41,18 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
     monkeypatch.setattr(node_group, "LOOK_SECONDS", 0.02)
     made: list[NodeGroup] = []
 
-    def make(count: int, **unlike: Any) -> list[NodeGroup]:
-        store = dist.HashStore()
-        for rank in range(count):
+    def make(
+        count: int, only: Iterable[int] | None = None, store: Any = None, **unlike: Any
+    ) -> list[NodeGroup]:
+        store, first = store or dist.HashStore(), len(made)
+        for rank in range(count) if only is None else only:
             options = LoaderOptions(
                 "cache", batch_size=4, ranks=Ranks(rank, count, 0, 1, True, True)
             )
             if rank == count - 1:
                 options = replace(options, **unlike)
             made.append(NodeGroup(options, store))
-        return made
+        return made[first:]
 
     yield make
     with ThreadPoolExecutor(8) as pool:
@@ -113,6 +115,17 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others(group: Group) -> None:
     for one in groups[:2]:
         with pytest.raises(CacheError, match="rank 2 of job default ended, or closed"):
             one.agree(Offer(1), watch())
+
+
+def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(group: Group) -> None:
+    store = dist.HashStore()
+    group(3, [2], store)[0].close()
+    (waiting,) = group(3, [0], store)
+    with pytest.raises(CacheError, match="rank 2 of job default ended, or closed"):
+        waiting.agree(Offer(0), watch())
+    (last,) = group(3, [1], store)
+    with pytest.raises(CacheError, match=r"ranks? .*2 of job default ended, or closed"):
+        last.agree(Offer(0), watch())
 
 
 def test_no_thread_of_gloo_outlives_a_group_that_ended(group: Group) -> None:

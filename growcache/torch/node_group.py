@@ -127,17 +127,40 @@ class NodeGroup:
         began = time.monotonic()
         while absent := self._absent_after(self._store, "here", ROUND_SECONDS):
             waited = time.monotonic() - began
-            if self._closing:
-                self._left = _rank_names([self._rank])
+            if self._ends_before_all_are_here():
                 return
             self._warn_of_wait(f"{_rank_names(absent)} to begin to iterate")
             if waited > PATIENCE_SECONDS:
                 raise RuntimeError(f"{_rank_names(absent)} did not begin to iterate")
+        if self._others_left():
+            return
         self._group = dist.ProcessGroupGloo(
             self._store, self._rank, self._world, timedelta(seconds=ANSWER_SECONDS)
         )
         keys = [f"here/{rank}" for rank in range(self._world)]
         self._names = [value.decode() for value in self._store.multi_get(keys)]
+
+    def _ends_before_all_are_here(self) -> bool:
+        """Whether another rank left, or this one does: it says so before it looks for the others again."""
+        if not self._closing:
+            return self._others_left()
+        self._store.set(f"left/{self._rank}", "")
+        if not self._absent_after(self._store, "here", 0.0):
+            return False  # they connect, and it leaves in a round
+        self._left = _rank_names([self._rank])
+        return True
+
+    def _others_left(self) -> bool:
+        gone = self._ranks_that_left(self._store)
+        if gone:
+            self._left = _rank_names(gone)
+            self._raise_in_loop(self._left_error())
+        return bool(gone)
+
+    def _ranks_that_left(self, store: Store) -> list[int]:
+        """Return the other ranks that left before all were here."""
+        others = (rank for rank in range(self._world) if rank != self._rank)
+        return [rank for rank in others if store.check([f"left/{rank}"])]
 
     def _absent_after(self, store: Store, key: str, seconds: float) -> list[int]:
         """Return the ranks that did not set their key; a wait of the store's would log each timeout."""
@@ -240,12 +263,13 @@ class NodeGroup:
         gone = [rank for rank, left in enumerate(self._texts("left" * leaves)) if left]
         self._left = _rank_names(gone)
         if not leaves:
-            self._raise_in_loop(
-                CacheError(
-                    f"{self._left} of job {self._options.job} ended, or closed the loader, while "
-                    "others go on; iterate alike on all ranks"
-                )
-            )
+            self._raise_in_loop(self._left_error())
+
+    def _left_error(self) -> CacheError:
+        return CacheError(
+            f"{self._left} of job {self._options.job} ended, or closed the loader, while "
+            "others go on; iterate alike on all ranks"
+        )
 
     def _name_of(self, rank: int) -> str:
         if not self._names:
@@ -269,8 +293,8 @@ class NodeGroup:
         # Over a link that is cut it may take for ever.
         found = naming.wait(NAMING_SECONDS + 2) and not naming.has_failed
         missing = naming.result() if found else None
-        error = CacheError(self._loss_text(missing, why))
-        if missing != []:  # else all of them run
+        error = self._left_error() if self._left else CacheError(self._loss_text(missing, why))
+        if missing != [] and not self._left:  # else all of them run, or ended as they meant to
             _log.error("%s", error)
             if not self._closing:
                 end_stuck_loop(self._loop_thread, lambda: self._closing)
@@ -278,6 +302,8 @@ class NodeGroup:
 
     def _missing_ranks(self) -> list[int]:
         self._naming_store.set(f"alive/{self._rank}", "")
+        if gone := self._ranks_that_left(self._naming_store):
+            self._left = _rank_names(gone)
         return self._absent_after(self._naming_store, "alive", NAMING_SECONDS)
 
     def _loss_text(self, missing: list[int] | None, why: Exception) -> str:
