@@ -62,7 +62,9 @@ def test_the_shell_blocks_name_targets_and_commands_that_exist() -> None:
             assert last[1] in targets
         elif last[:2] == ["pip", "install"]:
             extras = re.findall(r"\w+", last[2])
-            assert set(extras) <= set(metadata.metadata("growcache").get_all("Provides-Extra"))
+            assert set(extras) <= set(
+                metadata.metadata("growcache").get_all("Provides-Extra", [])
+            )
         else:
             assert last[:2] == ["growcache", last[1]]
             assert last[1] in COMMANDS
