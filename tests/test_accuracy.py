@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from benchmarks.accuracy.cache_size import WINDOW, windows
+from benchmarks.accuracy.metrics import BITS_PER_BYTE
+from benchmarks.accuracy.models import text_model
 from benchmarks.accuracy.results import Row, append_run, final_metrics, read_rows
 from benchmarks.accuracy.statistics import (
     Interval,
@@ -24,7 +30,8 @@ from benchmarks.accuracy.statistics import (
     visit_worth,
 )
 from benchmarks.accuracy.tables import markdown, reuse_limit
-from benchmarks.accuracy.wheels import held_out
+from benchmarks.accuracy.training import Batch, bits_per_byte
+from benchmarks.accuracy.wheels import held_out, python_text
 
 metrics = st.floats(-100, 100, allow_subnormal=False)
 by_seed = st.dictionaries(st.integers(0, 20), metrics)
@@ -106,6 +113,46 @@ def test_held_out_samples_are_of_every_class(classes: int, each: int, seed: int)
     share = np.bincount(labels[marked], minlength=classes)
     assert marked.sum() == len(labels) // 5
     assert share.max() - share.min() <= 1
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(1, 8), min_size=1), st.floats(-5, 5))
+def test_fewer_bits_per_byte_are_better(bits: dict[int, float], percent: float) -> None:
+    arm = {seed: value * (1 + percent / 100) for seed, value in bits.items()}
+    difference = mean_interval(BITS_PER_BYTE.differences(arm, bits))
+    assert difference == pytest.approx((percent,) * 3, abs=1e-9)
+    if abs(percent) > 1e-6:
+        assert BITS_PER_BYTE.is_better(difference) == (percent < 0)
+    if abs(percent - 1) > 1e-6:
+        assert BITS_PER_BYTE.verdict(difference) == ("as good" if percent < 1 else "worse")
+
+
+def test_a_model_that_knows_nothing_needs_eight_bits_and_sees_nothing_later() -> None:
+    model = text_model(0)
+    text = torch.arange(4 * 40, dtype=torch.uint8).reshape(4, 40)
+    changed = text.clone()
+    changed[:, 20:] = 7
+    assert torch.equal(model(text)[:, :, :20], model(changed)[:, :, :20])
+    for weights in model.parameters():
+        nn.init.zeros_(weights)
+    assert bits_per_byte(model, Batch(text, text)) == pytest.approx(8)
+
+
+@given(st.binary(max_size=4 * WINDOW))
+def test_windows_are_the_text_in_its_order(text: bytes) -> None:
+    cut = windows(np.frombuffer(text, np.uint8))
+    assert text.startswith(cut.tobytes())
+    assert len(text) - cut.size < WINDOW
+
+
+def test_text_of_a_wheel_is_its_recorded_files_in_the_order_of_names(tmp_path: Path) -> None:
+    files = {"b/z.py": "z", "b/a.py": "first", "b/data.bin": "no", "b-1.dist-info/RECORD": ""}
+    files["b-1.dist-info/RECORD"] = "".join(f"{name},sha256=x,1\n" for name in files)
+    with zipfile.ZipFile(tmp_path / "b-1-py3-none-any.whl", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        archive.writestr("unrecorded.py", "no")
+    text = python_text(tmp_path / "b-1-py3-none-any.whl", 100)
+    assert text.tobytes() == b"firstz"
 
 
 def write_run(path: Path, arm: str, seed: int, metric: float, reuse: float = 1.0) -> None:

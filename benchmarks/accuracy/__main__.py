@@ -62,7 +62,8 @@ def show(experiment: Experiment) -> None:
     curves = read_rows(experiment.results)
     for title in experiment.variants:
         if Run(title, experiment.reference, 0) in curves:
-            print(f"\n{title}\n\n{markdown(curves, title, experiment.reference)}")
+            table = markdown(curves, title, experiment.reference, experiment.metric)
+            print(f"\n{title}\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from benchmarks.accuracy.bounded import BoundedFeed, bounded_feed
 from benchmarks.accuracy.experiment import Arm, Experiment, Place, Task, Variant
 from benchmarks.accuracy.growing import Settings
+from benchmarks.accuracy.metrics import BITS_PER_BYTE
 from benchmarks.accuracy.models import text_model
 from benchmarks.accuracy.reuse import echoed
 from benchmarks.accuracy.training import Batch, Recipe, bits_per_byte, next_byte_loss
@@ -126,4 +127,6 @@ RECIPE = Recipe(
     evaluate=bits_per_byte,
 )
 VARIANTS = {"cache size": Variant(package_windows, RECIPE)}
-EXPERIMENT = Experiment("cache_size", VARIANTS, ARMS, seeds=5, reference="full")
+EXPERIMENT = Experiment(
+    "cache_size", VARIANTS, ARMS, seeds=5, reference="full", metric=BITS_PER_BYTE
+)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from benchmarks.accuracy.metrics import ACCURACY, Metric
 from benchmarks.accuracy.results import HERE, Run, append_run, read_rows, rows_of
 from benchmarks.accuracy.training import Batch, Recipe, train
 from benchmarks.accuracy.wheels import Labelled
@@ -69,6 +70,7 @@ class Experiment:
     arms: Mapping[str, Arm]
     seeds: int
     reference: str
+    metric: Metric = ACCURACY
 
     @property
     def results(self) -> Path:
@@ -104,7 +106,7 @@ def make_runs(
         took = time.monotonic() - began
         words = ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
         print(
-            f"{run.experiment}, {run.arm}, seed {run.seed}: {value:.2f} in {took:.0f} s, {words}",
+            f"{run.experiment}, {run.arm}, seed {run.seed}: {value:.4g} in {took:.0f} s, {words}",
             flush=True,
         )
 

@@ -8,16 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.metrics import ACCURACY, Metric
 from benchmarks.accuracy.results import Curves, Run, figures_of, final_metrics
-from benchmarks.accuracy.statistics import (
-    Interval,
-    crossing_interval,
-    mean_interval,
-    not_worse,
-    paired_differences,
-)
+from benchmarks.accuracy.statistics import Interval, crossing_interval, mean_interval
 
-MARGIN = 0.5  # points of accuracy, as margins.md has it
 MIN_SEEDS = 5  # below which nothing is decided
 
 
@@ -26,7 +20,8 @@ class Line(NamedTuple):
 
     arm: str
     seeds: int
-    metric: float
+    metric: Metric
+    value: float
     difference: Interval | None
     reuse: float | None
     egress_bytes: float
@@ -36,19 +31,29 @@ class Line(NamedTuple):
         compared = ("reference", "") if self.difference is None else self._compared()
         reuse = "" if self.reuse is None else f"{self.reuse:.3g}"
         megabytes = f"{self.egress_bytes / 1e6:,.1f}"
-        return (self.arm, str(self.seeds), f"{self.metric:.2f}", *compared, reuse, megabytes)
+        return (
+            self.arm,
+            str(self.seeds),
+            f"{self.value:.{self.metric.decimals}f}",
+            *compared,
+            reuse,
+            megabytes,
+        )
 
     def _compared(self) -> tuple[str, str]:
         assert self.difference is not None
+        text = f"{self.difference} %" if self.metric.relative else str(self.difference)
         if self.seeds < MIN_SEEDS:
-            return str(self.difference), "too few seeds"
-        return str(self.difference), not_worse(self.difference, MARGIN)
+            return text, "too few seeds"
+        return text, self.metric.verdict(self.difference)
 
 
-HEAD = ("arm", "seeds", "accuracy, %", "against reference", "verdict", "reuse", "egress, MB")
+COMPARISONS = ("against reference", "verdict", "reuse", "egress, MB")
 
 
-def lines(curves: Curves, experiment: str, reference: str) -> Iterator[Line]:
+def lines(
+    curves: Curves, experiment: str, reference: str, metric: Metric = ACCURACY
+) -> Iterator[Line]:
     """Yield a line per arm, in the order of the results."""
     metrics = final_metrics(curves, experiment)
     base = metrics[reference]
@@ -58,17 +63,19 @@ def lines(curves: Curves, experiment: str, reference: str) -> Iterator[Line]:
         yield Line(
             arm,
             len(by_seed),
+            metric,
             float(np.mean(list(by_seed.values()))),
-            None if arm == reference else mean_interval(paired_differences(by_seed, base)),
+            None if arm == reference else mean_interval(metric.differences(by_seed, base)),
             float(np.mean(reuses)) if reuses else None,
             float(np.mean([rows[-1].egress_bytes for rows in ends])),
         )
 
 
-def markdown(curves: Curves, experiment: str, reference: str) -> str:
+def markdown(curves: Curves, experiment: str, reference: str, metric: Metric = ACCURACY) -> str:
     """Return the table of an experiment."""
-    rows = [line.cells() for line in lines(curves, experiment, reference)]
-    return "\n".join(_row(cells) for cells in (HEAD, ("---",) * len(HEAD), *rows))
+    head = ("arm", "seeds", metric.heading, *COMPARISONS)
+    rows = [line.cells() for line in lines(curves, experiment, reference, metric)]
+    return "\n".join(_row(cells) for cells in (head, ("---",) * len(head), *rows))
 
 
 def reuse_limit(curves: Curves, experiment: str, kind: str) -> Interval:
@@ -87,7 +94,7 @@ def reuse_limit(curves: Curves, experiment: str, kind: str) -> Interval:
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found)))
     values = np.array([[by_seed[seed] for by_seed in found] for seed in seeds])
     return crossing_interval(
-        [line.reuse or 0.0 for line in arms], values[:, :1] - values, MARGIN
+        [line.reuse or 0.0 for line in arms], values[:, :1] - values, ACCURACY.margin
     )
 
 
