@@ -207,7 +207,11 @@ def open_owned(path: Path, flags: int, mode: int = FILE_MODE) -> int:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         _owned_descriptors.add(descriptor)
     if flags & os.O_CREAT:
-        share_if_folder_is(descriptor, path.parent)
+        try:
+            share_if_folder_is(descriptor, path.parent)
+        except BaseException:
+            close_owned(descriptor)
+            raise
     return descriptor
 
 

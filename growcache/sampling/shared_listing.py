@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import numpy as np
 import orjson
 
+from growcache.cache.locks import are_pids_ours, pid_namespace
 from growcache.config_source import SourceConfig
 from growcache.config_text import to_json_value
 from growcache.errors import AccessError, FormatError, StoreError
@@ -35,6 +36,7 @@ from growcache.store.retries import RetryPolicy
 from growcache.store.shared_catalog import (
     MOST_PART_BYTES,
     MOST_POINTER_BYTES,
+    VERSION,
     Part,
     PartPacker,
     Pointer,
@@ -67,8 +69,9 @@ Earlier: TypeAlias = tuple[PublishedListing, ...]
 
 
 def catalog_name(source: SourceConfig) -> str:
-    """Return the pointer's name: a hash of what decides which objects a listing has."""
+    """Return the pointer's name: a hash of what decides which objects a listing has, and of the files' version."""
     values = {
+        "version": VERSION,
         "url": [url_without_secrets(url) for url in source.url],
         "fields": bool(source.fields),
         "format": source.format,
@@ -404,18 +407,19 @@ def leads_out(location: Location, key: str) -> bool:
 
 
 def _this_publisher() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{socket.gethostname()}:{os.getpid()}:{pid_namespace()}"
 
 
 def _has_died(publisher: str) -> bool:
-    """Whether a publisher was a process of this machine that is gone, or had the number of this one."""
-    host, _, pid = publisher.rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
+    """Whether a publisher was a process that this one could see and is gone, or had the number of this one."""
+    host, _, process = publisher.partition(":")
+    pid, _, namespace = process.partition(":")
+    if not (pid.isdigit() and namespace.isdigit() and are_pids_ours(host, int(namespace))):
         return False
     return publisher == _this_publisher() or not Path("/proc", pid).exists()
 
 
 def _listed_words(entries: int, verb: str, listing: PublishedListing) -> str:
     at = datetime.fromtimestamp(min(listing.at, time.time()), UTC)
-    by = printable(listing.publisher)
+    by = printable(":".join(listing.publisher.split(":")[:2]))  # host and pid
     return f"{entries:,} objects {verb}, listed by {by} at {at:%Y-%m-%d %H:%M} UTC"

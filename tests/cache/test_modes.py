@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from growcache.cache import directory
+from growcache.cache import directory, locks
 from growcache.cache.directory import adopt
 from growcache.cache.files import CacheLayout
 from growcache.errors import CachePathError
@@ -74,3 +74,16 @@ def test_who_is_not_in_the_group_is_told_so(
     with pytest.raises(CachePathError, match=r"shared with its group .* --group-add"):
         adopt(CacheLayout(tmp_path))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_shared_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, folder: Path) -> None:
+        raise PermissionError("not its owner")
+
+    monkeypatch.setattr(locks, "share_if_folder_is", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(PermissionError):
+        locks.open_owned(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

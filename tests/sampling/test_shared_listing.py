@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from growcache.cache.files import CacheLayout
+from growcache.cache.locks import pid_namespace
 from growcache.cache.metrics_file import read_metrics
 from growcache.cache.status import read_status
 from growcache.config_source import SourceConfig
@@ -62,9 +64,19 @@ class Source:
             url=(f"{self.folder}/*",), format="bytes", catalog=str(self.catalog)
         )
         self.pointer = self.catalog / catalog_name(self.config)
-        store = open_store(self.config)
-        self.listed = Counted(store)
-        self.store = store
+        self.stores: list[RemoteStore] = []
+        self.open(self.config)
+
+    def open(self, config: SourceConfig) -> RemoteStore:
+        """List this source from now on."""
+        self.config, self.store = config, open_store(config)
+        self.stores.append(self.store)
+        self.listed = Counted(self.store)
+        return self.store
+
+    def close(self) -> None:
+        for store in self.stores:
+            asyncio.run(store.close())
 
     def add(self, *names: str) -> None:
         for name in names:
@@ -96,10 +108,10 @@ class Source:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
-    found = Source(tmp_path)
-    found.add("a", "b", ".DS_Store")
-    return found
+def source(tmp_path: Path) -> Iterator[Source]:
+    with closing(Source(tmp_path)) as found:
+        found.add("a", "b", ".DS_Store")
+        yield found
 
 
 def names(entries: list[Entry]) -> list[str]:
@@ -138,11 +150,22 @@ def test_a_refresh_lists_again_and_adds_what_is_new_or_has_another_version(
     assert [one.entries for one in source.published().listings] == [2, 2, 0]
 
 
-@pytest.mark.parametrize("publisher", ["elsewhere:1", f"{socket.gethostname()}:{1 << 30}"])
+HERE, GONE = socket.gethostname(), 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("publisher", "seen"),
+    [
+        (f"elsewhere:{GONE}:{pid_namespace()}", False),
+        (f"{HERE}:{GONE}:{pid_namespace()}", True),
+        (f"{HERE}:{GONE}:1", False),  # of another container of this pod
+        (f"{HERE}:{GONE}", False),
+    ],
+)
 def test_a_listing_that_was_left_is_read_as_far_as_it_came_and_then_made(
-    source: Source, publisher: str
+    source: Source, publisher: str, seen: bool
 ) -> None:
-    """At once where the publisher was a process of this machine, else when nothing new comes."""
+    """At once where the publisher was a process of this namespace, else when nothing new comes."""
     packer = PartPacker(10)
     packer.add([entry for page in source.store.pages() for entry in page][:1])
     part, packed = packer.finish()
@@ -150,15 +173,13 @@ def test_a_listing_that_was_left_is_read_as_far_as_it_came_and_then_made(
     (source.catalog / part.name).write_bytes(packed)
     left = PublishedListing(publisher, 0.0, False, (part,))
     source.pointer.write_bytes(encode_pointer(Pointer((left,))))
-    patience = 0.0 if publisher == "elsewhere:1" else 1000.0
+    patience = 1000.0 if seen else 0.0
     assert names(source.lists(stalled_seconds=patience)) == ["a", "a", "b"]
     assert source.published().last.complete
     assert source.published().entries == 2
 
 
 def test_one_that_comes_while_another_lists_reads_along(source: Source) -> None:
-    other = Source.__new__(Source)
-    other.__dict__.update(source.__dict__)
     found: list[list[Entry]] = []
 
     def look() -> None:
@@ -218,7 +239,7 @@ def test_a_service_that_may_not_write_waits_for_one_that_may(
             catalog="s3://b/c",
             storage_options=bucket.storage_options(),
         )
-        store = open_store(config)
+        store = source.open(config)
         listing = SharedListing(store, store, 0.2, stalled_seconds=0.0)
         assert [e.key for page in listing.pages() for e in page] == ["a", "b"]
     assert "this service may not publish" in caplog.text
@@ -229,9 +250,7 @@ def test_a_service_that_may_not_write_waits_for_one_that_may(
 
 def test_any_file_system_of_fsspec_holds_a_catalog(source: Source) -> None:
     url = f"memory://{source.folder.name}-{os.getpid()}/catalog"
-    source.config = source.config.model_copy(update={"catalog": url})
-    source.store = open_store(source.config)
-    source.listed = Counted(source.store)
+    source.open(source.config.model_copy(update={"catalog": url}))
     assert names(source.lists()) == ["a", "b"]
     assert names(source.lists()) == ["a", "b"]
     assert source.listed.listings == 1
@@ -267,9 +286,7 @@ def test_a_pointer_that_is_half_written_is_read_again(
 ) -> None:
     """As by SFTP, where a file is not replaced at once."""
     folder = f"/{source.folder.name}-{os.getpid()}/half"
-    source.config = source.config.model_copy(update={"catalog": f"memory:/{folder}"})
-    source.store = open_store(source.config)
-    source.listed = Counted(source.store)
+    source.open(source.config.model_copy(update={"catalog": f"memory:/{folder}"}))
     source.lists()
     files = fsspec.filesystem("memory")
     pointer = f"{folder}/{source.pointer.name}"
@@ -281,17 +298,14 @@ def test_a_pointer_that_is_half_written_is_read_again(
     assert not caplog.text
 
 
-def test_its_own_files_are_no_objects(tmp_path: Path) -> None:
-    source = Source(tmp_path)
-    source.add("a")
-    inside = source.config.model_copy(
-        update={"url": (f"{tmp_path}/**",), "catalog": f"{tmp_path}/shared"}
-    )
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "x.json").write_bytes(b"{}")
-    store = open_store(inside)
+def test_its_own_files_are_no_objects(source: Source) -> None:
+    root = source.folder.parent
+    inside = {"url": (f"{root}/**",), "catalog": f"{root}/shared"}
+    (root / "shared").mkdir()
+    (root / "shared" / "x.json").write_bytes(b"{}")
+    store = source.open(source.config.model_copy(update=inside))
     listing = SharedListing(store, store, 1.0)
-    assert names([entry for page in listing.pages() for entry in page]) == ["a"]
+    assert names([entry for page in listing.pages() for entry in page]) == ["a", "b"]
 
 
 def test_sources_that_list_alike_share_a_catalog() -> None:
