@@ -251,7 +251,7 @@ def test_flips_in_the_definitions_of_tables(whole: Path, tmp_path: Path) -> None
             raise AssertionError(f"byte {place}, bit {bit}") from error
 
 
-# The table of docs/concepts/guarantees.md, row by row.
+# The table of docs/reference/reliability.md, row by row.
 
 HARM: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
@@ -277,7 +277,7 @@ PLACES = {
 def table() -> list[tuple[str, str, str, str, str]]:
     """Return (file, harm, what check says, what a run does, what repair does) one by one."""
     text = (
-        (DOCS / "concepts/guarantees.md")
+        (DOCS / "reference/reliability.md")
         .read_text(encoding="utf-8")
         .partition("\n## Repair\n")[2]
     )

@@ -1,1 +1,1 @@
-"""What reads bytes that others wrote, given any bytes; see docs/concepts/guarantees.md."""
+"""What reads bytes that others wrote, given any bytes; see docs/reference/reliability.md."""

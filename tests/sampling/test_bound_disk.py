@@ -112,7 +112,7 @@ def never_above(
                 time.sleep(0.2)
                 assert run.poll() is None, "the service ended"
             last = status(cache)
-        print(found, last)  # for docs/concepts/guarantees.md
+        print(found, last)  # for docs/reference/reliability.md
         assert found["most"] <= max_bytes
         assert found["most_blocks"] <= max_bytes
         assert found["most"] > 0.8 * max_bytes, "the test tests nothing"

@@ -1,1 +1,1 @@
-"""A cache must let no one read, write, run or learn more than it should; see docs/concepts/guarantees.md."""
+"""A cache must let no one read, write, run or learn more than it should; see docs/reference/reliability.md."""
