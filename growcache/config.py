@@ -240,7 +240,8 @@ with warnings.catch_warnings():
             if self.nodes == "auto":
                 raise ConfigError(
                     "sampling.nodes: auto was not replaced by what the launcher says; set "
-                    "sampling.node and sampling.nodes to numbers"
+                    "sampling.node and sampling.nodes to numbers",
+                    code="GC701",
                 )
             return self.node or 0, self.nodes
 

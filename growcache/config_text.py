@@ -75,7 +75,7 @@ def load_config(
         dotted, equals, value = text.partition("=")
         if not equals:
             found = "a key without a value" if may_hold_secret(text) else repr(text)
-            raise ConfigError(f"--set expects key=value, found {found}")
+            raise ConfigError(f"--set expects key=value, found {found}", code="GC105")
         assign_dotted(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
     refuse_oversized(values, label)
     remember_secrets(values)  # before anything can be wrong with them
@@ -114,14 +114,17 @@ def refuse_oversized(values: object, label: str) -> None:
         if left < 0 or len(levels) > MAX_LEVELS:
             raise ConfigError(
                 f"{label}: more than {MAX_VALUES:,} values, or {MAX_LEVELS} within one another; "
-                "does an alias of YAML name what it is in?"
+                "does an alias of YAML name what it is in?",
+                code="GC104",
             )
         if isinstance(value, Mapping):
             levels.append(itertools.chain(value.keys(), value.values()))
         elif isinstance(value, list | tuple | set):
             levels.append(iter(value))
         elif isinstance(value, str) and not is_utf8(value):
-            raise ConfigError(f"{label}: expected text in UTF-8, found {value[:40]!a}")
+            raise ConfigError(
+                f"{label}: expected text in UTF-8, found {value[:40]!a}", code="GC104"
+            )
 
 
 def may_hold_secret(text: str) -> bool:
@@ -140,17 +143,22 @@ def read_values(
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
-            f"no config at {path}; write one with: growcache init {path}"
+            f"no config at {path}; write one with: growcache init {path}", code="GC104"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot read the config {path}: {error.strerror}", code="GC104"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: expected UTF-8, {error}") from None
+        raise ConfigError(
+            f"cannot read the config {path}: expected UTF-8, {error}", code="GC104"
+        ) from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: expected a mapping with source, sampling and cache, "
-            f"found {type(values).__name__}"
+            f"found {type(values).__name__}",
+            code="GC104",
         )
     return str(path), values
 
@@ -170,12 +178,13 @@ def parse_yaml(text: str, label: str) -> Any:
         line = f", line {where.line + 1}" if where else ""
         what = getattr(error, "problem", None) or type(error).__name__
         raise ConfigError(
-            f"{label}{line}: not valid YAML: {_without_quoted_text(what)}"
+            f"{label}{line}: not valid YAML: {_without_quoted_text(what)}", code="GC104"
         ) from None
     except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
         raise ConfigError(
             f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
-            "quotes around text, and no brackets into a thousand others"
+            "quotes around text, and no brackets into a thousand others",
+            code="GC104",
         ) from None
 
 
@@ -193,7 +202,9 @@ def assign_dotted(values: dict[str, Any], dotted: str, value: Any) -> None:
         if isinstance(place, list):
             child = place[_list_index(section, place, dotted)]
         if not isinstance(child, dict | list):
-            raise ConfigError(f"{dotted}: {section} is not a section of the config")
+            raise ConfigError(
+                f"{dotted}: {section} is not a section of the config", code="GC102"
+            )
         place = child
     place[_list_index(key, place, dotted) if isinstance(place, list) else key] = value
 
@@ -334,7 +345,8 @@ def to_json_value(value: Any) -> Any:
         return str(value)
     raise ConfigError(
         f"config: expected values as YAML has them, found {type(value).__name__}; "
-        "give numbers, text, lists and mappings, and let your code make the rest of them"
+        "give numbers, text, lists and mappings, and let your code make the rest of them",
+        code="GC104",
     )
 
 

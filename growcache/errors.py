@@ -29,6 +29,10 @@
 Every message says what was expected, what was found and what to do next. It holds none of the
 secrets that `secrecy` knows. The command line ends with the class attribute ``exit_code``.
 
+An error has a code, that of its class or of the place that raises it: ``ConfigError(text, code="GC102")``. Codes
+group errors by what to do about them. `growcache.cli.explanations` has a page for each, which ``growcache explain
+GC102`` prints. A code is never given to another error; the page of one that is no longer raised stays.
+
 An uncaught error of this tree ends a script with a traceback of the user's own lines only, because
 frames of growcache help only its authors. Every other exception is shown whole. The environment
 variable ``GROWCACHE_TRACEBACK`` shows everything.
@@ -39,93 +43,157 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from growcache.secrecy import hide_secrets
+
+# fmt: off
+ErrorCode = Literal[
+    # configuration
+    "GC101", "GC102", "GC103", "GC104", "GC105", "GC106", "GC107", "GC108", "GC109", "GC110",
+    "GC111", "GC112", "GC113", "GC114",
+    # store and credentials
+    "GC201", "GC202", "GC203", "GC204", "GC205", "GC206", "GC207", "GC208", "GC209", "GC210",
+    "GC211", "GC212", "GC213", "GC214", "GC215", "GC216", "GC217", "GC218", "GC219",
+    # objects and formats
+    "GC301", "GC302", "GC303", "GC304", "GC305", "GC306", "GC307", "GC308", "GC309",
+    # cache and disk
+    "GC401", "GC402", "GC403", "GC404", "GC405", "GC406", "GC407", "GC408", "GC409", "GC410",
+    "GC411", "GC412", "GC413", "GC414", "GC415", "GC416", "GC417", "GC418",
+    # samplers
+    "GC501", "GC502", "GC503", "GC504", "GC505", "GC506",
+    # loading
+    "GC601", "GC602", "GC603", "GC604", "GC605", "GC606", "GC607", "GC608", "GC609", "GC610",
+    "GC611", "GC612", "GC613",
+    # machines, ranks and Ray
+    "GC701", "GC702", "GC703", "GC704", "GC705", "GC706", "GC707",
+    # environment
+    "GC801", "GC802", "GC803",
+]
+# fmt: on
 
 
 class GrowcacheError(Exception):
     """Base of every error that growcache raises on purpose."""
 
     exit_code = 1
+    code: ErrorCode
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, code: ErrorCode | None = None) -> None:
         super().__init__(*(hide_secrets(a) if isinstance(a, str) else a for a in arguments))
+        if code is not None:
+            self.code = code
+        self.add_note(code_hint(self.code))  # which tracebacks show after the message
+
+
+def code_hint(code: str) -> str:
+    """Return how to learn more, for the end of a message.
+
+    >>> code_hint("GC401")
+    '(GC401; growcache explain GC401)'
+    """
+    return f"({code}; growcache explain {code})"
 
 
 class ConfigError(GrowcacheError, ValueError):
     """A configuration, argument or URL that is not valid."""
 
+    code: ErrorCode = "GC101"
     exit_code = 2
 
 
 class MissingLibraryError(ConfigError):
     """A setting needs a library that is not installed; the message says how to install it."""
 
+    code: ErrorCode = "GC801"
+
 
 class CacheError(GrowcacheError):
     """Something about the cache directory."""
+
+    code: ErrorCode = "GC416"
 
 
 class CacheMissingError(CacheError, FileNotFoundError):
     """There is no cache at the path."""
 
+    code: ErrorCode = "GC401"
     exit_code = 2
 
 
 class CacheGoneError(CacheError):
     """A cache was removed, moved or replaced while a service ran on it."""
 
+    code: ErrorCode = "GC403"
+
 
 class CacheBusyError(CacheError):
     """Another supervisor owns the cache directory."""
 
+    code: ErrorCode = "GC404"
     exit_code = 2
 
 
 class CachePathError(CacheError, ConfigError):
     """No cache can be made at the path: a file, no permission, a network file system."""
 
+    code: ErrorCode = "GC405"
     exit_code = 2
 
 
 class FingerprintError(CacheError, ConfigError):
     """The cache was filled by a configuration that yields other samples."""
 
+    code: ErrorCode = "GC409"
     exit_code = 2
 
 
 class OtherSamplesError(FingerprintError):
     """A cache holds samples that this configuration would not draw; they can be replaced."""
 
+    code: ErrorCode = "GC410"
+
 
 class CacheFullError(CacheError, OSError):
     """The file system has no room, whatever the bound says."""
+
+    code: ErrorCode = "GC411"
 
 
 class LeasesFullError(CacheFullError):
     """Other readers' leases take all of the bound that is for leases."""
 
+    code: ErrorCode = "GC412"
+
 
 class IndexInDoubtError(CacheError):
     """The disk failed during a change of the index, which may or may not have been kept."""
+
+    code: ErrorCode = "GC413"
 
 
 class PurgedSampleError(CacheError):
     """A sample is of an object that was purged, and is being removed."""
 
+    code: ErrorCode = "GC414"
+
 
 class CorruptShardError(CacheError):
     """The bytes of a shard are not those that were written."""
+
+    code: ErrorCode = "GC415"
 
 
 class StoreError(GrowcacheError, OSError):
     """The remote store did not answer a request as it should."""
 
+    code: ErrorCode = "GC201"
+
 
 class TransientStoreError(StoreError):
     """A failure that another try may cure: timeout, throttling, reset."""
 
+    code: ErrorCode = "GC202"
     since: float | None = None  # first failure of several tries, monotonic seconds
     status: int | None = None  # of HTTP, where the store answered with an error
     throttled: bool = False  # the store has too much to do, or did not answer in time
@@ -135,14 +203,19 @@ class TransientStoreError(StoreError):
 class ObjectMissingError(StoreError):
     """The object does not exist (any more)."""
 
+    code: ErrorCode = "GC210"
+
 
 class ObjectChangedError(StoreError):
     """The object was rewritten since it was listed."""
+
+    code: ErrorCode = "GC211"
 
 
 class AccessError(StoreError, PermissionError):
     """The store refuses the credentials, the bucket or the key."""
 
+    code: ErrorCode = "GC209"
     exit_code = 2
 
 
@@ -152,35 +225,46 @@ class StoreRefusedError(TransientStoreError):
     The service waits until the missing thing is there, and asks now and then, because a few retries would not help.
     """
 
+    code: ErrorCode = "GC203"
     wanted = "the store"  # the missing thing, for messages
 
 
 class CredentialsError(StoreRefusedError, AccessError):
     """The store refuses this client: credentials, permissions of all keys, clock or certificate."""
 
+    code: ErrorCode = "GC204"
     wanted = "credentials"
 
 
 class BudgetSpentError(StoreRefusedError):
     """`sampling.max_egress` does not let this run read any more."""
 
+    code: ErrorCode = "GC213"
+
 
 class StoreMissingError(StoreRefusedError, ObjectMissingError):
     """The bucket, folder or mount that holds all objects is not there."""
 
+    code: ErrorCode = "GC212"
     exit_code = 2
 
 
 class JournalError(GrowcacheError):
     """A loader's journal cannot be written, or what it says cannot be made again."""
 
+    code: ErrorCode = "GC609"
+
 
 class FormatError(GrowcacheError, ValueError):
     """An object or a sample does not fit its format or schema."""
 
+    code: ErrorCode = "GC301"
+
 
 class SamplingError(GrowcacheError):
     """The service gives up; the message carries the reasons."""
+
+    code: ErrorCode = "GC501"
 
 
 TRACEBACK_VARIABLE = "GROWCACHE_TRACEBACK"

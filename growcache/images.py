@@ -72,17 +72,25 @@ class Decode:
         field: str = "image",
     ) -> None:
         if size is not None and (len(tuple(size)) != 2 or min(size) < 1):
-            raise ConfigError(f"size must be (height, width) in pixels or None, found {size!r}")
+            raise ConfigError(
+                f"size must be (height, width) in pixels or None, found {size!r}", code="GC601"
+            )
         if crop not in CROPS:
-            raise ConfigError(f"crop must be 'center', 'random' or None, found {crop!r}")
+            raise ConfigError(
+                f"crop must be 'center', 'random' or None, found {crop!r}", code="GC601"
+            )
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ConfigError(f"scale must be two shares of the area, found {scale!r}")
+            raise ConfigError(
+                f"scale must be two shares of the area, found {scale!r}", code="GC601"
+            )
         if size is None and crop == "random":
-            raise ConfigError("a random crop needs a size")
+            raise ConfigError("a random crop needs a size", code="GC601")
         try:
             import PIL.Image  # noqa: F401
         except ImportError:
-            raise ConfigError("Decode needs Pillow; pip install 'growcache[image]'") from None
+            raise ConfigError(
+                "Decode needs Pillow; pip install 'growcache[image]'", code="GC801"
+            ) from None
         self._size = size
         self._crop = crop
         self._scale = scale
@@ -99,7 +107,8 @@ class Decode:
             found = f"{type(data).__name__}" if self._field in sample else f"{list(sample)}"
             raise FormatError(
                 f"Decode expected bytes in field {self._field!r}, found {found}; name the field "
-                "with Decode(..., field=...)"
+                "with Decode(..., field=...)",
+                code="GC601",
             )
         return {**sample, self._field: self._decoded(data, rng, origin)}
 
@@ -112,13 +121,16 @@ class Decode:
                 _refuse_too_many_pixels(image.size)
                 pixels = self._pixels(image, rng)
         except FormatError as error:
-            raise FormatError(f"the image{where}: {error}") from None
+            raise FormatError(f"the image{where}: {error}", code=error.code) from None
         except Image.DecompressionBombWarning:
-            raise FormatError(f"the image{where}: more than {MAX_PIXELS:,} pixels") from None
+            raise FormatError(
+                f"the image{where}: more than {MAX_PIXELS:,} pixels", code="GC305"
+            ) from None
         except Exception as error:  # Pillow's plugins raise any exception for a broken image
             raise FormatError(
                 f"the image{where} cannot be decoded: {type(error).__name__}: {error}; a "
-                "sampling.transform that opens images keeps such ones out of the cache"
+                "sampling.transform that opens images keeps such ones out of the cache",
+                code="GC601",
             ) from error
         array = np.array(pixels)  # a copy, because Pillow's own memory is read-only
         return array.reshape(*array.shape[:2], -1)
@@ -183,7 +195,9 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
 def _refuse_too_many_pixels(size: tuple[int, int]) -> None:
     width, height = size
     if width * height > MAX_PIXELS:
-        raise FormatError(f"expected at most {MAX_PIXELS:,} pixels, found {width} by {height}")
+        raise FormatError(
+            f"expected at most {MAX_PIXELS:,} pixels, found {width} by {height}", code="GC305"
+        )
 
 
 def _draft_jpeg(image: Image.Image, mode: str, box: CropBox, size: tuple[int, int]) -> CropBox:

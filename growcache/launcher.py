@@ -42,16 +42,19 @@ def node_from_environment(env: Mapping[str, str], hostname: str) -> LaunchedNode
     """
     found = [*_launched(env), *_ordinal(env, hostname)]
     if not found:
-        raise ConfigError(f"sampling.nodes: auto: {_why_none(env, hostname)}")
+        raise ConfigError(f"sampling.nodes: auto: {_why_none(env, hostname)}", code="GC701")
     if len({(one.node, one.nodes) for one in found}) > 1:
         said = " and ".join(f"node {one.node} of {one.nodes} by {one.source}" for one in found)
-        raise ConfigError(f"sampling.nodes: auto: this machine is {said}; {_BY_HAND}")
+        raise ConfigError(
+            f"sampling.nodes: auto: this machine is {said}; {_BY_HAND}", code="GC701"
+        )
     node, nodes, _ = found[0]
     source = " and ".join(one.source for one in found)
     if node >= nodes:
         raise ConfigError(
             f"sampling.nodes: auto: there is no node {node} of {nodes} by {source}, because "
-            f"they count from 0; {_BY_HAND}"
+            f"they count from 0; {_BY_HAND}",
+            code="GC701",
         )
     return LaunchedNode(node, nodes, source)
 
@@ -64,7 +67,8 @@ def _launched(env: Mapping[str, str]) -> Iterator[LaunchedNode]:
         if count is None:
             raise ConfigError(
                 f"sampling.nodes: auto: {rank} of {launcher} is set, and {counts[-1]} is not; "
-                f"{_BY_HAND}"
+                f"{_BY_HAND}",
+                code="GC701",
             )
         source = f"{launcher} ({rank}, {count})"
         yield LaunchedNode(_number(env, rank), _number(env, count), source)
@@ -77,7 +81,8 @@ def _ordinal(env: Mapping[str, str], hostname: str) -> Iterator[LaunchedNode]:
     if named is None:
         raise ConfigError(
             f"sampling.nodes: auto: {COUNT} goes with a host name that ends in a number, as "
-            f"trainer-3 of a StatefulSet, found {hostname}; {_BY_HAND}"
+            f"trainer-3 of a StatefulSet, found {hostname}; {_BY_HAND}",
+            code="GC701",
         )
     source = f"the host name {hostname} ({COUNT})"
     yield LaunchedNode(int(named[1]), _number(env, COUNT), source)
@@ -87,7 +92,8 @@ def _number(env: Mapping[str, str], name: str) -> int:
     if re.fullmatch(r"\d{1,9}", env[name], re.ASCII):
         return int(env[name])
     raise ConfigError(
-        f"sampling.nodes: auto: expected a number in {name}, found {env[name][:40]!r}"
+        f"sampling.nodes: auto: expected a number in {name}, found {env[name][:40]!r}",
+        code="GC701",
     )
 
 

@@ -103,7 +103,8 @@ def netcdf3(
 def _check_bytes(key: str, nbytes: int) -> None:
     if nbytes > _MOST_BYTES:
         raise FormatError(
-            f"{key}: its arrays may take {nbytes:,} bytes, of which {_MOST_BYTES:,} are allowed"
+            f"{key}: its arrays may take {nbytes:,} bytes, of which {_MOST_BYTES:,} are allowed",
+            code="GC305",
         )
 
 
@@ -126,9 +127,11 @@ def _chosen(
         return found
     for name in variables:
         if name not in held:
-            raise FormatError(f"{key}: expected a variable {name!r}, found {_names(held)}")
+            raise FormatError(
+                f"{key}: expected a variable {name!r}, found {_names(held)}", code="GC303"
+            )
         if not _is_plain(held[name]):
-            raise FormatError(f"{key}: {name} is no array of numbers and no text")
+            raise FormatError(f"{key}: {name} is no array of numbers and no text", code="GC306")
     return {name: held[name] for name in variables}
 
 
@@ -174,11 +177,14 @@ def _common_length(key: str, arrays: Mapping[str, Any], axis: int) -> int:
     try:
         lengths = {name: value.shape[axis] for name, value in arrays.items()}
     except IndexError:
-        raise FormatError(f"{key}: not all of {_names(arrays)} have an axis {axis}") from None
+        raise FormatError(
+            f"{key}: not all of {_names(arrays)} have an axis {axis}", code="GC303"
+        ) from None
     if len(set(lengths.values())) != 1:
         shown = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise FormatError(
             f"{key}: expected variables of one length along axis {axis}, found {shown or 'none'}; "
-            "name some in source.options.variables"
+            "name some in source.options.variables",
+            code="GC303",
         )
     return int(next(iter(lengths.values())))

@@ -169,7 +169,8 @@ class Schema:
             if taken and field.is_ragged:
                 raise FormatError(
                     f"{field} is ragged, and batches need the name {min(taken)!r} to say where "
-                    "its values are; rename that field"
+                    "its values are; rename that field",
+                    code="GC306",
                 )
 
     @classmethod
@@ -177,12 +178,14 @@ class Schema:
         """Return the schema of one sample; FormatError unless it is a dict of arrays, bytes and strings."""
         if not isinstance(sample, Mapping) or not sample:
             raise FormatError(
-                f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}"
+                f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}",
+                code="GC306",
             )
         for name in sample:
             if not isinstance(name, str) or not name:
                 raise FormatError(
-                    f"the names of a sample's arrays must be strings, found {name!r}"
+                    f"the names of a sample's arrays must be strings, found {name!r}",
+                    code="GC306",
                 )
         return cls(tuple(_field_of_value(name, sample[name]) for name in sorted(sample)))
 
@@ -194,7 +197,7 @@ class Schema:
         'note: str, x: float32[?, 64]'
         """
         if not fields:
-            raise FormatError("a schema needs at least one field")
+            raise FormatError("a schema needs at least one field", code="GC306")
         return cls(tuple(_declared_field(name, fields[name]) for name in sorted(fields)))
 
     @classmethod
@@ -211,7 +214,8 @@ class Schema:
                 one, two = _differences(first, other)
                 raise FormatError(
                     f"samples with {one} and with {two} cannot be in one cache: names, "
-                    "dtypes and numbers of dimensions must agree"
+                    "dtypes and numbers of dimensions must agree",
+                    code="GC307",
                 )
         return cls(
             tuple(
@@ -277,7 +281,7 @@ class Schema:
         try:
             return cls(tuple(_field_from_json(*described) for described in value))
         except (TypeError, ValueError) as error:
-            raise FormatError(f"a schema is damaged: {error}") from None
+            raise FormatError(f"a schema is damaged: {error}", code="GC302") from None
 
     def allows(self, found: Schema) -> bool:
         """Whether samples of the other schema fit this one."""
@@ -293,7 +297,7 @@ class Schema:
         sample = self._with_empty_lists(sample)
         found = Schema.from_sample(sample)
         if not self.allows(found):
-            raise FormatError(f"expected a sample with {self}, found {found}")
+            raise FormatError(f"expected a sample with {self}, found {found}", code="GC307")
         return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
 
     def _with_empty_lists(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -343,7 +347,9 @@ def _field_of_value(name: str, value: object) -> Field:
         return Field(name, BYTES, ())
     if isinstance(blob, str):
         if not is_utf8(blob):
-            raise FormatError(f"the string {name!r} is no valid Unicode; cache it as bytes")
+            raise FormatError(
+                f"the string {name!r} is no valid Unicode; cache it as bytes", code="GC306"
+            )
         return Field(name, STR, ())
     array = np.asarray(value)
     return Field(name, _stored_dtype(name, array.dtype), array.shape)
@@ -361,7 +367,8 @@ def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
     if dtype.kind not in DTYPE_KINDS or dtype.hasobject:
         raise FormatError(
             f"array {name!r} has dtype {dtype}; "
-            "bool, integers, floats, complex, bytes and str can be cached"
+            "bool, integers, floats, complex, bytes and str can be cached",
+            code="GC306",
         )
     return dtype.newbyteorder("<").str
 
@@ -389,12 +396,14 @@ def _field_from_json(
 
 def _declared_field(name: object, declared: object) -> Field:
     if not isinstance(name, str) or not name:
-        raise FormatError(f"the names of a schema's fields must be strings, found {name!r}")
+        raise FormatError(
+            f"the names of a schema's fields must be strings, found {name!r}", code="GC306"
+        )
     is_list = isinstance(declared, list | tuple) and declared
     dtype, *sizes = cast("Sequence[Any]", declared if is_list else [declared])
     if dtype in (BYTES, STR):
         if sizes:
-            raise FormatError(f"{name}: {dtype} has no dimensions")
+            raise FormatError(f"{name}: {dtype} has no dimensions", code="GC306")
         return Field(name, dtype, ())
     try:
         found = np.dtype(dtype) if isinstance(dtype, str) else None
@@ -403,9 +412,11 @@ def _declared_field(name: object, declared: object) -> Field:
     if found is None or found.kind not in DTYPE_KINDS:
         close = difflib.get_close_matches(str(dtype), _DTYPE_NAMES, n=1)
         hint = f"; did you mean {close[0]}?" if close else ", as float32, int16 or uint8"
-        raise FormatError(f"{name}: expected bytes, str or a dtype{hint}")
+        raise FormatError(f"{name}: expected bytes, str or a dtype{hint}", code="GC306")
     if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
-        raise FormatError(f"{name}: dimensions are integers, or null where samples differ")
+        raise FormatError(
+            f"{name}: dimensions are integers, or null where samples differ", code="GC306"
+        )
     return Field(name, _stored_dtype(name, found), tuple(sizes))
 
 

@@ -138,18 +138,21 @@ class UserCode:
     def failure(self, key: str, error: BaseException) -> FormatError:
         """Return the error of a call that raised; its sample becomes a hole."""
         what = f"raised {_error_text(error)} at {_user_line(error, self.source_root)}"
-        return FormatError(f"{self.name} {what} on {short_key(key)}")
+        return FormatError(f"{self.name} {what} on {short_key(key)}", code="GC309")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
         """Return the function's result as a sample; ``given`` arrays were made for this call and are not copied."""
         source = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
             found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
-            raise FormatError(f"{source}: expected a dict of arrays, found {found}")
+            raise FormatError(
+                f"{source}: expected a dict of arrays, found {found}", code="GC309"
+            )
         for name in result:
             if not isinstance(name, str) or not name:
                 raise FormatError(
-                    f"{source}: expected a str as name of an array, found {name!r}"
+                    f"{source}: expected a str as name of an array, found {name!r}",
+                    code="GC309",
                 )
         fresh = set(map(id, given))
         return {
@@ -173,7 +176,7 @@ def load_code(
     else:
         function = found
     if not callable(function):
-        raise ConfigError(f"{key}: {name} is not callable")
+        raise ConfigError(f"{key}: {name} is not callable", code="GC107")
     parameters = _parameters(function, options, known, name, where)
     bound = functools.partial(function, **options) if options else function
     return UserCode(name, key, digest, root, bound, parameters)
@@ -197,7 +200,9 @@ def find_code(name: str, key: str) -> FoundCode:
         return SENT_CODE[name]
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigError(f"{key}: expected package.module:function, found {name!r}")
+        raise ConfigError(
+            f"{key}: expected package.module:function, found {name!r}", code="GC107"
+        )
     module = _import_module(module_name, name, key)
     found = _get_attribute(module, attribute, name, key)
     return FoundCode(found, _source_digest(module), _source_root(module))
@@ -223,7 +228,8 @@ class Maker:
         except _USER_ERRORS as error:
             line = _user_line(error, self.source_root)
             raise ConfigError(
-                f"source.dataset: {self.name} raised {_error_text(error)} at {line}"
+                f"source.dataset: {self.name} raised {_error_text(error)} at {line}",
+                code="GC114",
             ) from error
 
 
@@ -243,12 +249,14 @@ def maker_of(
     """Return a function without arguments that makes the Dataset."""
     if is_dataset(found) or not callable(found):
         if options:
-            raise ConfigError(f"{where[1]}: {name} is no function, and takes no options")
+            raise ConfigError(
+                f"{where[1]}: {name} is no function, and takes no options", code="GC108"
+            )
         return lambda: found
     try:
         inspect.signature(found).bind(**options)
     except TypeError as error:
-        raise ConfigError(f"{where[1]} do not fit {name}: {error}") from None
+        raise ConfigError(f"{where[1]} do not fit {name}: {error}", code="GC108") from None
     except ValueError:  # some builtins have no signature
         pass
     return functools.partial(found, **options)
@@ -264,7 +272,8 @@ def _unpickled(name: str, key: str) -> Maker:
     if path is None:
         raise ConfigError(
             f"{key}: {name.partition(':')[2]} was given to from_dataset by a program, so only that "
-            "program can draw from it; give from_dataset a function of a module instead"
+            "program can draw from it; give from_dataset a function of a module instead",
+            code="GC109",
         )
     # The program's own pickle, in a file that no one else may write.
     try:
@@ -272,7 +281,8 @@ def _unpickled(name: str, key: str) -> Maker:
     except _USER_ERRORS as error:
         raise ConfigError(
             f"{key}: {name} cannot be unpickled in a process of growcache's: {_error_text(error)}; "
-            "give from_dataset a function that makes the Dataset"
+            "give from_dataset a function that makes the Dataset",
+            code="GC109",
         ) from error
     digest = CodeDigest(*held["digest"]) if held["digest"] else None
     found = held["found"]
@@ -306,7 +316,9 @@ def _import_module(module_name: str, name: str, key: str) -> ModuleType:
             hint = f"; looked for in {Path.cwd()}, PYTHONPATH and the installed packages"
         elif error.__traceback__ is not None and not isinstance(error, SyntaxError):
             hint = f" (at {_user_line(error, '')})"
-        raise ConfigError(f"{key}: cannot load {name}: {_error_text(error)}{hint}") from error
+        raise ConfigError(
+            f"{key}: cannot load {name}: {_error_text(error)}{hint}", code="GC107"
+        ) from error
 
 
 def _get_attribute(module: ModuleType, attribute: str, name: str, key: str) -> Any:
@@ -316,7 +328,8 @@ def _get_attribute(module: ModuleType, attribute: str, name: str, key: str) -> A
             close = difflib.get_close_matches(part, dir(found), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(
-                f"{key}: cannot load {name}: {module.__name__} has no {part}{hint}"
+                f"{key}: cannot load {name}: {module.__name__} has no {part}{hint}",
+                code="GC107",
             )
         found = getattr(found, part)
     return found
@@ -328,7 +341,9 @@ def _instantiate(
     try:
         return kind(**options)
     except _USER_ERRORS as error:
-        raise ConfigError(f"{where[1]} do not fit {name}: {_error_text(error)}") from error
+        raise ConfigError(
+            f"{where[1]} do not fit {name}: {_error_text(error)}", code="GC108"
+        ) from error
 
 
 def _parameters(
@@ -343,7 +358,8 @@ def _parameters(
         declared = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
         raise ConfigError(
-            f"{key}: {name} has no signature that shows its parameters; wrap it in a function"
+            f"{key}: {name} has no signature that shows its parameters; wrap it in a function",
+            code="GC108",
         ) from None
     takes_any = any(p.kind is p.VAR_KEYWORD for p in declared.values())
     for option in options:
@@ -353,7 +369,9 @@ def _parameters(
             hint = (
                 f"; did you mean {close[0]}?" if close else f"; it takes {_join_names(names)}"
             )
-            raise ConfigError(f"{options_key}: {name} takes no option {option!r}{hint}")
+            raise ConfigError(
+                f"{options_key}: {name} takes no option {option!r}{hint}", code="GC108"
+            )
     missing = [
         p.name
         for p in declared.values()
@@ -366,7 +384,8 @@ def _parameters(
     if missing or positional:
         raise ConfigError(
             f"{key}: {name} may take {_join_names(list(known))} by name, and options; found "
-            f"({', '.join(declared)}), of which {_join_names(missing or positional)} cannot be given"
+            f"({', '.join(declared)}), of which {_join_names(missing or positional)} cannot be given",
+            code="GC108",
         )
     return tuple(n for n in declared if n in known)
 
@@ -470,7 +489,9 @@ def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:
     try:
         array = np.asarray(value)
     except _USER_ERRORS as error:
-        raise FormatError(f"{source}: {name!r} is no array: {_error_text(error)}") from None
+        raise FormatError(
+            f"{source}: {name!r} is no array: {_error_text(error)}", code="GC309"
+        ) from None
     # A function may fill the same array for each of its samples, unless it is read-only.
     array = array.copy() if id(array) not in fresh and _is_writable(array) else array
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")

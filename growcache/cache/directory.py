@@ -147,7 +147,8 @@ def _make_root(root: Path) -> None:
     if not os.access(root, os.R_OK):
         raise CachePathError(
             f"may not read the cache directory {root}; change its permissions, or choose another "
-            "cache.path"
+            "cache.path",
+            code="GC406",
         )
     # Without this a power cut may take a new cache as a whole, and with it the number of
     # the highest group that was issued.
@@ -161,7 +162,8 @@ def _require_group(root: Path) -> None:
         raise CachePathError(
             f"{root} is shared with its group ({root.stat().st_gid}), to which this process of uid "
             f"{os.geteuid()} does not belong; run it with that group (docker run --group-add GID), "
-            "or take the group's right away: chmod g-ws"
+            "or take the group's right away: chmod g-ws",
+            code="GC406",
         )
 
 
@@ -194,7 +196,8 @@ def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
             if found.st_uid != me and not any_owner and not is_shared(path):
                 raise CachePathError(
                     f"{path} belongs to user {found.st_uid}, and this is user {me}; run growcache "
-                    "as that user, or choose another cache.path"
+                    "as that user, or choose another cache.path",
+                    code="GC406",
                 )
     for path in layout.own_files:
         with suppress(FileNotFoundError):
@@ -240,7 +243,8 @@ def _make_directory(directory: Path, make: Callable[[Path], None]) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CachePathError(
             f"may not write into the cache directory {directory}; change its "
-            "permissions, or choose another cache.path"
+            "permissions, or choose another cache.path",
+            code="GC406",
         )
 
 

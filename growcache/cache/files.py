@@ -216,7 +216,7 @@ class CacheLayout:
             version = read_marker(self)
             there, known = _exists(self.index), _exists(self.identity)
         except PermissionError:
-            raise CachePathError(permission_message(self.root)) from None
+            raise CachePathError(permission_message(self.root), code="GC406") from None
         except OSError as error:
             raise unusable_path_error(self.root, error) from error
         if version is not None and version > LAYOUT_VERSION:
@@ -266,7 +266,8 @@ def read_marker(layout: CacheLayout) -> int | None:
 def newer_layout_error(layout: CacheLayout, version: int) -> CachePathError:
     return CachePathError(
         f"the cache at {layout.root} was made by a later growcache (layout {version}, this one "
-        f"knows {LAYOUT_VERSION}); upgrade growcache, or choose another cache.path"
+        f"knows {LAYOUT_VERSION}); upgrade growcache, or choose another cache.path",
+        code="GC408",
     )
 
 
@@ -418,5 +419,6 @@ def refuse_network(path: Path) -> None:
     if kind in NETWORK_FILE_SYSTEMS:
         raise CachePathError(
             f"{path} lies on a network file system ({kind}), where locks are not reliable; "
-            "choose a local disk, or set cache.allow_network_filesystem: true at your risk"
+            "choose a local disk, or set cache.allow_network_filesystem: true at your risk",
+            code="GC407",
         )

@@ -26,7 +26,7 @@ from threading import RLock, get_ident
 from typing import Any
 
 from growcache.cache.files import unusable_path_error
-from growcache.errors import CacheError, CachePathError
+from growcache.errors import CacheError, CachePathError, ErrorCode
 from growcache.modes import FILE_MODE, share_if_folder_is
 
 PROC_LOCKS = Path("/proc/locks")
@@ -240,7 +240,8 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
         if error.errno in NO_FLOCK_ERRORS:
             raise CachePathError(
                 f"the file system of the cache has no locks (flock: {error.strerror}), without "
-                "which processes cannot share it; choose a cache.path on a local disk"
+                "which processes cannot share it; choose a cache.path on a local disk",
+                code="GC407",
             ) from error
         raise
     return True
@@ -267,6 +268,8 @@ def is_locked(path: Path) -> bool:
 
 class LockedError(CacheError):
     """Another process holds a lock."""
+
+    code: ErrorCode = "GC404"
 
 
 class FileLock:
@@ -312,7 +315,7 @@ class FileLock:
         while not try_lock(descriptor):
             if time.monotonic() >= deadline:
                 close_owned(descriptor)
-                raise CacheError(f"{path} is locked by another process")
+                raise CacheError(f"{path} is locked by another process", code="GC404")
             time.sleep(POLL_SECONDS / 10)
         return cls(path, descriptor)
 

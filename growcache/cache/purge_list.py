@@ -106,7 +106,8 @@ def parse_list(data: bytes, label: object, start: int = 0) -> list[PurgedObject]
         if purged is None:
             raise CacheError(
                 f"{label}: line {number} is damaged, or of a later growcache; put in its place that "
-                "line of another copy of the list, or remove it and purge its object again"
+                "line of another copy of the list, or remove it and purge its object again",
+                code="GC416",
             )
         found.append(purged)
     return found
@@ -119,7 +120,8 @@ def named_objects(lines: Iterable[str], at: int) -> dict[PurgedObject, str | Non
         purged = parse_line(line.encode("utf-8", "surrogateescape")) if line[0] == "{" else None
         if purged is None and line.startswith('{"') and '"sha256"' in line:
             raise ConfigError(
-                f"a line of a purge list is damaged: {line[:40]}…; copy the list again"
+                f"a line of a purge list is damaged: {line[:40]}…; copy the list again",
+                code="GC219",
             )
         if purged is None:
             key = key_of(line)
@@ -193,7 +195,8 @@ def is_purged(
         # Of several fields a sidecar names the first one's object only.
         raise CacheError(
             f"{layout.identity} is missing, and so is its copy in the index, so it cannot be told "
-            "whether samples are of purged objects; the next growcache run CONFIG makes it again"
+            "whether samples are of purged objects; the next growcache run CONFIG makes it again",
+            code="GC416",
         )
     keys_of = keys_of_object(identity.parts if identity else {})
     return lambda key: found.holds(keys_of(key))

@@ -124,7 +124,8 @@ class Lease:
                 f"the lease that names {len(wished):,} shards to be drawn again takes "
                 f"{len(body):,} bytes, but {layout.root} has {max_bytes:,} for all leases; raise "
                 "cache.max_bytes, or go on with other shards: load_state_dict(state, "
-                "missing='substitute')"
+                "missing='substitute')",
+                code="GC412",
             )
         try:
             path, descriptor = _publish_lease(layout, body, max_bytes)
@@ -247,7 +248,8 @@ def _refuse_old_service(layout: CacheLayout) -> None:
         raise CacheError(
             f"the service that fills {layout.root} (pid {told.get('pid')} on {told.get('host')}) "
             "is of an earlier growcache and would not heed this reader; stop it and start it "
-            "again with: growcache run CONFIG"
+            "again with: growcache run CONFIG",
+            code="GC408",
         )
 
 
@@ -258,16 +260,19 @@ def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
     if error.errno == errno.EROFS:
         return CacheError(
             f"{text}a reader notes there what it reads, so mount the cache's folder writable "
-            "(docker run -v HOST:CACHE, without :ro)"
+            "(docker run -v HOST:CACHE, without :ro)",
+            code="GC417",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = _owner_text(layout)
         return CacheError(
             f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; "
-            + ONE_USER_OR_GROUP
+            + ONE_USER_OR_GROUP,
+            code="GC417",
         )
     return CacheError(
-        f"{text}a reader must be able to write there, or the supervisor cannot know of it"
+        f"{text}a reader must be able to write there, or the supervisor cannot know of it",
+        code="GC417",
     )
 
 

@@ -231,7 +231,8 @@ def _refuse_newer(version: object, label: str) -> None:
     if type(version) is int and version > FORMAT_VERSION:
         raise CachePathError(
             f"{label} was written by a newer growcache (version {version}, this one knows "
-            f"{FORMAT_VERSION}): upgrade growcache, or choose another cache.path"
+            f"{FORMAT_VERSION}): upgrade growcache, or choose another cache.path",
+            code="GC408",
         )
     if version != FORMAT_VERSION:
         raise CorruptShardError(

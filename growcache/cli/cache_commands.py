@@ -99,7 +99,9 @@ def dashboard(
         typer.echo(shipped_file("grafana.json" if grafana else "alerts.yaml"), nl=False)
         return
     if not caches:
-        raise ConfigError("name the folder of a cache: growcache dashboard ./cache")
+        raise ConfigError(
+            "name the folder of a cache: growcache dashboard ./cache", code="GC105"
+        )
     show_dashboard(caches, http, token_file=token_file, prefix=prefix, listen_fd=listen_fd)
 
 
@@ -142,14 +144,16 @@ def peek(
 ) -> None:
     """Show what the samples of a cache look like, and which object each came from."""
     if config is not None and not refetch:
-        raise ConfigError("--config is for --refetch; a look at the cache needs none")
+        raise ConfigError(
+            "--config is for --refetch; a look at the cache needs none", code="GC105"
+        )
     if not refetch:
         from growcache.cli.peek import peek_cache
 
         peek_cache(cache, sample, json=json)
         return
     if sample is None:
-        raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0")
+        raise ConfigError("--refetch needs --sample SHARD:I, such as 12:0", code="GC105")
     from growcache.cli.redraw_sample import refetch_sample
 
     raise typer.Exit(refetch_sample(cache, sample, config, json=json))

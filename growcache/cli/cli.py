@@ -12,9 +12,10 @@ import typer
 
 from growcache import __version__
 from growcache.cli import cache_commands, config_commands
+from growcache.cli.completion import complete_code
 from growcache.cli.examples import examples_epilog
 from growcache.cli.terminal import NO_COLOR, apply_no_color, fold_to_width
-from growcache.errors import GrowcacheError
+from growcache.errors import GrowcacheError, code_hint
 
 app = typer.Typer(
     name="growcache",
@@ -28,8 +29,21 @@ app = typer.Typer(
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED_EXIT_CODE = 130
 
+
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="[CODE]", help="Such as GC401.", autocompletion=complete_code),
+    ] = None,
+) -> None:
+    """Say what an error's code means, why it happens and what to do; without one, list all."""
+    from growcache.cli.explain import explain_code
+
+    explain_code(code)
+
+
 START, PLAN, WATCH = "Start", "Plan and measure", "Watch"
-SAMPLES, CARE = "Look at samples", "Care for a cache"
+SAMPLES, CARE, ERRORS = "Look at samples", "Care for a cache", "Understand an error"
 
 # In the order of docs/commands.md, with the panel of `--help` that shows each.
 COMMANDS = (
@@ -49,6 +63,7 @@ COMMANDS = (
     (cache_commands.purge, CARE),
     (cache_commands.release, CARE),
     (cache_commands.clear, CARE),
+    (explain, ERRORS),
 )
 
 
@@ -82,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _print_error(f"{_usage_sentence(error)} See: {_command_path(error)} --help", 2)
     except GrowcacheError as error:
-        return _print_error(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code, code_hint(error.code))
     except typer.Abort:
         return _print_error("nothing was changed", 1)
     except KeyboardInterrupt:
@@ -101,9 +116,10 @@ def _command_path(error: Any) -> str:
     return context.command_path if context is not None else "growcache"
 
 
-def _print_error(message: str, code: int) -> int:
+def _print_error(message: str, code: int, hint: str = "") -> int:
     from growcache.usercode import printable
 
     lines = [printable(line) for line in message.splitlines() if line.strip()][:2]
+    lines[-1:] = [f"{line} {hint}".rstrip() for line in lines[-1:]]
     typer.echo(fold_to_width("growcache: " + "\n".join(lines), sys.stderr), err=True)
     return code

@@ -32,6 +32,14 @@ def complete_cache(incomplete: str) -> list[str]:
     return _complete(incomplete, _is_cache)
 
 
+def complete_code(incomplete: str) -> list[tuple[str, str]]:
+    """Return the codes of errors with their titles."""
+    from growcache.cli.explain import explanations
+
+    found = explanations().values()
+    return [(one.code, one.title) for one in found if one.code.startswith(incomplete.upper())]
+
+
 def complete_setting(incomplete: str) -> list[str]:
     """Return ``section.key=`` of every matching setting; of a single one its default."""
     from pydantic import BaseModel

@@ -33,7 +33,9 @@ def demo(
     """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
     folder = keep or (Path("growcache-tutorials") if notebook else None)
     if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; name a folder that is new, with --keep")
+        raise ConfigError(
+            f"{folder} is not empty; name a folder that is new, with --keep", code="GC106"
+        )
     if notebook and folder is not None:
         from growcache.cli.tutorials import write_tutorials
 

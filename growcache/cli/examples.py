@@ -73,6 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "growcache purge ./cache --json",
     ),
     "release": ("growcache release ./cache", "growcache release ./cache --job default"),
+    "explain": ("growcache explain GC401", "growcache explain"),
     "clear": ("growcache clear ./cache", "growcache clear ./cache --yes"),
 }
 

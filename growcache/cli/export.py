@@ -67,7 +67,7 @@ def export_cache(
     root = shown_generation(root)
     if cache_format not in (None, *CACHE_FORMATS):
         known = " or ".join(sorted(CACHE_FORMATS))
-        raise ConfigError(f"--format: expected {known}, found {cache_format!r}")
+        raise ConfigError(f"--format: expected {known}, found {cache_format!r}", code="GC105")
     with Snapshot.take(root, job=NO_JOB) as snapshot:
         rows = newest_rows(snapshot.shards, samples)
         total = sum(path.stat().st_size for row in rows for path in _shard_files(snapshot, row))
@@ -105,9 +105,11 @@ def _refuse_taken(out: Path) -> None:
         return
     if out.exists():
         what = "is not empty" if out.is_dir() else "is a file"
-        raise ConfigError(f"{out} {what}; name a folder that is new")
+        raise ConfigError(f"{out} {what}; name a folder that is new", code="GC106")
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {out.absolute().parent}; make it first")
+        raise ConfigError(
+            f"there is no folder {out.absolute().parent}; make it first", code="GC106"
+        )
 
 
 def _require_room(folder: Path, needed: int) -> None:

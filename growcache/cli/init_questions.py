@@ -99,7 +99,9 @@ def _ask_for_format(
         try:
             options = yaml.safe_load(text) or {}
             if not isinstance(options, dict):
-                raise ConfigError(f"expected options such as {{axis: 0}}, found {text!r}")
+                raise ConfigError(
+                    f"expected options such as {{axis: 0}}, found {text!r}", code="GC105"
+                )
             check_format(form, options)
             break
         except MissingLibraryError:  # the config may be meant for another machine

@@ -101,13 +101,13 @@ def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> 
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror}", code="GC106") from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name a file in it")
+        raise ConfigError(f"{path} is a folder; name a file in it", code="GC106")
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; name another file, or add --force")
+        raise ConfigError(f"{path} exists; name another file, or add --force", code="GC106")

@@ -46,7 +46,8 @@ def _read_filled_index(root: Path) -> IndexView:
     view = read_index(root)
     if view.schema is None or not view.totals.samples:
         raise CacheMissingError(
-            f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}"
+            f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}",
+            code="GC402",
         )
     return view
 
@@ -54,17 +55,22 @@ def _read_filled_index(root: Path) -> IndexView:
 def _sample_in_view(root: Path, view: IndexView, place: str) -> StoredSample:
     match = re.fullmatch(r"(\d+):(\d+)", place)
     if not match:
-        raise ConfigError(f"--sample expects SHARD:I, such as 12:0, found {place!r}")
+        raise ConfigError(
+            f"--sample expects SHARD:I, such as 12:0, found {place!r}", code="GC105"
+        )
     shard, i = int(match[1]), int(match[2])
     row = next((row for row in view.shards if row.number == shard), None)
     if row is None:
         known = [row.number for row in view.shards]
         raise ConfigError(
             f"shard {shard} is not in the cache (any more); it holds {plural(len(known), 'shard')} "
-            f"from {min(known)} to {max(known)}"
+            f"from {min(known)} to {max(known)}",
+            code="GC105",
         )
     if i >= row.samples:
-        raise ConfigError(f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0")
+        raise ConfigError(
+            f"shard {shard} has {plural(row.samples, 'sample')}, counted from 0", code="GC105"
+        )
     return read_stored_sample(CacheLayout(root), shard, i)
 
 

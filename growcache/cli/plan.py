@@ -58,7 +58,8 @@ def seconds_of(text: str) -> float:
     seconds = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
     if not seconds:
         raise ConfigError(
-            f"--horizon: expected a duration such as 90, 15min or 1h, found {text!r}"
+            f"--horizon: expected a duration such as 90, 15min or 1h, found {text!r}",
+            code="GC105",
         )
     return seconds
 
@@ -74,7 +75,9 @@ def size_of(option: str, text: str) -> float:
     except ValidationError:
         size = ByteSize(0)
     if size <= 0:
-        raise ConfigError(f"{option}: expected bytes such as 25MB, found {text!r}")
+        raise ConfigError(
+            f"{option}: expected bytes such as 25MB, found {text!r}", code="GC105"
+        )
     return float(size)
 
 
@@ -89,7 +92,9 @@ def number_of(option: str, text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ConfigError(f"{option}: expected samples per second such as 400, found {text!r}")
+        raise ConfigError(
+            f"{option}: expected samples per second such as 400, found {text!r}", code="GC105"
+        )
     return number
 
 
@@ -158,7 +163,7 @@ def swept(text: str) -> list[str]:
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not all(values.split(",")):
-        raise ConfigError(f"--sweep: expected KEY=A,B,C, found {text!r}")
+        raise ConfigError(f"--sweep: expected KEY=A,B,C, found {text!r}", code="GC105")
     return [f"{key.strip()}={value.strip()}" for value in values.split(",")]
 
 

@@ -85,7 +85,7 @@ def _opened(form: str, options: Mapping[str, Any], urls: Sequence[str]) -> Objec
     except MissingLibraryError:
         raise
     except ConfigError as error:  # what a header says may be no option
-        raise FormatError(str(error)) from None
+        raise FormatError(str(error), code=error.code) from None
 
 
 @dataclass(frozen=True, slots=True)

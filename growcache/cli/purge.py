@@ -155,7 +155,8 @@ def _lines(keys_from: str | None) -> list[str]:
         data = sys.stdin.buffer.read() if keys_from == "-" else Path(keys_from).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"--keys-from: cannot read {keys_from}: {error.strerror}; nothing was purged"
+            f"--keys-from: cannot read {keys_from}: {error.strerror}; nothing was purged",
+            code="GC105",
         ) from None
     return data.decode("utf-8", "surrogateescape").split("\n")
 
@@ -174,7 +175,8 @@ def _known(root: Path) -> list[PurgedObject]:
     if not found:
         raise ConfigError(
             "name the objects to purge, by their keys or in a file (--keys-from FILE); no earlier "
-            "purge is to be finished here"
+            "purge is to be finished here",
+            code="GC105",
         )
     return list(found.values())
 
@@ -361,10 +363,11 @@ def _applied_by_service(root: Path, *, wait: bool) -> bool:
         silence = service_silence(root)
         silent_since = min(silent_since, now) if silence else math.inf
         if now - silent_since > SILENT_SECONDS:
-            raise CacheError(f"{RECORDED} now waits for {silence}")
+            raise CacheError(f"{RECORDED} now waits for {silence}", code="GC414")
         if now - began > HEARD_SECONDS and any(PURGE_META not in m for m in metas.values()):
             raise CacheError(
-                f"{RECORDED} does not answer: it is stopped, or of an earlier version"
+                f"{RECORDED} does not answer: it is stopped, or of an earlier version",
+                code="GC414",
             )
         time.sleep(POLL_SECONDS)
     return False

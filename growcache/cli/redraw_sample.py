@@ -86,7 +86,8 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
         if config is not None:
             raise
         raise type(error)(
-            f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG"
+            f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG",
+            code=error.code,
         ) from None
     if json:
         value = {"shard": peeked.shard, "i": peeked.i, "refetched": verdict, "why": reason}
@@ -117,7 +118,8 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
     if named := "; ".join(f"{key}: {value}" for key, value in named_code(config)):
         raise ConfigError(
             f"the cache {root} names code that would run here ({named}); give the configuration "
-            "that you fill it by, whose code is yours: add --config CONFIG"
+            "that you fill it by, whose code is yours: add --config CONFIG",
+            code="GC105",
         )
     return config
 

@@ -183,7 +183,7 @@ def _write_arrays(out: Path, batch: dict[str, Any]) -> None:
         with out.open("wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+        raise ConfigError(f"cannot write {out}: {error.strerror}", code="GC106") from None
 
 
 def _arrays(name: str, values: list[Any]) -> dict[str, Array]:

@@ -34,7 +34,9 @@ def write_report(cache: Path, out: Path, svg: Path | None, plan: Path | None) ->
 def _refuse_inside(cache: Path, out: Path, option: str) -> None:
     """Nothing but the service writes into a cache, because every byte there counts."""
     if out.absolute().resolve().is_relative_to(cache.absolute().resolve()):
-        raise ConfigError(f"{option}: {out} is in the cache; choose a place outside of it")
+        raise ConfigError(
+            f"{option}: {out} is in the cache; choose a place outside of it", code="GC106"
+        )
 
 
 def _write_pictures(facts: ReportFacts, folder: Path) -> int:
@@ -42,7 +44,9 @@ def _write_pictures(facts: ReportFacts, folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--svg: cannot make {folder}: {error.strerror}") from None
+        raise ConfigError(
+            f"--svg: cannot make {folder}: {error.strerror}", code="GC106"
+        ) from None
     for chart in charts:
         _write(folder / f"{chart.name}.svg", draw_svg(chart).encode())
     return len(charts)
@@ -53,5 +57,5 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}; choose another place"
+            f"cannot write {path}: {error.strerror}; choose another place", code="GC106"
         ) from None

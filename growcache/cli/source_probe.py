@@ -94,7 +94,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     filled = [entry for entry in entries if entry.size]
     if not filled:
         found = "only empty objects are" if entries else "no object is"
-        raise ObjectMissingError(f"{found} at {', '.join(source.url)}")
+        raise ObjectMissingError(f"{found} at {', '.join(source.url)}", code="GC217")
     listed = ProbedSource(len(entries), sum(entry.size for entry in entries), is_whole)
     zarr = is_zarr(filled)
     group, others = largest_group(filled, zarr=zarr)

@@ -48,7 +48,9 @@ def open_format(
 
         return open_user(name, options)
     if name not in FORMATS:
-        raise ConfigError(f"source.format: unknown format {name!r}; {_hint(name)}")
+        raise ConfigError(
+            f"source.format: unknown format {name!r}; {_hint(name)}", code="GC102"
+        )
     if name in COMPRESSIBLE:
         return _open_compressible(name, options, urls)
     make = _maker(name)
@@ -120,11 +122,13 @@ def _refuse_alone(source: SourceConfig) -> None:
         form, options = source.format_of(name)
         if form in NOT_JOINABLE:
             raise ConfigError(
-                f"source.fields.{name}: objects of format {form} {NOT_JOINABLE[form]}"
+                f"source.fields.{name}: objects of format {form} {NOT_JOINABLE[form]}",
+                code="GC103",
             )
         if form == "image" and options.get("classes") == AUTO:
             raise ConfigError(
-                f"source.fields.{name}: name the classes; auto is for images alone"
+                f"source.fields.{name}: name the classes; auto is for images alone",
+                code="GC103",
             )
 
 

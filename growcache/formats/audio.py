@@ -114,14 +114,16 @@ def _wav_layout(form: bytes, at: int, size: int, entry: Entry) -> WavLayout:
     ):
         raise FormatError(
             f"{entry.key}: expected PCM, float, A-law or µ-law, found WAV encoding {tag} of {bits} "
-            f"bits, {channels} channels in {align} bytes, {rate:,} frames a second; {_USE_WHOLE}"
+            f"bits, {channels} channels in {align} bytes, {rate:,} frames a second; {_USE_WHOLE}",
+            code="GC304",
         )
     room = entry.size - at
     if size in _UNKNOWN_SIZE:
         size = room
     if size > room:
         raise FormatError(
-            f"{entry.key}: its header promises {size:,} bytes of samples, the object has {room:,}"
+            f"{entry.key}: its header promises {size:,} bytes of samples, the object has {room:,}",
+            code="GC302",
         )
     return WavLayout(at, (size // align, align), np.dtype("u1"), False, subtype, channels, rate)
 
@@ -130,7 +132,8 @@ def refuse_rate(found: int, expected: int | None, entry: Entry) -> None:
     if expected is not None and found != expected:
         raise FormatError(
             f"{entry.key}: expected {expected:,} frames a second, as source.options.rate says, found "
-            f"{found:,}"
+            f"{found:,}",
+            code="GC303",
         )
 
 
@@ -144,7 +147,8 @@ class WavWindowsFormat(ContiguousFormat):
         refuse_rate(found.rate, self._rate, reader.entry)
         if self._dtype.startswith("int") and found.subtype in ("FLOAT", "DOUBLE"):
             raise FormatError(
-                f"{reader.entry.key}: its samples are floats, which dtype: {self._dtype} would cut"
+                f"{reader.entry.key}: its samples are floats, which dtype: {self._dtype} would cut",
+                code="GC306",
             )
         return {"x": found}, _LAYOUT_BYTES
 
@@ -197,7 +201,9 @@ class AudioWholeFormat(WholeArrayFormat):
         except soundfile.SoundFileError as error:
             raise _not_audio_error(entry, data, error) from None
         if not len(values):
-            raise FormatError(f"{entry.key}: expected audio, found no frame in it")
+            raise FormatError(
+                f"{entry.key}: expected audio, found no frame in it", code="GC302"
+            )
         return np.asarray(values)
 
 
@@ -222,7 +228,8 @@ def _grid_option(options: Mapping[str, Any], rate: int | None) -> ArrayGrid | No
     grid = TimeGrid(options, 0)
     if grid.needs_rate and rate is None:
         raise ConfigError(
-            "source.options.window: a time needs rate, the frames of a second, as in rate: 16000"
+            "source.options.window: a time needs rate, the frames of a second, as in rate: 16000",
+            code="GC103",
         )
     return grid.at(rate or 1, "source.options")
 

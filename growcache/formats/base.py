@@ -165,7 +165,8 @@ async def read_partly(
 def refuse_many_samples(key: str, count: int) -> None:
     if count > MOST_VISIT_SAMPLES:
         raise FormatError(
-            f"{key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found {count:,}"
+            f"{key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found {count:,}",
+            code="GC305",
         )
 
 
@@ -173,7 +174,8 @@ async def read_whole(reader: ObjectReader) -> Buffer:
     if reader.entry.size > MOST_VISIT_BYTES:
         raise FormatError(
             f"{reader.entry.key}: an object that is read whole may have {MOST_VISIT_BYTES:,} bytes, "
-            f"found {reader.entry.size:,}; use a format that reads by range, or one of your own"
+            f"found {reader.entry.size:,}; use a format that reads by range, or one of your own",
+            code="GC305",
         )
     return await reader.read()
 
@@ -247,7 +249,9 @@ def refuse_unknown_options(
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise ConfigError(f"source.options: format {form} has no option {name!r}; {hint}")
+            raise ConfigError(
+                f"source.options: format {form} has no option {name!r}; {hint}", code="GC102"
+            )
 
 
 SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes to send these

@@ -106,7 +106,9 @@ async def read_ranges(
     for one, data in zip(groups, read, strict=True):
         view = memoryview(data).cast("B")
         if len(view) < one.stop - one.start:
-            raise FormatError(f"{reader.entry.key}: expected {one.stop:,} bytes; it is cut off")
+            raise FormatError(
+                f"{reader.entry.key}: expected {one.stop:,} bytes; it is cut off", code="GC302"
+            )
         for i in one.members:
             start, stop = ranges[i]
             found[i] = view[start - one.start : stop - one.start]
@@ -147,7 +149,8 @@ class GrowingSlice:
         if stop - self.start > MOST_RECORD_BYTES:
             raise FormatError(
                 f"{entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of records, found "
-                f"{stop - self.start:,}; lower sampling.samples_per_object"
+                f"{stop - self.start:,}; lower sampling.samples_per_object",
+                code="GC305",
             )
         more = memoryview(await self._reader.read(self.stop, stop))
         self._data = self._data + more if self._data else bytearray(more)

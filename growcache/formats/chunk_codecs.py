@@ -31,7 +31,7 @@ def zarr2_decoder(
     compressor: Any, filters: Any, order: Any, dtype: np.dtype[Any], chunks: Sequence[int]
 ) -> ChunkDecoder:
     if order not in ("C", "F"):
-        raise FormatError(f"expected order C or F, found {order!r:.20}")
+        raise FormatError(f"expected order C or F, found {order!r:.20}", code="GC304")
     steps = [_step(str(config["id"]), config) for config in filters or []]
     steps += [_step(str(compressor["id"]), compressor)] if compressor is not None else []
     axes = list(range(len(chunks)))
@@ -60,7 +60,7 @@ def zarr3_decoder(
     is_bytes = False
     if isinstance(codecs, list) and codecs and codecs[0]["name"] == "sharding_indexed":
         if len(codecs) > 1:
-            raise FormatError("no other codec is read together with sharding")
+            raise FormatError("no other codec is read together with sharding", code="GC304")
         return _shard_decoder(codecs[0]["configuration"], dtype, tuple(chunks), fill)
     for codec in codecs:
         name, settings = str(codec["name"]), codec.get("configuration") or {}
@@ -73,15 +73,17 @@ def zarr3_decoder(
         elif is_bytes:
             steps.append(_step(name, settings))
         else:
-            raise FormatError(f"codec {name[:40]!r} is not read; {_KNOWN_CODECS}")
+            raise FormatError(f"codec {name[:40]!r} is not read; {_KNOWN_CODECS}", code="GC304")
     if not is_bytes:
-        raise FormatError("expected the codec bytes, found none")
+        raise FormatError("expected the codec bytes, found none", code="GC304")
     return _array_decoder(steps, dtype, chunks, axes), dtype
 
 
 def _axes(order: Any, count: int) -> list[int]:
     if not isinstance(order, list) or sorted(order) != list(range(count)):
-        raise FormatError(f"expected an order of {count} axes, found {order!r:.40}")
+        raise FormatError(
+            f"expected an order of {count} axes, found {order!r:.40}", code="GC303"
+        )
     return order
 
 
@@ -91,7 +93,9 @@ def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memory
     for step, limit in zip(reversed(steps), reversed(limits), strict=True):
         data = step.undo(data, limit)
     if data.nbytes != nbytes:
-        raise FormatError(f"a chunk has {data.nbytes} bytes where {nbytes} belong")
+        raise FormatError(
+            f"a chunk has {data.nbytes} bytes where {nbytes} belong", code="GC302"
+        )
     return data
 
 
@@ -101,7 +105,9 @@ def _step(name: str, settings: Mapping[str, Any]) -> Step:
     found = _STEPS.get(name)
     if found is None:
         why = " (it unpickles)" if "pickle" in name else ""
-        raise FormatError(f"codec {name[:40]!r} is not read{why}; {_KNOWN_CODECS}")
+        raise FormatError(
+            f"codec {name[:40]!r} is not read{why}; {_KNOWN_CODECS}", code="GC304"
+        )
     return found
 
 
@@ -110,9 +116,9 @@ def _inflate(data: memoryview, limit: int) -> memoryview:
     try:
         found = inflater.decompress(data, limit + 1)
     except zlib.error as error:
-        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+        raise FormatError(f"a chunk cannot be decompressed: {error}", code="GC302") from None
     if not inflater.eof or len(found) > limit:
-        raise FormatError(f"a chunk is cut off, or has more than {limit} bytes")
+        raise FormatError(f"a chunk is cut off, or has more than {limit} bytes", code="GC302")
     return memoryview(found)
 
 
@@ -126,7 +132,7 @@ def _blosc(data: memoryview, limit: int) -> memoryview:
         or int.from_bytes(data[4:8], "little") > limit
         or int.from_bytes(data[12:16], "little") != data.nbytes
     ):
-        raise FormatError("a chunk is no block of blosc of its size")
+        raise FormatError("a chunk is no block of blosc of its size", code="GC302")
     return _decompressed_by(blosc.decompress, data)
 
 
@@ -135,7 +141,7 @@ def _zstd(data: memoryview, limit: int) -> memoryview:
 
     size = _zstd_content_size(data)
     if size is not None and size > limit:
-        raise FormatError(f"a chunk claims {size:,} bytes where {limit:,} belong")
+        raise FormatError(f"a chunk claims {size:,} bytes where {limit:,} belong", code="GC302")
     # The memory is as long as the frame, because numcodecs accepts a frame that leaves the end
     # of longer memory as it was. A frame without its size must fill the memory.
     found = np.empty(limit if size is None else size, np.uint8)
@@ -151,7 +157,7 @@ def _zstd_content_size(data: memoryview) -> int | None:
     """
     head = bytes(data[:18])
     if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
-        raise FormatError("a chunk is no frame of zstd")
+        raise FormatError("a chunk is no frame of zstd", code="GC302")
     flag, single_segment = head[4] >> 6, head[4] >> 5 & 1
     length = (single_segment, 2, 4, 8)[flag]
     start = 6 - single_segment + (0, 1, 2, 4)[head[4] & 3]
@@ -164,7 +170,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
     from numcodecs import lz4
 
     if data.nbytes < 4 or int.from_bytes(data[:4], "little") > limit:
-        raise FormatError("a chunk is no block of lz4 of its size")
+        raise FormatError("a chunk is no block of lz4 of its size", code="GC302")
     return _decompressed_by(lz4.decompress, data)
 
 
@@ -172,14 +178,14 @@ def _decompressed_by(decompress: Callable[[bytes], Any], data: memoryview) -> me
     try:
         return memoryview(decompress(bytes(data)))
     except (RuntimeError, ValueError, TypeError) as error:
-        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+        raise FormatError(f"a chunk cannot be decompressed: {error}", code="GC302") from None
 
 
 def _check_crc32c(data: memoryview, _: int) -> memoryview:
     if data.nbytes < 4 or int.from_bytes(data[-4:], "little") != google_crc32c.value(
         bytes(data[:-4])
     ):
-        raise FormatError("a chunk does not match its checksum")
+        raise FormatError("a chunk does not match its checksum", code="GC302")
     return data[:-4]
 
 
@@ -187,11 +193,11 @@ def _check_fletcher32(data: memoryview, _: int) -> memoryview:
     from numcodecs import Fletcher32
 
     if data.nbytes <= 4:  # numcodecs needs a value before the checksum
-        raise FormatError("a chunk is too short for its checksum")
+        raise FormatError("a chunk is too short for its checksum", code="GC302")
     try:
         Fletcher32().decode(data)
     except RuntimeError:
-        raise FormatError("a chunk does not match its checksum") from None
+        raise FormatError("a chunk does not match its checksum", code="GC302") from None
     return data[:-4]
 
 
@@ -201,7 +207,7 @@ MAX_VALUE_BYTES = 1 << 20
 def shuffle_step(size: int) -> Step:
     """Return the step whose shuffle leaves the bytes at the end that fill no value in place."""
     if not 1 <= size <= MAX_VALUE_BYTES:
-        raise FormatError(f"a chunk was not shuffled by {size}")
+        raise FormatError(f"a chunk was not shuffled by {size}", code="GC302")
 
     def undo(data: memoryview, _: int) -> memoryview:
         from numcodecs import Shuffle
@@ -237,11 +243,13 @@ def _shard_decoder(
     if not fits or any(
         type(n) is not int or n < 1 or s % n for n, s in zip(inner, shape, strict=True)
     ):
-        raise FormatError(f"a shard of {list(shape)} has no chunks of {str(inner)[:60]}")
+        raise FormatError(
+            f"a shard of {list(shape)} has no chunks of {str(inner)[:60]}", code="GC304"
+        )
     decode, dtype = zarr3_decoder(settings["codecs"], dtype, inner, fill)
     names = [codec["name"] for codec in settings["index_codecs"]]
     if names not in (["bytes"], ["bytes", "crc32c"]):
-        raise FormatError(f"an index of shards by {str(names)[:60]} is not read")
+        raise FormatError(f"an index of shards by {str(names)[:60]} is not read", code="GC304")
     counts = [size // n for size, n in zip(shape, inner, strict=True)]
     length = 16 * math.prod(counts)
     at_end = settings.get("index_location", "end") == "end"
@@ -249,7 +257,9 @@ def _shard_decoder(
     def index_of(data: memoryview) -> Array:
         stored = length + (4 if len(names) > 1 else 0)
         if data.nbytes < stored:
-            raise FormatError(f"a shard of {data.nbytes} bytes has no room for its index")
+            raise FormatError(
+                f"a shard of {data.nbytes} bytes has no room for its index", code="GC302"
+            )
         index = data[-stored:] if at_end else data[:stored]
         index = _check_crc32c(index, length) if len(names) > 1 else index
         return np.frombuffer(index, "<u8").reshape(-1, 2)
@@ -262,7 +272,7 @@ def _shard_decoder(
             if offset == size == _NEVER_WRITTEN:
                 found[where] = fill
             elif offset + size > data.nbytes:
-                raise FormatError("a chunk ends beyond its shard")
+                raise FormatError("a chunk ends beyond its shard", code="GC302")
             else:
                 found[where] = decode(data[offset : offset + size])
         return found

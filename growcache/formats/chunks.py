@@ -139,7 +139,8 @@ class ChunkGrid:
         if count > 2 * most and self._are_more(spans, most):
             raise FormatError(
                 f"{entry.key}: one visit may read {most:,} chunks of {self.chunk_bytes:,} bytes, "
-                f"found {count:,}; cut smaller windows"
+                f"found {count:,}; cut smaller windows",
+                code="GC305",
             )
         return sorted({place for span in spans for place in itertools.product(*span)})
 
@@ -269,7 +270,9 @@ class CutFields:
         for one in fields:
             what = f"{entry.key}: {one.name}" if len(fields) > 1 else entry.key
             if max(one.shape, default=0) > MOST_ROWS:
-                raise FormatError(f"{what}: it claims an array of {list(one.shape)}")
+                raise FormatError(
+                    f"{what}: it claims an array of {list(one.shape)}", code="GC302"
+                )
             refuse_large_chunk(one, entry)
             samples[one.name] = grid.on(one.shape, what, visit, entry.key)
         refuse_differing_sizes(samples, entry.key)
@@ -347,7 +350,8 @@ class CutFields:
         if chunks > MOST_CHUNKS:
             raise FormatError(
                 f"{self.entry.key}: one visit may read {MOST_CHUNKS:,} chunks, found {chunks:,}; cut "
-                "smaller windows, or set a smaller sampling.samples_per_object"
+                "smaller windows, or set a smaller sampling.samples_per_object",
+                code="GC305",
             )
 
     def _refuse_large(self, hulls: Mapping[str, Hulls], count: int) -> None:
@@ -374,7 +378,8 @@ def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) ->
     if nbytes > (most := most_decoded_bytes(entry, ratio)):
         raise FormatError(
             f"{entry.key}: one visit may yield {most:,} bytes, found {nbytes:,}; set a "
-            "smaller window, or a smaller sampling.samples_per_object"
+            "smaller window, or a smaller sampling.samples_per_object",
+            code="GC305",
         )
 
 
@@ -385,7 +390,8 @@ def refuse_large_chunk(array: FieldArray, entry: Entry) -> None:
     if nbytes > (most := most_decoded_bytes(entry, grid.ratio)):
         raise FormatError(
             f"{entry.key}: one visit may decode {most:,} bytes, found chunks of {nbytes:,} in an "
-            f"object of {entry.size:,}"
+            f"object of {entry.size:,}",
+            code="GC305",
         )
 
 

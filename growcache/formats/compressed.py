@@ -124,7 +124,8 @@ def unpacked_start(head: bytes, kind: str) -> bytes:
 def refuse_compressed(entry: Entry, head: bytes) -> None:
     if kind := compression_of(head):
         raise FormatError(
-            f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options"
+            f"{entry.key}: is compressed by {kind}; set compression: {kind} in source.options",
+            code="GC303",
         )
 
 
@@ -160,7 +161,7 @@ def _found_compression(entry: Entry, head: bytes) -> str:
     try:
         _unpacker(kind if kind != "none" else "zlib")
     except MissingLibraryError as error:
-        raise FormatError(f"{entry.key}: {error}") from None
+        raise FormatError(f"{entry.key}: {error}", code=error.code) from None
     return kind
 
 
@@ -196,7 +197,8 @@ def _too_large_error(entry: Entry, most: int, found: str = "more") -> FormatErro
     return FormatError(
         f"{entry.key}: a compressed object may be unpacked to {most:,} bytes in memory, found "
         f"{found}; make smaller objects, or store it without compression, so that it is read by "
-        "range"
+        "range",
+        code="GC305",
     )
 
 

@@ -169,7 +169,9 @@ def refuse_differing_sizes(each: Mapping[str, Samples], key: str) -> None:
         shown = ", ".join(
             f"{name}: {found[0] if len(found) == 1 else found}" for name, found in sizes.items()
         )
-        raise FormatError(f"{key}: expected arrays of one length, found {shown[:160]}")
+        raise FormatError(
+            f"{key}: expected arrays of one length, found {shown[:160]}", code="GC303"
+        )
 
 
 Hulls = list[tuple[Box, list[Shape]]]
@@ -190,7 +192,8 @@ def _refuse_large_visit(reads: Collection[ArrayRead], key: str) -> None:
         sample = sum(one.samples.values * one.layout.dtype.itemsize for one in reads)
         raise FormatError(
             f"{key}: one visit may read {MOST_VISIT_BYTES:,} bytes, found {nbytes:,} for samples "
-            f"of {sample:,} bytes; cut smaller windows"
+            f"of {sample:,} bytes; cut smaller windows",
+            code="GC305",
         )
 
 
@@ -223,7 +226,8 @@ async def read_boxes(
     if sum(len(one.ranges) for one in reads) > _MOST_RANGES:
         raise FormatError(
             f"{reader.entry.key}: one visit may read {_MOST_RANGES:,} byte ranges, found "
-            f"{sum(len(one.ranges) for one in reads):,}; cut along an axis that varies more slowly"
+            f"{sum(len(one.ranges) for one in reads):,}; cut along an axis that varies more slowly",
+            code="GC305",
         )
     if not layout.nbytes:
         return [np.empty(tuple(map(len, box)), layout.dtype) for box in boxes]
@@ -321,7 +325,8 @@ def measure_arrays(
     if not sum(rows):
         raise FormatError(
             f"{entry.key}: its rows have no values, so sizes of objects do not tell how many there "
-            "are; drop axis and window to take whole arrays"
+            "are; drop axis and window to take whole arrays",
+            code="GC303",
         )
     nbytes = sum(layout.nbytes for layout in layouts.values())
     name = max(layouts, key=lambda name: layouts[name].nbytes)

@@ -89,7 +89,8 @@ class DatasetFormat(ObjectFormat):
             if (found := unstorable(value)) is not None:
                 raise FormatError(
                     f"{self._code.name} on {key}: {name!r} is {found}, which cannot be cached; "
-                    "make numbers of it, or keep other fields of a dict by names"
+                    "make numbers of it, or keep other fields of a dict by names",
+                    code="GC309",
                 )
         return sample
 
@@ -105,18 +106,20 @@ def require_length(dataset: Any, name: str) -> int:
     wanted = "expected a map-style Dataset, which has a length and gives dataset[i]"
     if isinstance(dataset, Mapping | str | bytes) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"source.dataset: {wanted}; {name} is or makes a {type(dataset).__qualname__}"
+            f"source.dataset: {wanted}; {name} is or makes a {type(dataset).__qualname__}",
+            code="GC114",
         )
     try:
         length = len(dataset)
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(
             f"source.dataset: {wanted}; len of {name}, a "
-            f"{type(dataset).__qualname__}, raises {type(error).__name__}: {error}"
+            f"{type(dataset).__qualname__}, raises {type(error).__name__}: {error}",
+            code="GC114",
         ) from error
     if not length:
         raise ConfigError(
-            f"source.dataset: the length of {name} is 0; there is nothing to draw"
+            f"source.dataset: the length of {name} is 0; there is nothing to draw", code="GC114"
         )
     return length
 

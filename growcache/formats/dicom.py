@@ -46,7 +46,8 @@ class DicomFormat(ObjectFormat):
         if _DEFLATED in bytes(memoryview(data)):
             raise FormatError(
                 f"{entry.key}: expected a DICOM image that is not deflated as a whole; write it with "
-                "another transfer syntax, as with dcmconv +te"
+                "another transfer syntax, as with dcmconv +te",
+                code="GC304",
             )
         dataset, nbytes = await asyncio.to_thread(self._parsed, data, entry)
         refuse_large_array(nbytes, entry)
@@ -100,7 +101,9 @@ def _attribute(dataset: Any, name: str, entry: Entry) -> Any:
     except Exception as error:  # values are parsed when they are asked for
         raise _unreadable_error(entry, error) from error
     if value is None or value == "":
-        raise FormatError(f"{entry.key}: expected an attribute {name}, found none")
+        raise FormatError(
+            f"{entry.key}: expected an attribute {name}, found none", code="GC303"
+        )
     if isinstance(value, bytes):
         return value
     if isinstance(value, int):
@@ -116,7 +119,9 @@ def _several(value: Sequence[Any], name: str, entry: Entry) -> Any:
     if all(isinstance(one, int | float) for one in value):
         return np.asarray([float(one) for one in value], np.float64)
     if any(hasattr(one, "keys") for one in value):
-        raise FormatError(f"{entry.key}: attribute {name} is a sequence of datasets")
+        raise FormatError(
+            f"{entry.key}: attribute {name} is a sequence of datasets", code="GC303"
+        )
     return "\\".join(map(str, value))
 
 

@@ -71,6 +71,7 @@ class TimeGrid:
         samples = round(self._seconds[name] * rate)
         if samples < 1:
             raise FormatError(
-                f"{key}: {name} {self._options[name]} is less than a sample, of {rate:g} a second"
+                f"{key}: {name} {self._options[name]} is less than a sample, of {rate:g} a second",
+                code="GC303",
             )
         return samples

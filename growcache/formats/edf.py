@@ -108,7 +108,9 @@ def parse_recording(head: bytes, channels: tuple[str, ...] | None, entry: Entry)
     except FormatError:
         raise
     except (ValueError, OverflowError, ZeroDivisionError) as error:
-        raise FormatError(f"{entry.key}: its EDF header is damaged: {error}") from None
+        raise FormatError(
+            f"{entry.key}: its EDF header is damaged: {error}", code="GC302"
+        ) from None
 
 
 def header_bytes(head: bytes, entry: Entry) -> int:
@@ -119,12 +121,14 @@ def header_bytes(head: bytes, entry: Entry) -> int:
     nbytes = _FIXED_BYTES + _SIGNAL_BYTES * int(count)
     if not 0 < int(count) <= _MOST_SIGNALS or nbytes > entry.size:
         raise FormatError(
-            f"{entry.key}: its header claims {int(count):,} signals in {entry.size:,} bytes"
+            f"{entry.key}: its header claims {int(count):,} signals in {entry.size:,} bytes",
+            code="GC302",
         )
     if head[192:197] in (b"EDF+D", b"BDF+D"):
         raise FormatError(
             f"{entry.key}: expected records without gaps in time, found a discontinuous one "
-            f"({head[192:197].decode()})"
+            f"({head[192:197].decode()})",
+            code="GC304",
         )
     return nbytes
 
@@ -146,7 +150,8 @@ def _parsed(head: bytes, channels: tuple[str, ...] | None, entry: Entry) -> Reco
     if records > room:
         raise FormatError(
             f"{entry.key}: its header promises {records:,} records of {at:,} bytes, the object has "
-            f"room for {room:,}"
+            f"room for {room:,}",
+            code="GC302",
         )
     records = room if records < 0 else records  # a recorder that was cut off writes -1
     taken = _taken(signals, channels, entry)
@@ -184,7 +189,8 @@ def _taken(
     for name in channels or ():
         if name not in named:
             raise FormatError(
-                f"{entry.key}: expected a signal {name!r}, found {', '.join(named)[:160]}"
+                f"{entry.key}: expected a signal {name!r}, found {', '.join(named)[:160]}",
+                code="GC303",
             )
     taken = tuple(signals) if channels is None else tuple(named[name] for name in channels)
     counts = {one.samples: one.label for one in reversed(taken)}
@@ -192,10 +198,13 @@ def _taken(
         shown = ", ".join(f"{name}: {count}" for count, name in counts.items())
         raise FormatError(
             f"{entry.key}: expected signals of one sampling rate, found samples a record of "
-            f"{shown[:160]}; name some in source.options.channels"
+            f"{shown[:160]}; name some in source.options.channels",
+            code="GC303",
         )
     if not taken or not taken[0].samples:
-        raise FormatError(f"{entry.key}: expected signals, found none with samples")
+        raise FormatError(
+            f"{entry.key}: expected signals, found none with samples", code="GC303"
+        )
     return taken
 
 
@@ -250,7 +259,7 @@ class EdfFormat(ObjectFormat):
         if nbytes > len(head):
             head += bytes(memoryview(await reader.read(len(head), nbytes)))
         if len(head) < nbytes:
-            raise FormatError(f"{reader.entry.key}: its EDF header is cut off")
+            raise FormatError(f"{reader.entry.key}: its EDF header is cut off", code="GC302")
         found = parse_recording(head[:nbytes], self._channels, reader.entry)
         return found, 200 + 200 * len(found.signals)
 
@@ -278,7 +287,8 @@ def _refuse_large_visit(
         raise FormatError(
             f"{entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes in {_MOST_RANGES:,} "
             f"ranges, found {nbytes:,} in {ranges:,}; cut smaller windows, or lower "
-            "sampling.samples_per_object"
+            "sampling.samples_per_object",
+            code="GC305",
         )
 
 
@@ -348,7 +358,8 @@ def open_edf(options: Mapping[str, Any]) -> EdfFormat:
     if type(options.get("window")) not in (int, str):
         raise ConfigError(
             "source.options.window: format edf needs the length of a window, as in window: 2s, or "
-            f"window: 1000 for samples, found {options.get('window')!r}"
+            f"window: 1000 for samples, found {options.get('window')!r}",
+            code="GC103",
         )
     grid = TimeGrid(options, _TIME_AXIS)
     channels = names_option("channels", options.get("channels"), "labels of signals")

@@ -75,7 +75,8 @@ async def find_hdu(reader: ObjectReader, wanted: HduName, *, is_table: bool) -> 
     kind = "a binary table" if is_table else "an image"
     named = "" if wanted is None else f" {wanted!r}"
     raise FormatError(
-        f"{reader.entry.key}: expected {kind}{named}, found {', '.join(names)[:160]}"
+        f"{reader.entry.key}: expected {kind}{named}, found {', '.join(names)[:160]}",
+        code="GC303",
     )
 
 
@@ -103,11 +104,12 @@ def _other_kind_error(header: Any, name: str, entry: Entry, *, is_table: bool) -
     if _card(header, "ZIMAGE", False):
         return FormatError(
             f"{entry.key}: HDU {name} is a compressed image, which is not read by range; unpack it "
-            "with funpack"
+            "with funpack",
+            code="GC304",
         )
     kind = "a binary table" if is_table else "an image with values"
     found = _card(header, "XTENSION", "a header without values")
-    return FormatError(f"{entry.key}: HDU {name}: expected {kind}, found {found}")
+    return FormatError(f"{entry.key}: HDU {name}: expected {kind}, found {found}", code="GC303")
 
 
 async def _read_header(reader: ObjectReader, at: int) -> tuple[Any, int]:
@@ -120,7 +122,7 @@ async def _read_header(reader: ObjectReader, at: int) -> tuple[Any, int]:
         if (end := _header_end(head)) is not None:
             return _parsed(head[:end], entry), at + end
         if at + length >= entry.size or length >= _MOST_HEADER_BYTES:
-            raise FormatError(f"{entry.key}: a FITS header in it has no end")
+            raise FormatError(f"{entry.key}: a FITS header in it has no end", code="GC302")
         length *= 4
 
 
@@ -147,7 +149,7 @@ def _parsed(head: bytes, entry: Entry) -> Any:
 
 def _damaged_error(entry: Entry, error: Exception) -> FormatError:
     return FormatError(
-        f"{entry.key}: its FITS header is damaged: {' '.join(str(error).split())}"
+        f"{entry.key}: its FITS header is damaged: {' '.join(str(error).split())}", code="GC302"
     )
 
 
@@ -163,7 +165,7 @@ def _shape(header: Any, entry: Entry) -> tuple[int, ...]:
     if count == 0:
         return (0,)
     if count > 32:
-        raise FormatError(f"{entry.key}: a FITS header in it claims {count} axes")
+        raise FormatError(f"{entry.key}: a FITS header in it claims {count} axes", code="GC302")
     return tuple(_whole(header, f"NAXIS{n}", entry) for n in range(count, 0, -1))
 
 
@@ -199,7 +201,9 @@ async def table_layout(reader: ObjectReader, wanted: HduName) -> FitsLayout:
     header, data = await find_hdu(reader, wanted, is_table=True)
     shape = _shape(header, reader.entry)
     if len(shape) != 2:
-        raise FormatError(f"{reader.entry.key}: expected a table, found {len(shape)} axes")
+        raise FormatError(
+            f"{reader.entry.key}: expected a table, found {len(shape)} axes", code="GC303"
+        )
     return _checked(
         FitsLayout(data, shape, np.dtype("u1"), False, header.tostring(), reader.entry.key),
         reader,
@@ -210,7 +214,8 @@ def _checked(layout: FitsLayout, reader: ObjectReader) -> FitsLayout:
     if not layout.nbytes or layout.offset + layout.nbytes > reader.entry.size:
         raise FormatError(
             f"{reader.entry.key}: its header promises {layout.nbytes:,} bytes of values at byte "
-            f"{layout.offset:,}, the object has {reader.entry.size:,}"
+            f"{layout.offset:,}, the object has {reader.entry.size:,}",
+            code="GC302",
         )
     return layout
 
@@ -310,7 +315,7 @@ def table_columns(
             return _checked_columns(table, names, layout.key)
     except (ValueError, TypeError, KeyError, IndexError, OSError, fits.VerifyError) as error:
         raise FormatError(
-            f"{layout.key}: its table is damaged: {' '.join(str(error).split())}"
+            f"{layout.key}: its table is damaged: {' '.join(str(error).split())}", code="GC302"
         ) from None
 
 
@@ -319,7 +324,8 @@ def _checked_columns(table: Any, names: tuple[str, ...] | None, key: str) -> dic
     for name in names or ():
         if name not in known:
             raise FormatError(
-                f"{key}: expected a column {name!r}, found {', '.join(known)[:160]}"
+                f"{key}: expected a column {name!r}, found {', '.join(known)[:160]}",
+                code="GC303",
             )
     found = {}
     for name in names or known:
@@ -327,7 +333,8 @@ def _checked_columns(table: Any, names: tuple[str, ...] | None, key: str) -> dic
         if values.dtype.kind not in (*DTYPE_KINDS, "U", "S"):
             raise FormatError(
                 f"{key}: column {name!r} has values of varying length; leave it out of "
-                "source.options.columns"
+                "source.options.columns",
+                code="GC303",
             )
         found[name] = values if values.dtype.kind in "US" else native_order(values)
     return found
@@ -348,10 +355,14 @@ def open_fits(options: Mapping[str, Any]) -> ObjectFormat:
     grid = grid_option(options)
     if table is None:
         if columns is not None:
-            raise ConfigError("source.options.columns: needs table, as in table: 1")
+            raise ConfigError(
+                "source.options.columns: needs table, as in table: 1", code="GC103"
+            )
         return FitsWholeFormat(hdu) if grid is None else FitsImageFormat(grid, hdu)
     if grid is not None or hdu is not None:
-        raise ConfigError("source.options.table: its rows are the samples; drop hdu and window")
+        raise ConfigError(
+            "source.options.table: its rows are the samples; drop hdu and window", code="GC103"
+        )
     return FitsTableFormat(table, columns)
 
 

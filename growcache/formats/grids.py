@@ -81,13 +81,16 @@ class ArrayGrid:
         if self.dimensions is not None and len(shape) != self.dimensions:
             raise FormatError(
                 f"{what}: expected {self.dimensions} axes, as window has, found shape "
-                f"{list(shape)}"
+                f"{list(shape)}",
+                code="GC303",
             )
         grids: list[AxisGrid | None] = [None] * len(shape)
         for axis, grid in self.cuts:
             at = _checked_axis(axis, shape, what)
             if grids[at] is not None:
-                raise FormatError(f"{what}: axis {axis} is named twice, of shape {list(shape)}")
+                raise FormatError(
+                    f"{what}: axis {axis} is named twice, of shape {list(shape)}", code="GC303"
+                )
             grids[at] = grid
         return tuple(grids)
 
@@ -98,11 +101,14 @@ class ArrayGrid:
         for axis, indices in self.select:
             at = _checked_axis(axis, shape, what)
             if axes[at] is not None:
-                raise FormatError(f"{what}: axis {at} is cut, so select cannot name it, too")
+                raise FormatError(
+                    f"{what}: axis {at} is cut, so select cannot name it, too", code="GC303"
+                )
             if max(indices) >= shape[at]:
                 raise FormatError(
                     f"{what}: expected index {max(indices)} along axis {axis}, as select names "
-                    f"it, found {shape[at]} values"
+                    f"it, found {shape[at]} values",
+                    code="GC303",
                 )
             found[at] = indices
         return tuple(found)
@@ -126,7 +132,9 @@ def _checked_axis(axis: int, shape: Shape, what: str) -> int:
     if -len(shape) <= axis < len(shape):
         return axis % len(shape)
     found = f"shape {list(shape)}" if shape else "a single value"
-    raise FormatError(f"{what}: expected an array with an axis {axis}, found {found}")
+    raise FormatError(
+        f"{what}: expected an array with an axis {axis}, found {found}", code="GC303"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +420,8 @@ def grid_option(options: Mapping[str, Any], phase: str = "zero") -> ArrayGrid | 
         for name in ("stride", "edge", "phase", "select"):
             if name in options:
                 raise ConfigError(
-                    f"source.options.{name}: needs window (or axis: 0, for single rows)"
+                    f"source.options.{name}: needs window (or axis: 0, for single rows)",
+                    code="GC103",
                 )
         return None
     return array_grid_option(options, phase)

@@ -137,7 +137,8 @@ class _FieldsOfFiles:
             shown = ", ".join(f"{name!r:.40}" for name in names[:8]) or "none"
             raise refused or FormatError(
                 f"{key}: expected one dataset at its root, found {shown}; name those that are "
-                "meant in source.options.datasets"
+                "meant in source.options.datasets",
+                code="GC303",
             )
         return {name: found[name] for name in chosen}
 
@@ -235,12 +236,14 @@ class HDF5WindowsFormat(ObjectFormat):
         layout = one.layout
         if not layout.shape:
             raise FormatError(
-                f"{key}: dataset {layout.path} is a single value, without an axis 0"
+                f"{key}: dataset {layout.path} is a single value, without an axis 0",
+                code="GC303",
             )
         if self._are_lists_of_strings(layout):
             raise FormatError(
                 f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
-                "only; use axis: 0, or leave them out with text: drop"
+                "only; use axis: 0, or leave them out with text: drop",
+                code="GC303",
             )
 
 
@@ -257,14 +260,17 @@ def open_hdf5(
         if grid is not None:
             raise ConfigError(
                 "source.options.group: each group is a sample as a whole, so leave out axis and "
-                "window"
+                "window",
+                code="GC103",
             )
         return HDF5GroupsFormat(parent, named, scale, text)
     if grid is None:
         return HDF5WholeFormat(named, scale)
     ragged = sparse_option(options)
     if ragged and any(cut.window for _, cut in grid.cuts):
-        raise ConfigError("source.options.sparse: ragged rows are single ones; use axis: 0")
+        raise ConfigError(
+            "source.options.sparse: ragged rows are single ones; use axis: 0", code="GC103"
+        )
     return HDF5WindowsFormat(named, grid, scale, text, ragged=ragged)
 
 

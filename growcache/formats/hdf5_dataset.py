@@ -113,7 +113,7 @@ def describe_dataset(file: Any, path: str, key: str, *, scaled: bool = False) ->
         layout = _dataset_layout(file, dataset, path)
         return replace(layout, scale=_scale_of(dataset, layout)) if scaled else layout
     except FormatError as error:
-        raise FormatError(f"{key}: {error}") from None
+        raise FormatError(f"{key}: {error}", code=error.code) from None
 
 
 def dataset_advice(file: Any, path: str) -> str:
@@ -131,7 +131,7 @@ def _scale_of(dataset: Any, layout: DatasetLayout) -> Scale | None:
     try:
         return array_scale(layout.dtype, attributes, channels)
     except FormatError as error:
-        raise FormatError(f"dataset {layout.path}: {error}") from None
+        raise FormatError(f"dataset {layout.path}: {error}", code=error.code) from None
 
 
 def _scale_attributes(dataset: Any) -> dict[str, Any]:
@@ -171,11 +171,15 @@ def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:
     plist = dataset.id.get_create_plist()
     kind = plist.get_layout()
     if kind == h5py.h5d.VIRTUAL:
-        raise FormatError(f"dataset {path} is virtual: its values are in other files")
+        raise FormatError(
+            f"dataset {path} is virtual: its values are in other files", code="GC304"
+        )
     if kind != h5py.h5d.CHUNKED and plist.get_external_count():
-        raise FormatError(f"dataset {path} has external storage: its values are in other files")
+        raise FormatError(
+            f"dataset {path} has external storage: its values are in other files", code="GC304"
+        )
     if dataset.shape is None:
-        raise FormatError(f"dataset {path} is empty: it has no shape")
+        raise FormatError(f"dataset {path} is empty: it has no shape", code="GC304")
     chunked = kind == h5py.h5d.CHUNKED
     dtype, strings = _dtype(file, dataset, path, chunked=chunked)
     inline = offset = None
@@ -217,7 +221,9 @@ def _fill_value(plist: Any, dtype: np.dtype[Any]) -> Array:
 
 def _inline_values(dataset: Any, strings: str | None, path: str) -> bytes:
     if strings == "heap":
-        raise FormatError(f"dataset {path} has strings in a compact layout, which is not read")
+        raise FormatError(
+            f"dataset {path} has strings in a compact layout, which is not read", code="GC304"
+        )
     return bytes(np.ascontiguousarray(dataset[()]).tobytes())
 
 
@@ -231,7 +237,8 @@ def _dtype(
         if type_.is_variable_str():
             if file.id.get_create_plist().get_sizes() != (8, 8):
                 raise FormatError(
-                    f"dataset {path}: strings with addresses of other than 8 bytes"
+                    f"dataset {path}: strings with addresses of other than 8 bytes",
+                    code="GC304",
                 )
             return HEAP_ID, "heap"
         if type_.get_strpad() == h5py.h5t.STR_SPACEPAD:
@@ -242,7 +249,8 @@ def _dtype(
     if not is_numeric(dtype) or type_.get_size() != dtype.itemsize or not known:
         raise FormatError(
             f"dataset {path} has type {str(dtype)[:80]}; numbers, records of them and strings "
-            "can be read"
+            "can be read",
+            code="GC306",
         )
     return dtype, None
 
@@ -294,19 +302,22 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
         if by_library and code in _PLUGINS_READ:
             raise FormatError(
                 f"{key}: dataset {layout.path} combines filter {code} ({_PLUGINS_READ[code]}) with "
-                "one that only the HDF5 library reads; write it again with one of the two"
+                "one that only the HDF5 library reads; write it again with one of the two",
+                code="GC304",
             )
         if code not in (SHUFFLE, BITSHUFFLE, *_STEPS, *LIBRARY_FILTERS):
             name = PLUGIN_FILTERS.get(code, "unknown")
             raise FormatError(
                 f"{key}: dataset {layout.path} uses filter {code} ({name}), which is not read; "
                 "write it again with gzip, zstd, lz4, blosc or bitshuffle (h5repack -f GZIP=4 OLD "
-                "NEW, where the plugin is installed), or read it by a function of your own"
+                "NEW, where the plugin is installed), or read it by a function of your own",
+                code="GC304",
             )
         if code == SCALE_OFFSET and layout.lacks_fill:
             raise FormatError(
                 f"{key}: dataset {layout.path} goes through the scale-offset filter and has no "
-                "fill value, of which the values cannot be told; write it again with one"
+                "fill value, of which the values cannot be told; write it again with one",
+                code="GC304",
             )
 
 
@@ -347,7 +358,7 @@ def _decode_by_library(
             return _decode_in_memory_file(bytes(data), mask, layout, chunking)
     except Exception as error:  # the library raises what damage makes it raise
         raise FormatError(
-            f"a chunk cannot be decoded: {' '.join(str(error).split())}"
+            f"a chunk cannot be decoded: {' '.join(str(error).split())}", code="GC302"
         ) from error
 
 
@@ -405,7 +416,8 @@ async def read_strings(reader: ObjectReader, layout: DatasetLayout, values: Arra
         return [value.decode() for value in found]
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{reader.entry.key}: dataset {layout.path} has a string that is no UTF-8: {error}"
+            f"{reader.entry.key}: dataset {layout.path} has a string that is no UTF-8: {error}",
+            code="GC302",
         ) from None
 
 
@@ -421,7 +433,9 @@ async def _strings_from_heaps(
     for length, heap, index in values.tolist():
         text = heaps[heap].get(index) if length else b""
         if text is None or len(text) < length:
-            raise FormatError(f"{key}: dataset {layout.path} has a string that is nowhere")
+            raise FormatError(
+                f"{key}: dataset {layout.path} has a string that is nowhere", code="GC302"
+            )
         found.append(bytes(text[:length]))
     return found
 
@@ -432,13 +446,13 @@ async def _read_heaps(
     """Most heaps take one shared request; larger ones a second."""
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
-        raise FormatError(f"{key}: a heap of strings ends beyond the file")
+        raise FormatError(f"{key}: a heap of strings ends beyond the file", code="GC302")
     heads = await read_ranges(reader, [(at, min(size, at + LEAST_HEAP_BYTES)) for at in places])
     sizes = [_heap_size(head, key) for head in heads]
     if any(at + n > size for at, n in zip(places, sizes, strict=True)) or (
         sum(sizes) > MOST_VISIT_BYTES
     ):
-        raise FormatError(f"{key}: a heap of strings claims {max(sizes):,} bytes")
+        raise FormatError(f"{key}: a heap of strings claims {max(sizes):,} bytes", code="GC302")
     large = [i for i, n in enumerate(sizes) if n > len(heads[i])]
     whole = await read_ranges(reader, [(places[i], places[i] + sizes[i]) for i in large])
     for i, data in zip(large, whole, strict=True):

@@ -155,7 +155,8 @@ def whole_fields(
         if layout.shape:
             raise FormatError(
                 f"{key}: dataset {layout.path} is an array of strings, which is no value of a "
-                "sample; use axis: 0"
+                "sample; use axis: 0",
+                code="GC303",
             )
         return {name: values[0]}
     fields = flat_fields(name, values)

@@ -166,7 +166,8 @@ class HDF5File:
                 break
             await self._fetch(reader, missing, turn)
         raise FormatError(
-            f"{self.entry.key}: its metadata is scattered over too much of the file"
+            f"{self.entry.key}: its metadata is scattered over too much of the file",
+            code="GC305",
         )
 
     def reader(self, reader: ObjectReader) -> ObjectReader:

@@ -33,9 +33,9 @@ def _bzip2(data: memoryview, limit: int) -> memoryview:
     try:
         found = inflater.decompress(data, limit + 1)
     except (OSError, ValueError) as error:
-        raise FormatError(f"a chunk cannot be decompressed: {error}") from None
+        raise FormatError(f"a chunk cannot be decompressed: {error}", code="GC302") from None
     if not inflater.eof or len(found) > limit:
-        raise FormatError(f"a chunk is cut off, or has more than {limit} bytes")
+        raise FormatError(f"a chunk is cut off, or has more than {limit} bytes", code="GC302")
     return memoryview(found)
 
 
@@ -55,7 +55,8 @@ def _head(data: memoryview, limit: int) -> tuple[int, int]:
     block = int.from_bytes(data[8:_HEAD_BYTES], "big")
     if data.nbytes < _HEAD_BYTES or total > limit or (total and not block):
         raise FormatError(
-            f"a chunk claims {total:,} bytes in blocks of {block:,}, of at most {limit:,}"
+            f"a chunk claims {total:,} bytes in blocks of {block:,}, of at most {limit:,}",
+            code="GC305",
         )
     return total, block
 
@@ -64,7 +65,7 @@ def _next_block(data: memoryview, at: int) -> tuple[memoryview, int]:
     start = at + _SIZE_BYTES
     stop = start + int.from_bytes(data[at:start], "big")
     if start > data.nbytes or stop > data.nbytes:
-        raise FormatError("a block ends beyond its chunk")
+        raise FormatError("a block ends beyond its chunk", code="GC302")
     return data[start:stop], stop
 
 
@@ -79,7 +80,7 @@ def _undo_zstd(stored: memoryview, size: int) -> memoryview:
 
 def _sized(found: memoryview, size: int) -> memoryview:
     if found.nbytes != size:
-        raise FormatError(f"a block has {found.nbytes} bytes where {size} belong")
+        raise FormatError(f"a block has {found.nbytes} bytes where {size} belong", code="GC302")
     return found
 
 
@@ -91,7 +92,7 @@ def bitshuffle_step(values: Sequence[int]) -> Step:
     """Return the step for the filter's values: version, version, element, block, compression."""
     item, block, number = (*values[2:5], 0, 0, 0)[:3]
     if not 1 <= item <= MAX_VALUE_BYTES or number not in _BY_NUMBER:
-        raise FormatError(f"a chunk was not bit-shuffled by {tuple(values)}")
+        raise FormatError(f"a chunk was not bit-shuffled by {tuple(values)}", code="GC302")
     elements = block or max(_LEAST_BLOCK, _BLOCK_BYTES // item // _SHUFFLED * _SHUFFLED)
 
     def undo(data: memoryview, limit: int) -> memoryview:
@@ -100,7 +101,9 @@ def bitshuffle_step(values: Sequence[int]) -> Step:
             return _unshuffled(data, sizes, item)
         total, nbytes = _head(data, limit)
         if total // max(1, nbytes) > data.nbytes:
-            raise FormatError(f"a chunk claims more blocks of {nbytes} bytes than it can have")
+            raise FormatError(
+                f"a chunk claims more blocks of {nbytes} bytes than it can have", code="GC302"
+            )
         sizes = _block_sizes(total, item, nbytes // item)
         return _unshuffled(_decompressed(data, total, sizes, _BY_NUMBER[number]), sizes, item)
 
@@ -127,7 +130,9 @@ def _decompressed(
         into += size
     rest = data[at:]
     if rest.nbytes != total - into:
-        raise FormatError(f"a chunk has {into + rest.nbytes} bytes where {total} belong")
+        raise FormatError(
+            f"a chunk has {into + rest.nbytes} bytes where {total} belong", code="GC302"
+        )
     found[into:] = rest
     return found
 

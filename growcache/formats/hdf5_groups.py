@@ -118,7 +118,9 @@ class HDF5GroupsFormat(ObjectFormat):
             check_filters(layout, key)
             found[field] = layout
         if not found:
-            raise FormatError(f"{key}: group {group} has no dataset that is a field")
+            raise FormatError(
+                f"{key}: group {group} has no dataset that is a field", code="GC303"
+            )
         return found
 
     def _is_dropped(self, layout: DatasetLayout) -> bool:

@@ -20,7 +20,9 @@ def names_at_root(file: Any, key: str) -> list[str]:
     import h5py
 
     if len(file) > 1000:
-        raise FormatError(f"{key}: {len(file)} names at its root; set source.options.datasets")
+        raise FormatError(
+            f"{key}: {len(file)} names at its root; set source.options.datasets", code="GC303"
+        )
     return [
         name
         for name in file
@@ -53,10 +55,10 @@ def group_names(file: Any, parent: str) -> tuple[str, ...]:
     for part in _path_parts(parent):
         link = at.get(part, getlink=True)
         if not isinstance(link, h5py.HardLink):
-            raise FormatError(f"no group at {parent!r:.{MOST_SHOWN_CHARACTERS}}")
+            raise FormatError(f"no group at {parent!r:.{MOST_SHOWN_CHARACTERS}}", code="GC303")
         at = _checked_group(h5py.h5o.open(at.id, part.encode()), parent)
     if len(at) > MOST_GROUPS:
-        raise FormatError(f"{len(at):,} groups, of at most {MOST_GROUPS:,}")
+        raise FormatError(f"{len(at):,} groups, of at most {MOST_GROUPS:,}", code="GC305")
     return tuple(at)
 
 
@@ -87,7 +89,8 @@ def paths_in_group(file: Any, group: str) -> list[str]:
     if len(found) > MOST_FIELDS:
         raise FormatError(
             f"group {group!r:.{MOST_SHOWN_CHARACTERS}} has more than {MOST_FIELDS} datasets; set "
-            "source.options.datasets"
+            "source.options.datasets",
+            code="GC303",
         )
     return found
 
@@ -136,12 +139,13 @@ def dataset_at(file: Any, path: str) -> Any:
             )
         elif link is not None:
             raise FormatError(
-                f"a link out of the file at {path!r:.{MOST_SHOWN_CHARACTERS}}, never followed"
+                f"a link out of the file at {path!r:.{MOST_SHOWN_CHARACTERS}}, never followed",
+                code="GC304",
             )
         else:
-            raise FormatError(_no_dataset_message(file, path))
+            raise FormatError(_no_dataset_message(file, path), code="GC303")
     if left or not isinstance(at, h5py.Dataset):
-        raise FormatError(_no_dataset_message(file, path))
+        raise FormatError(_no_dataset_message(file, path), code="GC303")
     return at
 
 
@@ -150,7 +154,7 @@ def _checked_group(found: Any, path: str) -> Any:
 
     if isinstance(found, h5py.h5g.GroupID):
         return h5py.Group(found)
-    raise FormatError(f"no dataset at {path!r:.{MOST_SHOWN_CHARACTERS}}")
+    raise FormatError(f"no dataset at {path!r:.{MOST_SHOWN_CHARACTERS}}", code="GC303")
 
 
 def _path_parts(path: str) -> list[str]:

@@ -65,7 +65,7 @@ def describe_sparse(file: Any, path: str, key: str) -> SparseLayout | None:
     try:
         shape = sparse_shape(attributes, path)
     except FormatError as error:
-        raise FormatError(f"{key}: {error}") from None
+        raise FormatError(f"{key}: {error}", code=error.code) from None
     if shape is None:
         return None
     members = [describe_dataset(file, f"{path}/{name}", key) for name in MEMBERS]
@@ -75,7 +75,7 @@ def describe_sparse(file: Any, path: str, key: str) -> SparseLayout | None:
     if indptr.shape != (shape[0] + 1,) or data.shape != indices.shape or len(data.shape) != 1:
         raise FormatError(f"{key}: {path} is no sparse matrix of {list(shape)}")
     if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
-        raise FormatError(f"{key}: {path} has indices that are no integers")
+        raise FormatError(f"{key}: {path} has indices that are no integers", code="GC306")
     return SparseLayout(path, shape, data.dtype, data, indices, indptr)
 
 

@@ -55,7 +55,8 @@ class PartitionOption:
         for name in self._dtypes:
             if name not in found and (self._kept is None or name in self._kept):
                 raise FormatError(
-                    f"expected a folder {name}=VALUE in the key, as source.options.partitions says"
+                    f"expected a folder {name}=VALUE in the key, as source.options.partitions says",
+                    code="GC303",
                 )
         return found
 
@@ -75,7 +76,8 @@ def _number(name: str, text: str, dtype: str) -> Value:
         return np.array(float(text) if dtype[0] == "f" else int(text), dtype)
     except (ValueError, KeyError, OverflowError):
         raise FormatError(
-            f"its key has {name}={text:.40}, which is no {dtype}; see source.options.partitions"
+            f"its key has {name}={text:.40}, which is no {dtype}; see source.options.partitions",
+            code="GC303",
         ) from None
 
 

@@ -74,13 +74,15 @@ class ImageFormat(ObjectFormat):
             if not folder:
                 raise FormatError(
                     f"{key}: expected a folder that names its label; set label: none in "
-                    "source.options where there is none"
+                    "source.options where there is none",
+                    code="GC303",
                 )
             return {"label": folder}
         if folder not in self._numbers:
             known = ", ".join(list(self._numbers)[:10])
             raise FormatError(
-                f"{key}: folder {folder!r} is none of source.options.classes ({known})"
+                f"{key}: folder {folder!r} is none of source.options.classes ({known})",
+                code="GC303",
             )
         return {"label": np.asarray(self._numbers[folder], np.int64)}
 
@@ -134,11 +136,11 @@ def _opened(data: Buffer, key: str) -> Iterator[Any]:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise FormatError(
-            f"{key}: expected at most {MOST_PIXELS:,} pixels, found more"
+            f"{key}: expected at most {MOST_PIXELS:,} pixels, found more", code="GC305"
         ) from None
     except Exception as error:  # Pillow's plugins raise what a broken image makes them raise
         raise FormatError(
-            f"{key}: cannot be decoded: {type(error).__name__}: {error}"
+            f"{key}: cannot be decoded: {type(error).__name__}: {error}", code="GC302"
         ) from error
 
 
@@ -160,12 +162,14 @@ def _check_header(size: tuple[int, int], mode: str, key: str) -> None:
     width, height = size
     if width * height > MOST_PIXELS:
         raise FormatError(
-            f"{key}: expected at most {MOST_PIXELS:,} pixels, found {width} by {height}"
+            f"{key}: expected at most {MOST_PIXELS:,} pixels, found {width} by {height}",
+            code="GC305",
         )
     if mode.startswith(("I", "F")):
         raise FormatError(
             f"{key}: expected 8 bits per value, found mode {mode}; use format bytes with a "
-            "decode function of your own"
+            "decode function of your own",
+            code="GC306",
         )
 
 
@@ -179,7 +183,7 @@ def open_image(options: Mapping[str, Any]) -> ImageFormat:
     found = options.get("classes") == AUTO
     classes = None if found else _classes_option(options.get("classes"))
     if (classes or found) and not named:
-        raise ConfigError("source.options.classes: needs label: folder")
+        raise ConfigError("source.options.classes: needs label: folder", code="GC112")
     # The supervisor adds labels of classes that it finds in the listing.
     return ImageFormat(label=named and not found, classes=classes, decode=decode)
 
@@ -194,7 +198,8 @@ def _classes_option(value: object) -> tuple[str, ...] | None:
             return names
     raise ConfigError(
         "source.options.classes: expected auto, or a list of different folder names, found "
-        f"{value!r}"
+        f"{value!r}",
+        code="GC112",
     )
 
 

@@ -218,7 +218,8 @@ async def items_of_part(
         if stop - start > MOST_RECORD_BYTES:
             raise FormatError(
                 f"{key}: one visit may read {MOST_RECORD_BYTES:,} bytes, found {stop - start:,}; "
-                "lower sampling.samples_per_object"
+                "lower sampling.samples_per_object",
+                code="GC305",
             )
         return take_some(await items_in(start, stop), visit, key)
     found: dict[int, Sequence[T]] = {}
@@ -257,5 +258,7 @@ def decode_option(
         )
     code = load_code(decode, {}, ("data", "key"), ("source.options.decode", "source.options"))
     if "data" not in code.parameters:
-        raise ConfigError(f"source.options.decode: {decode} must take data, and may take key")
+        raise ConfigError(
+            f"source.options.decode: {decode} must take data, and may take key", code="GC108"
+        )
     return decode, code

@@ -42,7 +42,8 @@ class JoinedFormat(ObjectFormat):
         if not self.listed:
             raise ConfigError(
                 "source.fields: their formats need objects, and a function that draws samples "
-                "by itself has none"
+                "by itself has none",
+                code="GC103",
             )
         if not self.ranged and any(object_format.ranged for object_format in formats.values()):
             whole = ", ".join(
@@ -50,7 +51,8 @@ class JoinedFormat(ObjectFormat):
             )
             raise ConfigError(
                 f"source.fields: expected all to be read by range, or all whole, found {whole} to "
-                "be read whole; set axis, window or the like for all or none"
+                "be read whole; set axis, window or the like for all or none",
+                code="GC103",
             )
         self.header_first = self.ranged and any(
             object_format.header_first for object_format in formats.values()
@@ -136,7 +138,8 @@ def _common_rows(
         other = next(name for name in others if rows[name] != rows[first])
         raise FormatError(
             f"{short_key(key)}: {other} has samples of other rows than {first}; give all fields the "
-            "same axis, window, stride, edge and phase"
+            "same axis, window, stride, edge and phase",
+            code="GC308",
         )
     common = set.intersection(*rows.values())
     return {
@@ -151,7 +154,8 @@ def _joined_sample(samples: Mapping[str, Sample], key: str) -> Sample:
             field = name if len(sample) == 1 else f"{name}_{own}"
             if field in joined:
                 raise FormatError(
-                    f"{short_key(key)}: two of source.fields yield {field!r}; rename one"
+                    f"{short_key(key)}: two of source.fields yield {field!r}; rename one",
+                    code="GC303",
                 )
             joined[field] = value
     return joined
@@ -164,4 +168,4 @@ def _members(reader: ObjectReader) -> list[ObjectReader]:
 def _refuse_differing(counts: Mapping[str, int], key: str) -> None:
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} has {count:,} samples" for name, count in counts.items())
-        raise FormatError(f"{short_key(key)}: {shown}")
+        raise FormatError(f"{short_key(key)}: {shown}", code="GC308")

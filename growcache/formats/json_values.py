@@ -42,13 +42,16 @@ def parse_json(text: bytes) -> Any:
 
 def sample_of_record(record: Mapping[str, Any]) -> Sample:
     if len(record) > MOST_KEYS:
-        raise FormatError(f"expected at most {MOST_KEYS:,} keys, found {len(record):,}")
+        raise FormatError(
+            f"expected at most {MOST_KEYS:,} keys, found {len(record):,}", code="GC305"
+        )
     sample: Sample = {}
     for name, value in record.items():
         if value is None:
             raise FormatError(
                 f"expected a value for {name!r}, found null; name the fields, with a default "
-                "for this one, in source.options.fields"
+                "for this one, in source.options.fields",
+                code="GC303",
             )
         try:
             sample[name] = value_of_json(value)

@@ -117,7 +117,8 @@ class LineReader:
             if first + length - line > LONGEST_LINE:
                 raise FormatError(
                     f"{reader.entry.key}: a line may have {LONGEST_LINE:,} bytes, the one at "
-                    f"byte {line:,} has more; does it hold lines?"
+                    f"byte {line:,} has more; does it hold lines?",
+                    code="GC305",
                 )
             piece = await _read_bytes(reader, first + length, first + length + more)
             found = piece.find(b"\n")
@@ -173,13 +174,15 @@ class FieldSpec:
             what = "null" if found is None else "no such key"
             raise FormatError(
                 f"expected a value for {'.'.join(self.path)!r}, found {what}; give it a default "
-                "in source.options.fields"
+                "in source.options.fields",
+                code="GC303",
             )
         try:
             return value_of_json(found) if self.dtype is None else CONVERTERS[self.dtype](found)
         except (ValueError, OverflowError, TypeError) as error:
             raise FormatError(
-                f"{'.'.join(self.path)}: expected {self.dtype or 'a value'}: {error}"
+                f"{'.'.join(self.path)}: expected {self.dtype or 'a value'}: {error}",
+                code="GC306",
             ) from None
 
 
@@ -209,7 +212,7 @@ def _field_spec(name: str, what: Any) -> FieldSpec:
         if key not in _SPEC_KEYS:
             close = _close_match(str(key), _SPEC_KEYS)
             hint = f"did you mean {close}?" if close else f"known are {', '.join(_SPEC_KEYS)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}", code="GC102")
     return _checked_spec(FieldSpec(
         name, _path(what.get("path", name), where), what.get("dtype"),
         what.get("default", _MISSING),
@@ -287,7 +290,8 @@ class JsonlFormat(ItemsFormat):
     def _sample(self, line: TextLine) -> Sample:
         if len(line.data) > LONGEST_LINE:
             raise FormatError(
-                f"expected at most {LONGEST_LINE:,} bytes, found {len(line.data):,}"
+                f"expected at most {LONGEST_LINE:,} bytes, found {len(line.data):,}",
+                code="GC305",
             )
         if self._raw:
             return {"data": line.data}
@@ -295,7 +299,8 @@ class JsonlFormat(ItemsFormat):
         if not isinstance(record, dict) or not record:
             raise FormatError(
                 f"expected a JSON object with keys, found {line.data[:40]!r}; raw: true takes "
-                "lines as they are"
+                "lines as they are",
+                code="GC303",
             )
         if self._wanted is None:
             return sample_of_record(record)
@@ -307,5 +312,7 @@ def open_jsonl(options: Mapping[str, Any]) -> JsonlFormat:
     raw = bool_option(options, "raw")
     wanted = fields_option(options.get("fields"))
     if raw and wanted is not None:
-        raise ConfigError("source.options.fields: raw: true keeps whole lines; set one of them")
+        raise ConfigError(
+            "source.options.fields: raw: true keeps whole lines; set one of them", code="GC103"
+        )
     return JsonlFormat(compression_option(options, ()), wanted, raw=raw)

@@ -173,18 +173,23 @@ class LmdbFormat(ItemsFormat):
         try:
             return {"data": data, "key": key.decode()}
         except UnicodeDecodeError:
-            raise FormatError(f"its key {key[:40]!r} is no text; choose key: bytes") from None
+            raise FormatError(
+                f"its key {key[:40]!r} is no text; choose key: bytes", code="GC303"
+            ) from None
 
 
 def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:
     nbytes = sum(one.stop - one.start for one in found)
     if nbytes > reader.entry.size:
-        raise FormatError(f"{reader.entry.key}: damaged LMDB file: several values overlap")
+        raise FormatError(
+            f"{reader.entry.key}: damaged LMDB file: several values overlap", code="GC302"
+        )
     if nbytes > MOST_VISIT_BYTES or len(found) > MOST_VISIT_SAMPLES:
         raise FormatError(
             f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes and "
             f"{MOST_VISIT_SAMPLES:,} values, found {nbytes:,} bytes and {len(found):,} values; lower "
-            "sampling.samples_per_object, or take fewer"
+            "sampling.samples_per_object, or take fewer",
+            code="GC305",
         )
 
 
@@ -197,6 +202,8 @@ def open_lmdb(options: Mapping[str, Any]) -> LmdbFormat:
         {"key": options.get("key") or "none"}, "key", ("none", "str", "bytes"), "none"
     )
     if options.get("decode") and key != "none":
-        raise ConfigError("source.options.key: goes with values as they are, not with decode")
+        raise ConfigError(
+            "source.options.key: goes with values as they are, not with decode", code="GC103"
+        )
     _, code = decode_option(options)
     return LmdbFormat(database, key, code)

@@ -83,7 +83,9 @@ class LmdbPage:
             raise self.damaged("has no such number of nodes")
 
     def damaged(self, what: str) -> FormatError:
-        return FormatError(f"{self.name}: damaged LMDB file: the page at {self.at:,} {what}")
+        return FormatError(
+            f"{self.name}: damaged LMDB file: the page at {self.at:,} {what}", code="GC302"
+        )
 
     def must_be(self, kind: int) -> None:
         if not self.flags & kind or self.count < 1:
@@ -140,7 +142,9 @@ def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
     """Return the page of the newer transaction; ``head`` has `meta_bytes`."""
     size = _page_bytes(head, name)
     if _page_bytes(head[size:], name) != size:
-        raise FormatError(f"{name}: damaged LMDB file: its first two pages differ in size")
+        raise FormatError(
+            f"{name}: damaged LMDB file: its first two pages differ in size", code="GC302"
+        )
     times = [struct.unpack_from("<Q", head, at + 144)[0] for at in (0, size)]
     return LmdbMeta(
         size, parse_lmdb_tree(head, (size if times[1] > times[0] else 0) + 88, name)
@@ -149,12 +153,16 @@ def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
 
 def parse_lmdb_tree(data: bytes, at: int, name: str) -> LmdbTree:
     if at + _TREE.size > len(data):
-        raise FormatError(f"{name}: damaged LMDB file: a database's description is cut off")
+        raise FormatError(
+            f"{name}: damaged LMDB file: a database's description is cut off", code="GC302"
+        )
     _, _, depth, _, _, _, entries, root = _TREE.unpack_from(data, at)
     if root == _NO_ROOT:
         return LmdbTree(0, 0, 0)
     if not 0 < depth <= MOST_DEPTH:
-        raise FormatError(f"{name}: damaged LMDB file: it claims a tree of {depth} levels")
+        raise FormatError(
+            f"{name}: damaged LMDB file: it claims a tree of {depth} levels", code="GC302"
+        )
     return LmdbTree(depth, entries, root)
 
 
@@ -168,7 +176,8 @@ def _page_bytes(head: bytes, name: str) -> int:
     if version != 1 or size not in PAGE_SIZES:
         raise FormatError(
             f"{name}: expected an LMDB file of format 1, found format {version} with pages "
-            f"of {size} bytes; copy it with mdb_copy of LMDB 0.9"
+            f"of {size} bytes; copy it with mdb_copy of LMDB 0.9",
+            code="GC304",
         )
     return int(size)
 
@@ -331,7 +340,9 @@ class TreeWalk:
         wanted = list(numbers)
         self._left -= len(wanted)
         if self._left < 0:
-            raise FormatError(f"{self.name}: damaged LMDB file: its pages form a circle")
+            raise FormatError(
+                f"{self.name}: damaged LMDB file: its pages form a circle", code="GC302"
+            )
         entry, size = self._reader.entry, self._page_bytes
         found = {n: page for n in wanted if (page := self._kept.get((entry, n))) is not None}
         missing = [number for number in dict.fromkeys(wanted) if number not in found]
@@ -339,7 +350,8 @@ class TreeWalk:
             if not 0 < number < entry.size // size:
                 raise FormatError(
                     f"{self.name}: damaged LMDB file: it refers to page {number} of "
-                    f"{entry.size // size}; was it cut off?"
+                    f"{entry.size // size}; was it cut off?",
+                    code="GC302",
                 )
         read = await read_ranges(self._reader, [(n * size, (n + 1) * size) for n in missing])
         for number, data in zip(missing, read, strict=True):
@@ -353,7 +365,8 @@ class TreeWalk:
         if tree.entries > self._reader.entry.size:
             raise FormatError(
                 f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
-                f"{self._reader.entry.size:,} bytes"
+                f"{self._reader.entry.size:,} bytes",
+                code="GC302",
             )
         pages: Sequence[int] = [tree.root]
         levels = tree.depth
@@ -382,7 +395,9 @@ class TreeWalk:
                         return parse_lmdb_tree(page.value(node), 0, self.name)
                     names.append(ascii(node.key.decode("utf-8", "replace")))
         near = f"found {', '.join(names[:5])}" if names else "it has no named ones there"
-        raise FormatError(f"{self.name}: expected a database {name.decode()!r}; {near}")
+        raise FormatError(
+            f"{self.name}: expected a database {name.decode()!r}; {near}", code="GC303"
+        )
 
     def below(self, page: LmdbPage, stretch: _PositionRange) -> list[_PositionRange]:
         page.must_be(BRANCH)
@@ -436,7 +451,8 @@ def refuse_database_names(walk: TreeWalk, leaves: Sequence[LmdbPage]) -> None:
     if leaves and all(map(_lists_databases, leaves)):
         raise FormatError(
             f"{walk.name}: expected values, found names of databases only; choose one with "
-            "source.options.database"
+            "source.options.database",
+            code="GC303",
         )
 
 

@@ -116,7 +116,8 @@ def refuse_large_sample(nbytes: int, key: str) -> None:
         raise FormatError(
             f"{key}: a sample of {nbytes:,} bytes, decoded, is larger than the {one.largest:,} "
             "that a sample may have in this cache; keep it encoded, or make it smaller in "
-            "sampling.transform"
+            "sampling.transform",
+            code="GC305",
         )
 
 

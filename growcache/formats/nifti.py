@@ -76,7 +76,8 @@ def parse_nifti_header(data: Buffer, entry: Entry) -> NiftiLayout:
     if layout.offset + layout.nbytes > entry.size:
         raise FormatError(
             f"{entry.key}: its header promises {layout.offset + layout.nbytes:,} bytes, the object "
-            f"has {entry.size:,}"
+            f"has {entry.size:,}",
+            code="GC302",
         )
     return layout
 
@@ -97,13 +98,18 @@ def _layout(head: bytes, entry: Entry) -> NiftiLayout:
         dtype, offset = header.get_data_dtype(), int(header.get_data_offset())
         slope, inter = header.get_slope_inter()
     except (HeaderDataError, ValueError, OverflowError, KeyError) as error:
-        raise FormatError(f"{entry.key}: its NIfTI header is damaged: {error}") from None
+        raise FormatError(
+            f"{entry.key}: its NIfTI header is damaged: {error}", code="GC302"
+        ) from None
     if not shape or min(shape) < 1 or math.prod(shape) > _MOST_VALUES or offset < len(head):
         raise FormatError(
-            f"{entry.key}: its NIfTI header claims an array of {list(shape)} at byte {offset:,}"
+            f"{entry.key}: its NIfTI header claims an array of {list(shape)} at byte {offset:,}",
+            code="GC302",
         )
     if dtype.kind not in DTYPE_KINDS:
-        raise FormatError(f"{entry.key}: expected an array of plain numbers, found {dtype}")
+        raise FormatError(
+            f"{entry.key}: expected an array of plain numbers, found {dtype}", code="GC306"
+        )
     scale = (1.0, 0.0) if slope is None or inter is None else (slope, inter)
     return NiftiLayout(offset, shape, dtype, True, *scale)
 

@@ -89,7 +89,9 @@ def _chosen_fields(values: Array, fields: tuple[str, ...]) -> Array:
     names = values.dtype.names or ()
     for name in fields:
         if name not in names:
-            raise FormatError(f"expected a field {name!r:.40}, found {', '.join(names)[:160]}")
+            raise FormatError(
+                f"expected a field {name!r:.40}, found {', '.join(names)[:160]}", code="GC303"
+            )
     return values[list(fields)]
 
 
@@ -141,7 +143,7 @@ def named_errors(key: str) -> Iterator[None]:
     try:
         yield
     except FormatError as error:
-        raise FormatError(f"{key}: {error}") from None
+        raise FormatError(f"{key}: {error}", code=error.code) from None
 
 
 async def read_npy_header(
@@ -160,11 +162,12 @@ def parse_npy_header(data: Buffer, entry: Entry, dtype: str | None = None) -> Np
     try:
         header = _parse_dict(bytes(view[:end]), dtype)
     except FormatError as error:
-        raise FormatError(f"{entry.key}: {error}") from None
+        raise FormatError(f"{entry.key}: {error}", code=error.code) from None
     needed = end + header.nbytes
     if needed > entry.size:
         raise FormatError(
-            f"{entry.key}: its header promises {needed} bytes, the object has {entry.size}"
+            f"{entry.key}: its header promises {needed} bytes, the object has {entry.size}",
+            code="GC302",
         )
     return header
 
@@ -181,7 +184,8 @@ def npy_header_end(data: Buffer, entry: Entry) -> int:
     if length > _LONGEST_HEADER or start + length > entry.size:
         raise FormatError(
             f"{entry.key}: its .npy header claims {length} bytes, of at most "
-            f"{min(_LONGEST_HEADER, entry.size)}"
+            f"{min(_LONGEST_HEADER, entry.size)}",
+            code="GC305",
         )
     return start + length
 
@@ -192,7 +196,7 @@ def _parse_dict(head: bytes, dtype: str | None) -> NpyHeader:
     fields = _header_items(head[start:], "utf-8" if head[6] == 3 else "latin-1")
     header = NpyHeader(len(head), parse_descr(fields["descr"], dtype), *_shape(fields))
     if math.prod(max(1, size) for size in header.shape) >= _MOST_ELEMENTS:
-        raise FormatError(f"its header claims an array of {list(header.shape)}")
+        raise FormatError(f"its header claims an array of {list(header.shape)}", code="GC302")
     return header
 
 
@@ -226,7 +230,7 @@ def _shape(fields: dict[str, str]) -> tuple[tuple[int, ...], bool]:
     sizes = [size.strip().removesuffix("L") for size in inside.split(",")] if inside else []
     if len(sizes) <= _MOST_DIMENSIONS and all(map(_SIZE.fullmatch, sizes)):
         return tuple(map(int, sizes)), fields["fortran_order"] == "True"
-    raise FormatError(f"its .npy header has shape {fields['shape'][:80]}")
+    raise FormatError(f"its .npy header has shape {fields['shape'][:80]}", code="GC302")
 
 
 def array_layout(header: NpyHeader, entry: Entry) -> ArrayLayout:
@@ -235,7 +239,8 @@ def array_layout(header: NpyHeader, entry: Entry) -> ArrayLayout:
         and math.prod(max(1, size) for size in header.shape) > _MOST_EMPTY_ROWS
     ):
         raise FormatError(
-            f"{entry.key}: its header claims an array without values of shape {list(header.shape)}"
+            f"{entry.key}: its header claims an array without values of shape {list(header.shape)}",
+            code="GC302",
         )
     return ArrayLayout(header.data, header.shape, header.dtype, header.fortran)
 

@@ -48,7 +48,9 @@ def parse_descr(descr: str, dtype: str | None = None) -> DType:
     """
     if descr.startswith("["):
         if dtype is not None:
-            raise FormatError(f"source.options.dtype is {dtype}, and the array has records")
+            raise FormatError(
+                f"source.options.dtype is {dtype}, and the array has records", code="GC303"
+            )
         return _Records(descr).parse()
     name = descr[1:-1]
     if dtype is not None:
@@ -61,7 +63,8 @@ def _stored_minifloat(name: str, dtype: str) -> DType:
     if name.lstrip("<>|=") not in _STORED_MINIFLOATS[dtype]:
         raise FormatError(
             f"source.options.dtype is {dtype}, and the array has dtype {name[:40]}; expected "
-            f"{' or '.join(_STORED_MINIFLOATS[dtype])}"
+            f"{' or '.join(_STORED_MINIFLOATS[dtype])}",
+            code="GC303",
         )
     return np.dtype("<u2" if dtype == "bfloat16" else "|u1")
 
@@ -76,13 +79,14 @@ def _plain_dtype(name: str) -> DType:
             return found
     bare = name.lstrip("<>|=")
     if bare == "O":
-        raise FormatError(_PICKLED)
+        raise FormatError(_PICKLED, code="GC304")
     if bare in ("V1", "V2", "f1"):
         raise FormatError(
             f"its dtype {name} says nothing of its values, which is how bfloat16 and float8 are "
-            f"stored; set source.options.dtype: {' or '.join(MINIFLOATS)}"
+            f"stored; set source.options.dtype: {' or '.join(MINIFLOATS)}",
+            code="GC304",
         )
-    raise FormatError(f"expected an array of numbers, found dtype {name[:80]}")
+    raise FormatError(f"expected an array of numbers, found dtype {name[:80]}", code="GC306")
 
 
 class _Records:
@@ -105,7 +109,8 @@ class _Records:
 
     def _error(self) -> FormatError:
         return FormatError(
-            f"expected an array of numbers or of records, found dtype {self._text[:80]}"
+            f"expected an array of numbers or of records, found dtype {self._text[:80]}",
+            code="GC306",
         )
 
     def parse(self) -> DType:
@@ -141,7 +146,9 @@ class _Records:
                 offsets.append(size)
             size += found.itemsize
             if size > _MOST_ITEM_BYTES:
-                raise FormatError(f"records of {size:,} bytes or more are refused")
+                raise FormatError(
+                    f"records of {size:,} bytes or more are refused", code="GC305"
+                )
             if self._peek() != "]":
                 self._next(",")
         self._next("]")
@@ -195,7 +202,7 @@ class _Records:
         if min(shape, default=0) < 0:
             raise self._error()
         if math.prod(shape) * found.itemsize > _MOST_ITEM_BYTES:
-            raise FormatError(f"records with an array of {shape} are refused")
+            raise FormatError(f"records with an array of {shape} are refused", code="GC305")
         return np.dtype((found, tuple(shape)))
 
 
@@ -235,7 +242,8 @@ def _text(name: str, values: Array) -> bytes | str:
     if values.ndim:
         raise FormatError(
             f"{name} is text of shape {list(values.shape)}, and a field has one text: set axis: 0 "
-            "without window, or leave it out with source.options.fields"
+            "without window, or leave it out with source.options.fields",
+            code="GC303",
         )
     if values.dtype.kind == "S":
         return values.tobytes().rstrip(b"\0")
@@ -243,7 +251,7 @@ def _text(name: str, values: Array) -> bytes | str:
         codec = "utf-32-be" if values.dtype.byteorder == ">" else "utf-32-le"
         return values.tobytes().decode(codec).rstrip("\0")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{name} is text that is no Unicode: {error}") from None
+        raise FormatError(f"{name} is text that is no Unicode: {error}", code="GC306") from None
 
 
 def widened(values: Array, dtype: str) -> Array:

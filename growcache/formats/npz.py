@@ -93,7 +93,7 @@ async def _read_directory(reader: ObjectReader) -> tuple[list[zipfile.ZipInfo], 
             if file.missing is None:
                 raise await _no_archive_error(reader, error) from None
             length = entry.size - file.missing[0]
-    raise FormatError(f"{entry.key}: its zip directory claims {length:,} bytes")
+    raise FormatError(f"{entry.key}: its zip directory claims {length:,} bytes", code="GC302")
 
 
 # The errors that zipfile raises on damaged archives, in addition to its own.
@@ -106,7 +106,8 @@ async def _no_archive_error(reader: ObjectReader, error: Exception) -> FormatErr
     head = bytes(memoryview(await reader.read(0, SIGNATURE_BYTES)))
     return FormatError(
         f"{reader.entry.key}: expected an .npz archive, found something else, or one that is "
-        f"damaged or cut off ({error}); it starts with {head[:8]!r}{advice_on(head)}"
+        f"damaged or cut off ({error}); it starts with {head[:8]!r}{advice_on(head)}",
+        code="GC302",
     )
 
 
@@ -116,7 +117,8 @@ def _checked_members(
     """Refuse what zipfile does not look at."""
     if len(infos) > _MOST_MEMBERS:
         raise FormatError(
-            f"{key}: expected at most {_MOST_MEMBERS:,} arrays in an archive, found {len(infos):,}"
+            f"{key}: expected at most {_MOST_MEMBERS:,} arrays in an archive, found {len(infos):,}",
+            code="GC305",
         )
     starts = sorted({info.header_offset for info in infos} | {directory})
     ends = dict(pairwise(starts))
@@ -124,23 +126,24 @@ def _checked_members(
     for info in infos:
         name, start, stop = info.filename, info.header_offset, ends.get(info.header_offset, 0)
         if info.flag_bits & _ENCRYPTED:
-            raise FormatError(f"{key}: member {name} of the archive is encrypted")
+            raise FormatError(f"{key}: member {name} of the archive is encrypted", code="GC304")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or (
             info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size
         ):
             raise FormatError(
                 f"{key}: expected members as numpy.savez and savez_compressed write them, found "
-                f"{name} of method {info.compress_type}"
+                f"{name} of method {info.compress_type}",
+                code="GC304",
             )
         if start < 0 or start + _LOCAL_HEADER.size + info.compress_size > stop:
-            raise FormatError(f"{key}: members of the archive overlap; damaged")
+            raise FormatError(f"{key}: members of the archive overlap; damaged", code="GC302")
         members[name] = ZipMember(
             name, info.compress_type, info.CRC, info.compress_size, info.file_size, start, stop
         )
     if len(starts) <= len(infos):
-        raise FormatError(f"{key}: members of the archive overlap; damaged")
+        raise FormatError(f"{key}: members of the archive overlap; damaged", code="GC302")
     if len(members) < len(infos):
-        raise FormatError(f"{key}: two members of the archive have the same name")
+        raise FormatError(f"{key}: two members of the archive have the same name", code="GC303")
     return members
 
 
@@ -152,7 +155,8 @@ def _chosen_members(
     missing = [name for name in fields or () if name not in arrays]
     if missing:
         raise FormatError(
-            f"{entry.key}: expected an array {missing[0]!r}, found {', '.join(arrays)[:160]}"
+            f"{entry.key}: expected an array {missing[0]!r}, found {', '.join(arrays)[:160]}",
+            code="GC303",
         )
     return arrays if fields is None else {name: arrays[name] for name in fields}
 
@@ -167,7 +171,9 @@ def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
         start = member.start + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
         if mark == b"PK\x03\x04" and start + member.packed <= member.stop:
             return start
-    raise FormatError(f"{key}: member {member.name} is not where the zip directory says")
+    raise FormatError(
+        f"{key}: member {member.name} is not where the zip directory says", code="GC302"
+    )
 
 
 def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
@@ -180,14 +186,19 @@ def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
         try:
             found = memoryview(inflating.decompress(found, member.size + 1))
         except zlib.error as error:
-            raise FormatError(f"{key}: member {member.name} is damaged: {error}") from None
+            raise FormatError(
+                f"{key}: member {member.name} is damaged: {error}", code="GC302"
+            ) from None
         if len(found) != member.size:
             raise FormatError(
                 f"{key}: member {member.name} has other than the {member.size:,} bytes that the "
-                "zip directory says"
+                "zip directory says",
+                code="GC302",
             )
     if zlib.crc32(found) != member.crc:
-        raise FormatError(f"{key}: member {member.name} of the archive is damaged")
+        raise FormatError(
+            f"{key}: member {member.name} of the archive is damaged", code="GC302"
+        )
     return found
 
 
@@ -201,7 +212,8 @@ def _refuse_other_size(packed: memoryview, member: ZipMember, key: str) -> None:
     if header.data + header.nbytes + _TRAILING_BYTES < member.size:
         raise FormatError(
             f"{key}: member {member.name} has an array of {header.nbytes:,} bytes, and the zip "
-            f"directory says {member.size:,}"
+            f"directory says {member.size:,}",
+            code="GC302",
         )
 
 
@@ -241,7 +253,8 @@ def _refuse_too_much(members: Mapping[str, ZipMember], entry: Entry) -> None:
     if (nbytes := sum(max(m.size, m.packed) for m in members.values())) > MOST_VISIT_BYTES:
         raise FormatError(
             f"{entry.key}: arrays that are read whole may have {MOST_VISIT_BYTES:,} bytes, found "
-            f"{nbytes:,}; choose some with source.options.fields"
+            f"{nbytes:,}; choose some with source.options.fields",
+            code="GC305",
         )
 
 
@@ -334,7 +347,8 @@ class NpzWindowsFormat(ContiguousFormat):
             if member.method != zipfile.ZIP_STORED:
                 raise FormatError(
                     f"{reader.entry.key}: {name} is compressed, so its rows cannot be read by "
-                    "range; set read: whole in source.options, or write it with numpy.savez"
+                    "range; set read: whole in source.options, or write it with numpy.savez",
+                    code="GC304",
                 )
         found = await asyncio.gather(*(_member_layout(reader, m) for m in members.values()))
         return dict(zip(members, found, strict=True)), _KEPT_MEMBER_BYTES * len(members)
@@ -365,6 +379,6 @@ def open_npz(
     grid = grid_option(options)
     if grid is None:
         if "read" in options:
-            raise ConfigError("source.options.read: needs axis: 0 or window")
+            raise ConfigError("source.options.read: needs axis: 0 or window", code="GC103")
         return NpzWholeFormat(fields)
     return NpzWindowsFormat(fields, grid) if by_range else NpzWholeWindowsFormat(fields, grid)

@@ -109,7 +109,8 @@ class ParquetFooter:
         if nbytes > (most := most_decoded_bytes(entry)):
             raise FormatError(
                 f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
-                f"{nbytes:,}; write smaller row groups"
+                f"{nbytes:,}; write smaller row groups",
+                code="GC305",
             )
         return max(0, int(nbytes))
 
@@ -164,13 +165,16 @@ class ParquetFooter:
             stop = start + column.total_compressed_size
             if column.file_path:
                 raise FormatError(
-                    f"{entry.key}: a column is in another file, which is never opened"
+                    f"{entry.key}: a column is in another file, which is never opened",
+                    code="GC304",
                 )
             if not 0 <= start <= stop <= entry.size:
-                raise FormatError(f"{entry.key}: a column ends beyond the object")
+                raise FormatError(f"{entry.key}: a column ends beyond the object", code="GC302")
             found.append((start, min(entry.size, stop + slack)))
         if sum(stop - start for start, stop in found) > (most := most_decoded_bytes(entry)):
-            raise FormatError(f"{entry.key}: one visit may read {most:,} bytes of a row group")
+            raise FormatError(
+                f"{entry.key}: one visit may read {most:,} bytes of a row group", code="GC305"
+            )
         return found
 
 
@@ -183,12 +187,12 @@ class FooterBytes:
         first = max(0, size - self._tail)
         tail = bytes(memoryview(await reader.read(first, size)))
         if tail[-4:] == _ENCRYPTED_MAGIC:
-            raise FormatError(f"{key}: {_ENCRYPTED}")
+            raise FormatError(f"{key}: {_ENCRYPTED}", code="GC304")
         if size < 12 or tail[-4:] != _MAGIC:
             raise FormatError(f"{key}: expected a Parquet file, found {tail[-8:]!r} at its end")
         needed = int.from_bytes(tail[-8:-4], "little") + 8
         if needed + 4 > size or needed > _MOST_FOOTER_BYTES:
-            raise FormatError(f"{key}: its footer claims {needed - 8:,} bytes")
+            raise FormatError(f"{key}: its footer claims {needed - 8:,} bytes", code="GC302")
         if needed > len(tail):
             tail = bytes(memoryview(await reader.read(size - needed, first))) + tail
         self._tail = max(_LEAST_TAIL_BYTES, needed * 5 // 4, min(self._tail, _TAIL_BYTES) // 2)
@@ -230,14 +234,16 @@ def _parse_footer(data: bytes, wanted: Wanted, entry: Entry) -> ParquetFooter:
         schema = metadata.schema.to_arrow_schema()
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
-        raise FormatError(f"{entry.key}: its row groups have not the rows that its footer says")
+        raise FormatError(
+            f"{entry.key}: its row groups have not the rows that its footer says", code="GC302"
+        )
     try:
         _check_widths(schema, metadata.num_columns)
         said = wanted.partitions.values_of(entry.key)
         partitions, columns = _split_partitions(schema, wanted.columns, said)
         fields = tuple(column_fields(schema, columns))
     except FormatError as error:
-        raise FormatError(f"{entry.key}: {error}") from None
+        raise FormatError(f"{entry.key}: {error}", code=error.code) from None
     return ParquetFooter(
         metadata,
         [0, *itertools.accumulate(rows)],
@@ -257,13 +263,15 @@ def _split_partitions(
     partitions = {name: only_said[name] for name in options.columns if name in only_said}
     rest = tuple(name for name in options.columns if name not in partitions)
     if not rest:
-        raise FormatError("source.options.columns names what the key says, and no column")
+        raise FormatError(
+            "source.options.columns names what the key says, and no column", code="GC303"
+        )
     return partitions, replace(options, columns=rest)
 
 
 def _check_widths(schema: Any, count: int) -> None:
     if sum(_width(one.type) for one in schema) != count:
-        raise FormatError("its columns are not those of its schema")
+        raise FormatError("its columns are not those of its schema", code="GC302")
 
 
 def _width(type_: Any) -> int:
@@ -279,7 +287,7 @@ def parquet_errors(entry: Entry) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
         if "crypt" in said:
-            raise FormatError(f"{entry.key}: {_ENCRYPTED}") from error
+            raise FormatError(f"{entry.key}: {_ENCRYPTED}", code="GC304") from error
         raise FormatError(f"{entry.key}: cannot be read as Parquet: {said[:200]}") from error
 
 
@@ -312,7 +320,8 @@ class ParquetFormat(ObjectFormat):
         if len(wanted) > MOST_VISIT_SAMPLES:
             raise FormatError(
                 f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-                f"{len(wanted):,}; set a smaller sampling.samples_per_object"
+                f"{len(wanted):,}; set a smaller sampling.samples_per_object",
+                code="GC305",
             )
         groups = itertools.groupby(wanted, footer.group_of)
         parts = [(group, list(rows)) for group, rows in groups]
@@ -351,7 +360,7 @@ class ParquetFormat(ObjectFormat):
             try:
                 return self._rows(image, footer, group, rows, entry)
             except FormatError as error:
-                raise FormatError(f"{entry.key}: {error}") from None
+                raise FormatError(f"{entry.key}: {error}", code=error.code) from None
 
     def _rows(
         self,
@@ -381,10 +390,12 @@ class ParquetFormat(ObjectFormat):
                     held += sum(sample_bytes(sample) for sample, _, _ in samples)
                 found += samples
             if held > most:
-                raise FormatError(f"one visit may yield {most:,} bytes, found more")
+                raise FormatError(
+                    f"one visit may yield {most:,} bytes, found more", code="GC305"
+                )
             at, first = until, first + len(batch)
         if at < len(rows):
-            raise FormatError(f"row group {group} has fewer rows than it says")
+            raise FormatError(f"row group {group} has fewer rows than it says", code="GC302")
         return found, gone
 
     def _samples(

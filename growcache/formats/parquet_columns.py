@@ -47,11 +47,15 @@ def column_fields(schema: Any, options: ColumnOptions) -> list[ColumnField]:
     names: set[str] = set()
     for field in found:
         if field.name in names:
-            raise FormatError(f"two columns would be the field {field.name!r:.40}")
+            raise FormatError(
+                f"two columns would be the field {field.name!r:.40}", code="GC303"
+            )
         names.add(field.name)
     for name in options.json:
         if name not in names:
-            raise FormatError(f"source.options.json names {name!r:.40}, which is not read")
+            raise FormatError(
+                f"source.options.json names {name!r:.40}, which is not read", code="GC304"
+            )
     return found
 
 
@@ -75,7 +79,7 @@ def _path_of(schema: Any, name: str) -> tuple[str, ...]:
     close = difflib.get_close_matches(name, schema.names, n=1)
     shown = ", ".join(f"{one!r:.40}" for one in schema.names[:8])
     hint = f"did you mean {close[0]!r:.40}?" if close else f"there are {shown}"
-    raise FormatError(f"expected one column {name!r:.40}; {hint}")
+    raise FormatError(f"expected one column {name!r:.40}; {hint}", code="GC303")
 
 
 def _has_path(type_: Any, path: Sequence[str]) -> bool:
@@ -96,7 +100,8 @@ def _flattened(
     if name in options.json:
         if not _is_json(type_):
             raise FormatError(
-                f"column {name!r:.40} has type {str(type_)[:60]}, which is no JSON"
+                f"column {name!r:.40} has type {str(type_)[:60]}, which is no JSON",
+                code="GC303",
             )
         yield ColumnField(name, path, "json")
     elif not types.is_struct(type_):
@@ -105,7 +110,9 @@ def _flattened(
         yield ColumnField(name, (*path, "bytes"), "binary")
     else:
         if len(path) > _MOST_DEPTH or not type_.num_fields:
-            raise FormatError(f"column {name!r:.40} is a struct without fields, or too deep")
+            raise FormatError(
+                f"column {name!r:.40} is a struct without fields, or too deep", code="GC303"
+            )
         for i in range(type_.num_fields):
             inner = type_.field(i)
             yield from _flattened(
@@ -138,7 +145,8 @@ def _checked_kind(name: str, type_: Any, options: ColumnOptions) -> str:
         raise FormatError(
             f"column {name!r:.40} has type {str(type_)[:60]}; numbers, bool, times, strings, "
             "binary, structs, and lists of numbers or of strings can be read: leave it out of "
-            f"source.options.columns{hint}"
+            f"source.options.columns{hint}",
+            code="GC303",
         )
     return "decimal text" if kind == "decimal" and options.decimals == "str" else kind
 

@@ -81,7 +81,7 @@ def column_values(name: str, array: Any) -> ColumnValues:
             found = array.to_pylist()
         except UnicodeDecodeError as error:
             raise FormatError(
-                f"column {name!r:.40} has text that is no UTF-8: {error}"
+                f"column {name!r:.40} has text that is no UTF-8: {error}", code="GC302"
             ) from None
         return ColumnValues(found, _is_none(found))
     if kind == "list":
@@ -247,7 +247,8 @@ def _single_row(name: str, array: Any) -> str:
     if (nbytes := _python_bytes(array)) > _MOST_PYTHON_BYTES:
         raise FormatError(
             f"column {name!r:.40} has a row of about {nbytes:,} bytes, and one that becomes JSON text "
-            f"may take {_MOST_PYTHON_BYTES:,}; leave it out of source.options.columns"
+            f"may take {_MOST_PYTHON_BYTES:,}; leave it out of source.options.columns",
+            code="GC305",
         )
     return _json_text(array.to_pylist(maps_as_pydicts="strict")[0])
 

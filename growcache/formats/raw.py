@@ -99,7 +99,8 @@ def open_raw(options: Mapping[str, Any]) -> RawFormat:
     if "channels" in options:
         if growing:
             raise ConfigError(
-                "source.options.channels: are of a row; with shape of the whole array use select"
+                "source.options.channels: are of a row; with shape of the whole array use select",
+                code="GC103",
             )
         channels = _channels_option(options["channels"], shape[1:])
         if channels is not None:
@@ -112,7 +113,9 @@ def open_raw(options: Mapping[str, Any]) -> RawFormat:
 
 def _dtype_option(options: Mapping[str, Any]) -> np.dtype[np.generic]:
     if "dtype" not in options:
-        raise ConfigError("source.options: format raw needs dtype, as in dtype: <i2")
+        raise ConfigError(
+            "source.options: format raw needs dtype, as in dtype: <i2", code="GC103"
+        )
     try:
         dtype: np.dtype[np.generic] = np.dtype(options["dtype"])
     except (TypeError, ValueError, SyntaxError) as error:
@@ -146,7 +149,9 @@ def _channels_option(value: object, shape: tuple[int, ...]) -> tuple[int, ...] |
     if value is None:
         return None
     if not shape:
-        raise ConfigError("source.options.channels: rows of a single value have no channels")
+        raise ConfigError(
+            "source.options.channels: rows of a single value have no channels", code="GC103"
+        )
     if (
         isinstance(value, list | tuple)
         and value

@@ -201,7 +201,8 @@ def _number(name: str, attributes: Mapping[str, Any]) -> Any:
     if len(values) != 1 or not isinstance(values[0], np.number):
         raise FormatError(
             f"expected one number as attribute {name}, found {str(attributes[name])[:40]!r}; set "
-            "scale: none in source.options for the values as they are stored"
+            "scale: none in source.options for the values as they are stored",
+            code="GC303",
         )
     plain = type(attributes[name]) in (int, float)  # which NumPy computes with otherwise
     return attributes[name] if plain else values[0]

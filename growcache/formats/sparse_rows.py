@@ -49,7 +49,9 @@ class StoredRows:
     def check(self, columns: int, key: str) -> None:
         size = len(self.indices)
         if size and not (0 <= int(self.indices.min()) <= int(self.indices.max()) < columns):
-            raise FormatError(f"{key}: a sparse row has a column beyond its {columns:,}")
+            raise FormatError(
+                f"{key}: a sparse row has a column beyond its {columns:,}", code="GC302"
+            )
 
 
 def checked_pointers(pointers: Array, values: int, key: str) -> Array:
@@ -66,7 +68,8 @@ def sparse_shape(attributes: Mapping[str, Any], path: str) -> tuple[int, int] | 
     if kind in ("csc_matrix", "csc"):
         raise FormatError(
             f"{path} is compressed by columns (csc_matrix), so that a row is everywhere; write it as "
-            "CSR, as adata.X = adata.X.tocsr() does"
+            "CSR, as adata.X = adata.X.tocsr() does",
+            code="GC304",
         )
     if kind not in ("csr_matrix", "csr"):
         return None
@@ -100,5 +103,6 @@ def rows_together(rows: int, values: int, values_together: int) -> int:
 def refuse_other_axes(cut: Sequence[int], what: str) -> None:
     if list(cut) != [0]:
         raise FormatError(
-            f"{what} is a sparse matrix, of which rows can be read; use axis: 0, or a window along it"
+            f"{what} is a sparse matrix, of which rows can be read; use axis: 0, or a window along it",
+            code="GC303",
         )

@@ -57,13 +57,13 @@ def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Val
             return decode_image(data, "it")
         return _CONVERTERS[kind](data, entry) if kind in _CONVERTERS else data
     except FormatError as error:
-        raise FormatError(f"{ext}: {error}") from None
+        raise FormatError(f"{ext}: {error}", code=error.code) from None
 
 
 def _npy_value(data: bytes, entry: Entry) -> Value:
     header = parse_npy_header(data, replace(entry, key="it", size=len(data)))
     if header.dtype.names is not None:
-        raise FormatError("expected an array of numbers, found records or text")
+        raise FormatError("expected an array of numbers, found records or text", code="GC306")
     count = math.prod(header.shape)
     flat = np.frombuffer(data, header.dtype, count, header.data)
     array = native_order(flat.reshape(header.shape, order="F" if header.fortran else "C"))
@@ -74,7 +74,7 @@ def _npy_value(data: bytes, entry: Entry) -> Value:
 def _json_value(data: bytes, _: Entry) -> Value:
     value = parse_json(data)
     if value is None:
-        raise FormatError("expected a value, found null")
+        raise FormatError("expected a value, found null", code="GC306")
     try:
         return value_of_json(value)
     except (ValueError, OverflowError, TypeError) as error:
@@ -86,14 +86,14 @@ def _text_value(data: bytes, _: Entry) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"expected text in UTF-8, found byte {error.start:,} that is none"
+            f"expected text in UTF-8, found byte {error.start:,} that is none", code="GC306"
         ) from None
 
 
 def _integer_value(data: bytes, _: Entry) -> Array:
     found = _INTEGER.fullmatch(data)
     if found is None or not -(1 << 63) <= int(found[1]) < 1 << 63:
-        raise FormatError(f"expected a 64-bit integer, found {data[:40]!r}")
+        raise FormatError(f"expected a 64-bit integer, found {data[:40]!r}", code="GC306")
     return np.array(int(found[1]), "<i8")
 
 
@@ -216,16 +216,17 @@ def _member_contents(packed: TarSample, fields: tuple[str, ...] | None) -> dict[
         if member.error:
             raise FormatError(f"{member.ext}: {member.error}")
         if member.ext in found:
-            raise FormatError(f"it has two members {member.ext}")
+            raise FormatError(f"it has two members {member.ext}", code="GC303")
         if len(content) < member.size:
             raise FormatError(
-                f"{member.ext}: expected {member.size:,} bytes, found {len(content):,}"
+                f"{member.ext}: expected {member.size:,} bytes, found {len(content):,}",
+                code="GC302",
             )
         found[member.ext] = bytes(content)
     for name in fields or ():
         if name != KEY_FIELD and name not in found:
             has = ", ".join(member.ext for member in packed.members)
-            raise FormatError(f"expected a member {name}, found {has[:160]}")
+            raise FormatError(f"expected a member {name}, found {has[:160]}", code="GC303")
     return found
 
 

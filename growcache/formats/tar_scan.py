@@ -176,7 +176,8 @@ async def member_at(
         if at + TAR_BLOCK + padded(header.size) - start > MOST_EXTENSION_BYTES:
             raise NoMemberError(
                 f"{entry.key}: the member at byte {start:,} has a name, or attributes, of more "
-                f"than {MOST_EXTENSION_BYTES:,} bytes"
+                f"than {MOST_EXTENSION_BYTES:,} bytes",
+                code="GC305",
             )
         content = await fetch(at + TAR_BLOCK, at + TAR_BLOCK + header.size)
         _apply_extension(notes, header, content)
@@ -203,7 +204,8 @@ async def _past_zeros(fetch: ReadBytes, entry: Entry, at: int, certain: bool) ->
         if at - first > _MOST_ZEROS:
             raise NoMemberError(
                 f"{entry.key}: expected a member at byte {first:,} of {entry.size:,}, found "
-                f"{_MOST_ZEROS:,} zeros"
+                f"{_MOST_ZEROS:,} zeros",
+                code="GC303",
             )
     if at >= entry.size:
         return None
@@ -211,7 +213,8 @@ async def _past_zeros(fetch: ReadBytes, entry: Entry, at: int, certain: bool) ->
         raise NoMemberError(
             f"{entry.key}: an archive ends at byte {first:,} of {entry.size:,}: a member is a "
             "tar archive itself, or several were put together; set index: true in "
-            "source.options"
+            "source.options",
+            code="GC303",
         )
     return at
 
@@ -487,7 +490,8 @@ def _look_alike_error(
             ):
                 return NoMemberError(
                     f"{entry.key}: the member at byte {member.start:,} holds what looks like a "
-                    "tar archive; set index: true in source.options"
+                    "tar archive; set index: true in source.options",
+                    code="GC303",
                 )
     return None
 

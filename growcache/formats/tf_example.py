@@ -136,14 +136,19 @@ def parse_example(data: memoryview, decode: str = "auto") -> Features:
         raise FormatError(f"expected a {what}: {error}") from None
     context, lists = found.context.feature, found.feature_lists.feature_list
     if len(context) + len(lists) > MOST_FEATURES:
-        raise FormatError(f"expected a {what} of at most {MOST_FEATURES:,} features")
+        raise FormatError(
+            f"expected a {what} of at most {MOST_FEATURES:,} features", code="GC305"
+        )
     if lists and decode == "example":
         raise FormatError(
             f"expected a {what}, found a SequenceExample with the list {min(lists)!r:.40}; "
-            "leave decode out, or set decode: sequence_example"
+            "leave decode out, or set decode: sequence_example",
+            code="GC303",
         )
     if not context and not lists:
-        raise FormatError(f"expected a {what}, found no feature; decode: none keeps it")
+        raise FormatError(
+            f"expected a {what}, found no feature; decode: none keeps it", code="GC303"
+        )
     return _named_features(context, lists)
 
 
@@ -152,7 +157,8 @@ def _named_features(context: Any, lists: Any) -> Features:
     if both:
         raise FormatError(
             f"{min(both)!r:.40} names a feature of the context and a list of features; decode: "
-            '"package.module:function" can give them two names'
+            '"package.module:function" can give them two names',
+            code="GC303",
         )
     found: Features = {name: _feature_values(context[name]) for name in context}
     for name in lists:

@@ -31,7 +31,7 @@ class FeatureSpec:
     def fields_in(self, features: Mapping[str, Feature | FeatureList]) -> Sample:
         if self.name not in features:
             known = ", ".join(sorted(features)[:10])
-            raise FormatError(f"expected a feature {self.name!r}, found {known}")
+            raise FormatError(f"expected a feature {self.name!r}, found {known}", code="GC303")
         feature = features[self.name]
         try:
             if isinstance(feature, FeatureList):
@@ -158,7 +158,8 @@ def sample_of_features(
         fields = wish.fields_in(features)
         if taken := fields.keys() & sample.keys():
             raise FormatError(
-                f"two fields would be named {min(taken)!r}; name others in source.options.features"
+                f"two fields would be named {min(taken)!r}; name others in source.options.features",
+                code="GC303",
             )
         sample |= fields
     return sample

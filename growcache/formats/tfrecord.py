@@ -115,7 +115,7 @@ class TFRecordFormat(ItemsFormat):
 
     def _sample(self, key: str, record: Record) -> Sample | None:
         if record.data is None:
-            raise FormatError("its checksum is wrong")
+            raise FormatError("its checksum is wrong", code="GC302")
         if self._decode in _EXAMPLES:
             features = parse_example(record.data, self._decode)
             return sample_of_features(self._known(features), self._wishes)
@@ -139,6 +139,8 @@ def open_tfrecord(options: Mapping[str, Any]) -> TFRecordFormat:
     wishes = features_option(options.get("features"))
     decode, code = decode_option(options, (*_EXAMPLES, "none"))
     if wishes is not None and decode not in _EXAMPLES:
-        raise ConfigError("source.options.features: needs decode: example or sequence_example")
+        raise ConfigError(
+            "source.options.features: needs decode: example or sequence_example", code="GC103"
+        )
     compression = compression_option(options, ())
     return TFRecordFormat(compression, wishes, code, decode=decode, index=index)

@@ -235,7 +235,8 @@ def refuse_look_alikes(entry: Entry, record: Record) -> None:
         ] == masked_crc(view[at + RECORD_HEAD_BYTES : end]):
             raise FormatError(
                 f"{entry.key}: the record at byte {record.start:,} holds what looks like "
-                "records; set index: true in source.options"
+                "records; set index: true in source.options",
+                code="GC303",
             )
 
 

@@ -92,7 +92,8 @@ class _TiffField(FieldArray):
         if math.prod(map(len, outer)) > MOST_CHUNKS:
             raise FormatError(
                 f"{self._reader.entry.key}: one visit may read {MOST_CHUNKS:,} pages, found "
-                f"{math.prod(map(len, outer)):,}; cut smaller windows"
+                f"{math.prod(map(len, outer)):,}; cut smaller windows",
+                code="GC305",
             )
         pages = [self._page(place) for place in itertools.product(*outer)]
         found = await gathered([self._of_page(page, [inner]) for page in pages])
@@ -154,7 +155,8 @@ class _TiffField(FieldArray):
         except Exception as error:  # tifffile and codecs raise what damage makes them raise
             raise FormatError(
                 f"{self._reader.entry.key}: a strip or tile cannot be decoded: "
-                f"{' '.join(str(error).split())[:200]}"
+                f"{' '.join(str(error).split())[:200]}",
+                code="GC302",
             ) from error
 
 
@@ -227,7 +229,8 @@ def open_tiff(options: Mapping[str, Any]) -> TiffWholeFormat | TiffWindowsFormat
     series, level = integer_option(options, "series", 0), integer_option(options, "level", 0)
     if page is not None and not (series is None and level is None):
         raise ConfigError(
-            "source.options.page: a page is no part of a series; drop series and level"
+            "source.options.page: a page is no part of a series; drop series and level",
+            code="GC103",
         )
     grid = grid_option(options)
     arrays = _TiffArrays(series or 0, level or 0, page)

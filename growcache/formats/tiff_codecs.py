@@ -26,9 +26,11 @@ def refuse_large_jpeg(data: memoryview, most: int) -> None:
             width = int.from_bytes(data[at + 7 : at + 9], "big")
             if 0 < height * width <= most:
                 return
-            raise FormatError(f"a JPEG of {height} by {width} pixels, where {most:,} belong")
+            raise FormatError(
+                f"a JPEG of {height} by {width} pixels, where {most:,} belong", code="GC302"
+            )
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    raise FormatError("a JPEG without a size")
+    raise FormatError("a JPEG without a size", code="GC302")
 
 
 def decompressor(code: int, key: str) -> Decompress | None:
@@ -41,12 +43,14 @@ def decompressor(code: int, key: str) -> Decompress | None:
     if name is None:
         raise FormatError(
             f"{key}: its pixels have compression {code} ({_OTHERS.get(code, 'unknown')}), which is "
-            "not read; deflate, LZMA and PackBits are, with imagecodecs also LZW, zstd and JPEG"
+            "not read; deflate, LZMA and PackBits are, with imagecodecs also LZW, zstd and JPEG",
+            code="GC304",
         )
     if find_spec("imagecodecs") is None:
         raise FormatError(
             f"{key}: its pixels have compression {code} ({name}), which needs imagecodecs; "
-            "pip install imagecodecs"
+            "pip install imagecodecs",
+            code="GC304",
         )
     return None if code in JPEG else _library_decompressor(name)
 

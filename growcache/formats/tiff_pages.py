@@ -82,7 +82,8 @@ class TiffDirectories(SeekableFile):
                 FormatError(
                     f"{self._reader.entry.key}: its directories are larger than is read "
                     f"({self._asked:,} bytes in {self._reads:,} places so far); write fewer pages "
-                    "or larger tiles to a file"
+                    "or larger tiles to a file",
+                    code="GC305",
                 )
             )
 
@@ -108,7 +109,9 @@ class TiffDirectories(SeekableFile):
         except GrowcacheError as error:
             raise self._failed(error) from None
         if data.nbytes < stop - number * _BLOCK_BYTES:
-            raise self._failed(FormatError(f"{self._reader.entry.key}: it is cut off"))
+            raise self._failed(
+                FormatError(f"{self._reader.entry.key}: it is cut off", code="GC302")
+            )
         for n in range(number, self._end):
             first = (n - number) * _BLOCK_BYTES
             self._blocks[n] = data[first : first + _BLOCK_BYTES]
@@ -182,7 +185,8 @@ def _described(
         if getattr(opened, f"is_{kind}"):
             raise FormatError(
                 f"{entry.key}: expected plain TIFF, OME-TIFF or ImageJ's, found a file of kind "
-                f"{kind}; convert it, as with bioformats2raw or tifffile"
+                f"{kind}; convert it, as with bioformats2raw or tifffile",
+                code="GC304",
             )
     if page is not None:
         one = opened.pages[_checked("page", page, len(opened.pages), entry)]
@@ -197,7 +201,8 @@ def _described(
 def _checked(name: str, number: int, count: int, entry: Entry) -> int:
     if number >= count:
         raise FormatError(
-            f"{entry.key}: expected {name} {number}, found {count} of them, from 0 on"
+            f"{entry.key}: expected {name} {number}, found {count} of them, from 0 on",
+            code="GC303",
         )
     return number
 
@@ -212,7 +217,9 @@ def _refuse_large_claims(xml: str, entry: Entry) -> None:
         if kind == "Pixels":
             counts = [float(attributes.get(f"Size{axis}", 1)) for axis in "ZCT"]
             if not attributes.get("DimensionOrder", "").startswith("XY"):
-                raise FormatError(f"{entry.key}: expected OME-XML with the order XY…")
+                raise FormatError(
+                    f"{entry.key}: expected OME-XML with the order XY…", code="GC304"
+                )
         elif kind == "TiffData":
             counts = [float(attributes.get(name, 0)) for name in ("NumPlanes", "PlaneCount")]
             counts = [max(1.0, *counts)]
@@ -222,7 +229,8 @@ def _refuse_large_claims(xml: str, entry: Entry) -> None:
         if not math.prod(counts) <= _MOST_PLANES:
             raise FormatError(
                 f"{entry.key}: its OME-XML claims {math.prod(counts):,.0f} planes, more than the "
-                f"{_MOST_PLANES:,} that are read"
+                f"{_MOST_PLANES:,} that are read",
+                code="GC305",
             )
 
 
@@ -230,7 +238,7 @@ def _layout(series: Any, entry: Entry) -> TiffLayout:
     keyframe, shape = series.keyframe, tuple(map(int, series.shape))
     dtype = _checked_dtype(keyframe, entry)
     if not shape or min(shape) < 1 or math.prod(shape) >= MOST_ROWS or series.transform:
-        raise FormatError(f"{entry.key}: it claims an array of {list(shape)}")
+        raise FormatError(f"{entry.key}: it claims an array of {list(shape)}", code="GC302")
     chunks = _aligned(shape, keyframe, entry)
     page_axes = len(shape) - len(chunks)
     if not keyframe.is_final:
@@ -284,7 +292,9 @@ def _tables(series: Any, entry: Entry) -> bytes | None:
     """Return the tables that the JPEGs of all pages share."""
     found = {one.jpegtables for one in series if one is not None}
     if len(found) > 1:
-        raise FormatError(f"{entry.key}: the JPEGs of its pages have tables of their own")
+        raise FormatError(
+            f"{entry.key}: the JPEGs of its pages have tables of their own", code="GC304"
+        )
     return next(iter(found), None)
 
 
@@ -292,7 +302,8 @@ def _checked_dtype(keyframe: Any, entry: Entry) -> np.dtype[Any]:
     if keyframe.dtype is None or keyframe.dtype.kind not in DTYPE_KINDS:
         raise FormatError(
             f"{entry.key}: expected pixels of plain numbers, found {keyframe.bitspersample} bits "
-            f"in sample format {keyframe.sampleformat}"
+            f"in sample format {keyframe.sampleformat}",
+            code="GC306",
         )
     dtype: np.dtype[Any] = np.dtype(keyframe.dtype)
     return dtype
@@ -300,14 +311,17 @@ def _checked_dtype(keyframe: Any, entry: Entry) -> np.dtype[Any]:
 
 def _check_pages(found: int, expected: int, entry: Entry) -> None:
     if found != expected:
-        raise FormatError(f"{entry.key}: expected {expected:,} pages, found {found:,}")
+        raise FormatError(
+            f"{entry.key}: expected {expected:,} pages, found {found:,}", code="GC302"
+        )
 
 
 def _check_end(offsets: Array, sizes: Array | int, entry: Entry) -> None:
     end = int((offsets + sizes).max(initial=0))
     if end > entry.size or np.min(sizes, initial=0) < 0 or offsets.min(initial=0) < -1:
         raise FormatError(
-            f"{entry.key}: its directories promise {end:,} bytes, the object has {entry.size:,}"
+            f"{entry.key}: its directories promise {end:,} bytes, the object has {entry.size:,}",
+            code="GC302",
         )
 
 
@@ -344,6 +358,7 @@ def _aligned(shape: Sequence[int], keyframe: Any, entry: Entry) -> tuple[int, ..
     if inner:
         raise FormatError(
             f"{entry.key}: its pages of {list(keyframe.shape)} are no part of an array of "
-            f"{list(shape)}"
+            f"{list(shape)}",
+            code="GC304",
         )
     return tuple(found)

@@ -206,7 +206,8 @@ class UserReadFormat(ObjectFormat):
         if isinstance(result, _NOT_ITERABLES_OF_SAMPLES) or not isinstance(result, Iterable):
             raise FormatError(
                 f"{self._code.name} on {short_key(key)}: expected an iterable of samples (yield "
-                f"them, or return a list), found {type(result).__name__}"
+                f"them, or return a list), found {type(result).__name__}",
+                code="GC309",
             )
         samples: list[Sample] = []
         held = 0
@@ -217,7 +218,8 @@ class UserReadFormat(ObjectFormat):
             if held > MOST_VISIT_BYTES:
                 raise FormatError(
                     f"{self._code.name} on {short_key(key)}: expected samples of at most "
-                    f"{MOST_VISIT_BYTES:,} bytes, found more after {len(samples):,}; does it end?"
+                    f"{MOST_VISIT_BYTES:,} bytes, found more after {len(samples):,}; does it end?",
+                    code="GC305",
                 )
         return samples
 
@@ -272,7 +274,8 @@ def open_user(name: str, options: Mapping[str, Any]) -> UserReadFormat | UserSam
         raise ConfigError(
             f"source.format: {name} must take object (read(object, rng), which yields samples) "
             f"or store (sample(store, rng), which returns one), found "
-            f"({', '.join(code.parameters)})"
+            f"({', '.join(code.parameters)})",
+            code="GC108",
         )
     return UserReadFormat(code) if takes == {"object"} else UserSampleFormat(code)
 

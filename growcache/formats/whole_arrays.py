@@ -60,5 +60,6 @@ def refuse_large_array(nbytes: int, entry: Entry) -> None:
     if nbytes > MOST_VISIT_BYTES:
         raise FormatError(
             f"{entry.key}: an array that is read whole may have {MOST_VISIT_BYTES:,} bytes, found "
-            f"{nbytes:,}"
+            f"{nbytes:,}",
+            code="GC305",
         )

@@ -97,7 +97,9 @@ class ZarrFormat(ObjectFormat):
 
     async def _owner(self, reader: ObjectReader, root: str) -> ZarrMetadata:
         if not self._group.may_mean(root):
-            raise FormatError(f"{root or '/'}: source.options.datasets does not name it")
+            raise FormatError(
+                f"{root or '/'}: source.options.datasets does not name it", code="GC303"
+            )
         metadata = await self._metadata(reader, root)
         if not await self._roots(reader, root, metadata):
             raise FormatError(f"{root or '/'}: the chunks of another array own its samples")
@@ -196,7 +198,7 @@ class ZarrFormat(ObjectFormat):
         try:
             return (array_scale(metadata.dtype, attributes, channels),), 1
         except FormatError as error:
-            raise FormatError(f"{root or '/'}: {error}") from None
+            raise FormatError(f"{root or '/'}: {error}", code=error.code) from None
 
     async def _channel_factors(
         self, reader: ObjectReader, root: str, metadata: ZarrMetadata
@@ -286,18 +288,21 @@ def open_zarr(options: Mapping[str, Any]) -> ZarrFormat:
     grid = grid_option(options)
     if grid is None:
         raise ConfigError(
-            "source.options: format zarr needs window, or axis: 0 for single rows"
+            "source.options: format zarr needs window, or axis: 0 for single rows", code="GC103"
         )
     beside = array_paths_option(options, "beside")
     datasets = array_paths_option(options, "datasets")
     name = _name_option(options, datasets)
     if beside is not None and datasets is not None:
         raise ConfigError(
-            "source.options.beside: datasets names all arrays, so leave out one of the two"
+            "source.options.beside: datasets names all arrays, so leave out one of the two",
+            code="GC103",
         )
     ragged = sparse_option(options)
     if ragged and any(cut.window for _, cut in grid.cuts):
-        raise ConfigError("source.options.sparse: ragged rows are single ones; use axis: 0")
+        raise ConfigError(
+            "source.options.sparse: ragged rows are single ones; use axis: 0", code="GC103"
+        )
     unwritten = choice_option(options, "unwritten", ("fill", "skip"), "fill")
     require_library("source.format: zarr", "numcodecs", "zarr")
     return ZarrFormat(
@@ -318,6 +323,7 @@ def _name_option(options: Mapping[str, Any], datasets: Mapping[str, str] | None)
     if not isinstance(name, str) or not name or datasets is not None:
         raise ConfigError(
             "source.options.name: expected the name of the field, and no datasets, which give "
-            f"names themselves; found {name!r}"
+            f"names themselves; found {name!r}",
+            code="GC103",
         )
     return name

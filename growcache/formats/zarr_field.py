@@ -66,4 +66,6 @@ class ZarrField(FieldArray):
         try:
             return self._metadata.decode(data)
         except FormatError as error:
-            raise FormatError(f"{self._root}{self._metadata.name(place)}: {error}") from error
+            raise FormatError(
+                f"{self._root}{self._metadata.name(place)}: {error}", code=error.code
+            ) from error

@@ -65,7 +65,7 @@ def _version_2(found: Mapping[str, Any]) -> ZarrMetadata:
     kind = found["dtype"]
     if not isinstance(kind, str) or not _NUMBER_DTYPE.fullmatch(kind):
         what = "Python objects, which are not unpickled" if "O" in str(kind) else str(kind)[:40]
-        raise FormatError(f"expected plain numbers, found dtype {what}")
+        raise FormatError(f"expected plain numbers, found dtype {what}", code="GC306")
     dtype: np.dtype[Any] = np.dtype(kind)
     shape, chunks = _sizes(found["shape"], found["chunks"])
     separator = _separator(found.get("dimension_separator", "."))
@@ -91,12 +91,15 @@ def _version_3(found: Mapping[str, Any]) -> ZarrMetadata:
         raise FormatError(f"expected an array, found a {str(found.get('node_type'))[:20]}")
     if str(found["data_type"]) not in _TYPES:
         raise FormatError(
-            f"expected plain numbers, found data_type {str(found['data_type'])[:40]}"
+            f"expected plain numbers, found data_type {str(found['data_type'])[:40]}",
+            code="GC306",
         )
     dtype: np.dtype[Any] = np.dtype(_TYPES[found["data_type"]])
     grid = found["chunk_grid"]
     if grid["name"] != "regular":
-        raise FormatError(f"expected a regular grid of chunks, found {str(grid['name'])[:40]}")
+        raise FormatError(
+            f"expected a regular grid of chunks, found {str(grid['name'])[:40]}", code="GC304"
+        )
     shape, chunks = _sizes(found["shape"], grid["configuration"]["chunk_shape"])
     fill = _fill(found["fill_value"], dtype)
     decode, dtype = zarr3_decoder(found["codecs"], dtype, chunks, fill)
@@ -123,13 +126,15 @@ def _chunk_namer_3(encoding: Any) -> Callable[[Sequence[int]], str]:
     if kind == "v2":
         separator = _separator(settings.get("separator", "."))
         return lambda at: separator.join(map(str, at))
-    raise FormatError(f"expected chunks named as default or v2, found {str(kind)[:40]}")
+    raise FormatError(
+        f"expected chunks named as default or v2, found {str(kind)[:40]}", code="GC304"
+    )
 
 
 def _separator(value: Any) -> str:
     if value not in (".", "/"):
         raise FormatError(
-            f"expected . or / between the numbers of a chunk, found {value!r:.20}"
+            f"expected . or / between the numbers of a chunk, found {value!r:.20}", code="GC306"
         )
     return str(value)
 
@@ -141,9 +146,11 @@ def _sizes(shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ):
             raise FormatError(f"expected a list of sizes, found {str(sizes)[:60]}")
     if len(shape) != len(chunks) or not 0 < len(shape) <= _MOST_DIMENSIONS:
-        raise FormatError(f"expected an array with an axis 0, found shape {str(shape)[:60]}")
+        raise FormatError(
+            f"expected an array with an axis 0, found shape {str(shape)[:60]}", code="GC303"
+        )
     if math.prod(max(1, n) for n in shape) >= MOST_ROWS or math.prod(chunks) >= MOST_ROWS:
-        raise FormatError(f"it claims an array of {str(shape)[:60]}")
+        raise FormatError(f"it claims an array of {str(shape)[:60]}", code="GC302")
     return tuple(shape), tuple(chunks)
 
 
@@ -190,7 +197,7 @@ async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
         try:
             return zarr_metadata(document, 3 if file == "zarr.json" else 2)
         except FormatError as error:
-            raise FormatError(f"{root}{file}: {error}") from None
+            raise FormatError(f"{root}{file}: {error}", code=error.code) from None
     raise FormatError(f"{reader.entry.key}: no {' or '.join(METADATA_FILES)} at {root or '/'}")
 
 

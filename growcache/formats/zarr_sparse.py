@@ -93,7 +93,7 @@ class ZarrMatrices:
         ):
             raise FormatError(f"{folder} is no sparse matrix of {list(shape)}")
         if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
-            raise FormatError(f"{folder} has indices that are no integers")
+            raise FormatError(f"{folder} has indices that are no integers", code="GC306")
         return ZarrMatrix(folder, shape, data, indices, indptr)
 
     async def pointers(self, reader: ObjectReader, matrix: ZarrMatrix) -> Array:

@@ -108,7 +108,8 @@ class MessageSocket:
         if has_descriptor and not descriptors:
             raise CacheError(
                 "a file descriptor of another process of growcache's did not arrive: this process "
-                "has as many open as it may (ulimit -n)"
+                "has as many open as it may (ulimit -n)",
+                code="GC418",
             )
         end = LENGTHS.size + head
         found = pickle.loads(message[LENGTHS.size : end])

@@ -214,7 +214,8 @@ class Consumer:
         if self._options.keeps_count:
             raise CacheError(
                 "an interrupt met a batch on its way here, and the other ranks go on without this "
-                "one; begin a new epoch on all ranks"
+                "one; begin a new epoch on all ranks",
+                code="GC704",
             )
         # The rest of an abandoned pass is not needed; its shards may be evicted and drawn again.
         self._tracker.begin_epoch(self._next_epoch)

@@ -138,7 +138,9 @@ class MappedShards:
 
     def column(self, name: str) -> ColumnAddresses:
         if self._closed:
-            raise CacheError("rows of a window that was closed were asked for; iterate anew")
+            raise CacheError(
+                "rows of a window that was closed were asked for; iterate anew", code="GC613"
+            )
         if name not in self._columns:
             self._columns[name] = _find_column(self._shards, name)
         return self._columns[name]

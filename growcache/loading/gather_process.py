@@ -114,7 +114,8 @@ def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) 
         reason = "again, before its first batch" if again else "which other ranks follow"
         raise CacheError(
             f"the gather process {died.why}, {reason}; look for what ended it (the kernel's log "
-            "names what it killed for want of memory), or use gather='thread'"
+            "names what it killed for want of memory), or use gather='thread'",
+            code="GC607",
         )
     kind: StageKind = "thread" if options.gather == "auto" else "process"
     _log.warning(

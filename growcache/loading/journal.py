@@ -178,7 +178,8 @@ class Journal:
         except (FileNotFoundError, IsADirectoryError):
             raise ConfigError(
                 f"there is no journal {file}; name the one that a loader got as journal=, "
-                "and of several ranks one by --rank"
+                "and of several ranks one by --rank",
+                code="GC105",
             ) from None
         if data[: len(MAGIC)] != MAGIC:
             raise JournalError(f"{file} is no journal of this version of growcache")
@@ -215,7 +216,8 @@ class Journal:
         if not found:
             raise ConfigError(
                 f"step {step} is not in {self.path}, which knows of {self.steps} steps, "
-                "counted from 0"
+                "counted from 0",
+                code="GC105",
             )
         *_, stretch = (self.stretches[at] for at, _ in found)
         return _journaled(self.path, step, found[-1][1], stretch), [

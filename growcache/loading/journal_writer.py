@@ -127,7 +127,8 @@ class JournalWriter:
         except OSError as error:
             raise ConfigError(
                 f"journal: cannot open {self._path}: {error.strerror}; name a file in a folder "
-                "that is there"
+                "that is there",
+                code="GC610",
             ) from None
         free = True
         with suppress(CachePathError):  # file systems without locks
@@ -136,7 +137,8 @@ class JournalWriter:
             return descriptor
         close_owned(descriptor)
         raise ConfigError(
-            f"journal: another loader writes {self._path}; close it, or name another file"
+            f"journal: another loader writes {self._path}; close it, or name another file",
+            code="GC610",
         )
 
     def _continue(self, data: bytes) -> None:
@@ -152,7 +154,8 @@ class JournalWriter:
         if not data.startswith(MAGIC):
             raise ConfigError(
                 f"journal: {self._path} is no journal of this version of growcache; name "
-                "another file"
+                "another file",
+                code="GC610",
             )
         self._end, self._facts, self._listing = len(MAGIC), {}, CopiedListing()
         for frame, end in read_frames(data):
@@ -280,7 +283,8 @@ class JournalWriter:
         self._release()
         return JournalError(
             f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
-            "resume with a journal on another disk"
+            "resume with a journal on another disk",
+            code="GC610",
         )
 
 

@@ -44,7 +44,8 @@ def refuse_torch_worker() -> None:
             "num_workers=0: growcache makes batches concurrently with the loop by itself. For trainers "
             "that ask for a DataLoader (Lightning, Accelerate, Hugging Face), use "
             "growcache.torch.EpochDataLoader; processes for a transform are the num_workers of the "
-            "growcache loader"
+            "growcache loader",
+            code="GC601",
         )
 
 
@@ -188,7 +189,8 @@ class Loader:
         if device is not None:
             raise ConfigError(
                 f"device: arrays are in memory, found {device!r}; growcache.torch.EpochLoader "
-                "delivers on devices"
+                "delivers on devices",
+                code="GC601",
             )
         return None
 
@@ -247,11 +249,12 @@ class Loader:
             return tuple(batch[name] for name in self._as_tuple)
         except KeyError as error:
             raise ConfigError(
-                f"as_tuple: {unknown_field(error.args[0], list(batch))}"
+                f"as_tuple: {unknown_field(error.args[0], list(batch))}", code="GC601"
             ) from None
         except TypeError:
             raise ConfigError(
-                f"as_tuple needs a dict, but batch_transform returned {type(batch).__name__}"
+                f"as_tuple needs a dict, but batch_transform returned {type(batch).__name__}",
+                code="GC601",
             ) from None
 
     def __len__(self) -> int:
@@ -376,7 +379,8 @@ class Loader:
         """
         if missing not in MISSING_SHARDS:
             raise ConfigError(
-                f"missing must be one of {', '.join(MISSING_SHARDS)}, found {missing!r}"
+                f"missing must be one of {', '.join(MISSING_SHARDS)}, found {missing!r}",
+                code="GC601",
             )
         loaded = Position.from_dict(state, self.options)
         self._consumer.reset(loaded, missing)

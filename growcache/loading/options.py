@@ -38,13 +38,15 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
         number = None
     if number is None or (least is not None and number < least):
         above = "" if least is None else f" above {least - 1}"
-        raise ConfigError(f"{name} must be a whole number{above}, found {value!r}")
+        raise ConfigError(
+            f"{name} must be a whole number{above}, found {value!r}", code="GC601"
+        )
     return number
 
 
 def truth_value(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise ConfigError(f"{name} must be True or False, found {value!r}")
+        raise ConfigError(f"{name} must be True or False, found {value!r}", code="GC601")
     return bool(value)
 
 
@@ -52,10 +54,13 @@ def check_cache_path(path: str | os.PathLike[str]) -> None:
     if "://" in str(path):
         raise ConfigError(
             f"path expected as the local directory of a cache, found {path!r}; where objects "
-            "are is said in the config, as source.url"
+            "are is said in the config, as source.url",
+            code="GC601",
         )
     if Path(path).is_file():
-        raise ConfigError(f"path expected as the directory of a cache, found a file: {path}")
+        raise ConfigError(
+            f"path expected as the directory of a cache, found a file: {path}", code="GC601"
+        )
 
 
 # Where batches are put together.
@@ -70,7 +75,7 @@ def field_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | Non
     if names is None:
         return None
     if isinstance(names, str) or not names:
-        raise ConfigError(f"{what} must be a sequence of names, found {names!r}")
+        raise ConfigError(f"{what} must be a sequence of names, found {names!r}", code="GC601")
     return tuple(names)
 
 
@@ -134,30 +139,39 @@ class LoaderOptions:
         check_cache_path(self.path)
         self._settle_values()
         if self.verify not in ("first", "always"):
-            raise ConfigError(f"verify must be 'first' or 'always', found {self.verify!r}")
+            raise ConfigError(
+                f"verify must be 'first' or 'always', found {self.verify!r}", code="GC601"
+            )
         if self.ragged not in RAGGED_STYLES:
             raise ConfigError(
-                f"ragged must be one of {', '.join(RAGGED_STYLES)}, found {self.ragged!r}"
+                f"ragged must be one of {', '.join(RAGGED_STYLES)}, found {self.ragged!r}",
+                code="GC601",
             )
         if not self.job or not isinstance(self.job, str):
-            raise ConfigError(f"job must be a name, found {self.job!r}")
+            raise ConfigError(f"job must be a name, found {self.job!r}", code="GC601")
         known = isinstance(self.timeout_seconds, int | float)
         if not known or not 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS:
             raise ConfigError(
-                f"timeout_seconds must be a number of seconds, found {self.timeout_seconds!r}"
+                f"timeout_seconds must be a number of seconds, found {self.timeout_seconds!r}",
+                code="GC601",
             )
         if self.num_workers < 0:
-            raise ConfigError(f"num_workers must be 0 or more, found {self.num_workers}")
+            raise ConfigError(
+                f"num_workers must be 0 or more, found {self.num_workers}", code="GC601"
+            )
         if self.transform is not None:
             takes = function_arguments(self.transform)
             if self.num_workers:
                 pickle_function(self.transform, takes)
         if self.batch_transform is not None and not callable(self.batch_transform):
             raise ConfigError(
-                f"batch_transform must be a function of a batch, found {self.batch_transform!r}"
+                f"batch_transform must be a function of a batch, found {self.batch_transform!r}",
+                code="GC601",
             )
         if not isinstance(self.journal, str | os.PathLike | None):
-            raise ConfigError(f"journal must be the path of a file, found {self.journal!r}")
+            raise ConfigError(
+                f"journal must be the path of a file, found {self.journal!r}", code="GC601"
+            )
         self._refuse_places()
         self._refuse_lengths()
 
@@ -178,17 +192,20 @@ class LoaderOptions:
     def _refuse_places(self) -> None:
         if self.gather not in GATHER_KINDS:
             raise ConfigError(
-                f"gather must be one of {', '.join(GATHER_KINDS)}, found {self.gather!r}"
+                f"gather must be one of {', '.join(GATHER_KINDS)}, found {self.gather!r}",
+                code="GC601",
             )
         if self.gather == "process" and self.transform is not None and not self.num_workers:
             raise ConfigError(
                 "a transform with num_workers=0 runs in threads of this process, which "
-                "gather='process' avoids; set num_workers, or leave gather at 'auto'"
+                "gather='process' avoids; set num_workers, or leave gather at 'auto'",
+                code="GC601",
             )
         if self.gather == "process" and self.agrees:
             raise ConfigError(
                 "ranks on several machines agree on growing epochs in the trainer's process; "
-                "leave gather at 'auto', or set samples_per_epoch"
+                "leave gather at 'auto', or set samples_per_epoch",
+                code="GC705",
             )
 
     def _refuse_lengths(self) -> None:
@@ -204,20 +221,23 @@ class LoaderOptions:
             raise ConfigError(
                 f"{self.ranks.world_size} ranks on several machines, "
                 f"{self.ranks.local_world_size} on this one, have caches that grow unlike; "
-                f"{instead}"
+                f"{instead}",
+                code="GC705",
             )
         if self.samples_per_epoch is None:
             return
         if self.fixed:
             raise ConfigError(
                 "fixed and samples_per_epoch exclude one another: a fixed epoch is one pass "
-                "over everything"
+                "over everything",
+                code="GC601",
             )
         if self.drop_last and self.samples_per_epoch < self.step_samples:
             ranks = f" times world_size {self.ranks.world_size}" * (self.ranks.world_size > 1)
             raise ConfigError(
                 f"samples_per_epoch {self.samples_per_epoch} is less than batch_size "
-                f"{self.batch_size}{ranks}, so drop_last leaves nothing; use drop_last=False"
+                f"{self.batch_size}{ranks}, so drop_last leaves nothing; use drop_last=False",
+                code="GC601",
             )
 
     def at_generation(self, root: Path | None) -> Self:
@@ -248,7 +268,7 @@ class LoaderOptions:
             return schema
         for name in self.fields:
             if name not in schema.names:
-                raise ConfigError(f"fields: {unknown_field(name, schema.names)}")
+                raise ConfigError(f"fields: {unknown_field(name, schema.names)}", code="GC601")
         return Schema(tuple(field for field in schema.fields if field.name in self.fields))
 
     @property
@@ -332,7 +352,8 @@ def find_ranks(
     if (rank is None) != (world_size is None):
         raise ConfigError(
             f"rank and world_size go together, found rank {rank!r} and world_size "
-            f"{world_size!r}; give both or neither"
+            f"{world_size!r}; give both or neither",
+            code="GC702",
         )
     outer = _rank_variables(environment, "RANK", "WORLD_SIZE")
     if rank is not None and world_size is not None:
@@ -350,7 +371,8 @@ def find_ranks(
     if local[1] > found[1]:
         raise ConfigError(
             f"LOCAL_WORLD_SIZE is {local[1]} where the world size is {found[1]}; unset it, or "
-            "set it to the ranks on this machine"
+            "set it to the ranks on this machine",
+            code="GC702",
         )
     return Ranks(*found, *local, explicit=True, grouped=found == distributed)
 
@@ -365,7 +387,8 @@ def _rank_variables(
     except ValueError:
         raise ConfigError(
             f"expected whole numbers in {rank} and {size}, found {environment[rank]!r} and "
-            f"{environment[size]!r}"
+            f"{environment[size]!r}",
+            code="GC702",
         ) from None
 
 
@@ -373,7 +396,8 @@ def _refuse_rank(rank_name: str, size_name: str, rank: int, size: int) -> None:
     whole = all(isinstance(value, int) for value in (rank, size))
     if not whole or not 0 <= rank < size:
         raise ConfigError(
-            f"expected {rank_name} from 0 to {size_name} - 1, found {rank!r} of {size!r}"
+            f"expected {rank_name} from 0 to {size_name} - 1, found {rank!r} of {size!r}",
+            code="GC702",
         )
 
 

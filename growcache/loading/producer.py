@@ -281,7 +281,8 @@ class Producer:
     def _unreadable(self) -> CacheError:
         return CacheError(
             f"no batch of {self._options.batch_size} samples can be read from "
-            f"{self._options.root}; run growcache check"
+            f"{self._options.root}; run growcache check",
+            code="GC415",
         )
 
 

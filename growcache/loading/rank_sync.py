@@ -170,7 +170,8 @@ class _Leader:
             if process.has_ended:
                 raise CacheError(
                     f"rank {rank} of job {self._options.job} (pid {process.pid} on {process.host}) ended while "
-                    "rank 0 goes on; start all ranks of the job again"
+                    "rank 0 goes on; start all ranks of the job again",
+                    code="GC704",
                 )
 
     def _followers(self, names: list[str], *, over: bool = False) -> set[int]:
@@ -324,7 +325,8 @@ class _Follower:
             raise CacheError(
                 f"rank {self._note.rank} of job {self._options.job} begins with pass "
                 f"{pass_number}, but rank 0 with pass {found}; iterate, and load states, alike "
-                "on all ranks"
+                "on all ranks",
+                code="GC703",
             )
 
     def _leader_gone(self) -> CacheError:
@@ -332,7 +334,8 @@ class _Follower:
         named = f" (pid {process.pid} on {process.host})" if process else ""
         return CacheError(
             f"rank 0 of job {self._options.job}{named} ended, or closed its "
-            "loader, while other ranks go on; start all ranks of the job again"
+            "loader, while other ranks go on; start all ranks of the job again",
+            code="GC704",
         )
 
 
@@ -369,7 +372,8 @@ def _refuse_unlike(mine: RankNote, leader: RankNote) -> None:
         if found != value:
             raise ConfigError(
                 f"{name} must be alike on all ranks: rank 0 has {found!r}, rank {mine.rank} "
-                f"has {value!r}"
+                f"has {value!r}",
+                code="GC703",
             )
 
 
@@ -406,7 +410,8 @@ def _wait_for_ranks(
                 raise CacheError(
                     f"{who} waited {waited:.0f} s for {event()}; ranks on several machines need "
                     "LOCAL_RANK and LOCAL_WORLD_SIZE, those started through shells of their own "
-                    "the same MASTER_PORT"
+                    "the same MASTER_PORT",
+                    code="GC704",
                 )
             if waited > WARN_SECONDS and not warned:
                 _log.warning("%s waits for %s", who, event())

@@ -69,7 +69,8 @@ class Position:
         if not isinstance(values, Mapping) or values.get("version") not in READ_VERSIONS:
             raise ConfigError(
                 f"expected what state_dict() of a loader returned, of version {VERSION} or "
-                f"before, found {_describe_state(values)}"
+                f"before, found {_describe_state(values)}",
+                code="GC604",
             )
         try:
             _refuse_other_options(values["options"], options)
@@ -88,7 +89,8 @@ class Position:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"this state of a loader is damaged: {type(error).__name__}: {error}"
+                f"this state of a loader is damaged: {type(error).__name__}: {error}",
+                code="GC604",
             ) from None
 
 
@@ -118,7 +120,8 @@ def _refuse_other_options(saved: Mapping[str, Any], options: LoaderOptions) -> N
     if differing:
         raise ConfigError(
             f"the state is of a loader with other arguments: {', '.join(differing)}; "
-            "make this one with those of the state"
+            "make this one with those of the state",
+            code="GC604",
         )
 
 

@@ -77,7 +77,8 @@ def refuse_other_cache(
     if found and fingerprint is not None and fingerprint not in found.fingerprints:
         raise ConfigError(
             f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "
-            f"{found.fingerprint}: it was filled by a config that yields other samples"
+            f"{found.fingerprint}: it was filled by a config that yields other samples",
+            code="GC604",
         )
 
 
@@ -86,7 +87,8 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
     if gone := needed.keys() - _held_shards(view, needed, options.root).keys():
         raise CacheError(
             f"{len(gone)} of the {len(needed)} shards that the rest of the pass needs are not in "
-            f"{options.root} any more; resume with missing='refetch' or missing='substitute'"
+            f"{options.root} any more; resume with missing='refetch' or missing='substitute'",
+            code="GC605",
         )
 
 
@@ -238,7 +240,8 @@ def _refuse_refused(root: Path, found: Mapping[int, RefetchOutcome], needed: int
         raise CacheError(
             f"{len(refused)} of the {needed} shards that the rest of the pass needs cannot be "
             f"drawn again into {root} (shard {number}: {reason}); go on with others in their "
-            "place: load_state_dict(state, missing='substitute')"
+            "place: load_state_dict(state, missing='substitute')",
+            code="GC605",
         )
 
 
@@ -321,7 +324,9 @@ def _check_rest(
         "since, or this machine's listing grew in other steps"
     )
     if request.missing != "substitute":
-        raise CacheError(f"{why}; take them: load_state_dict(state, missing='substitute')")
+        raise CacheError(
+            f"{why}; take them: load_state_dict(state, missing='substitute')", code="GC605"
+        )
     _log.warning("%s; they stand in for those", why)
 
 

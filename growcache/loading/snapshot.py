@@ -56,7 +56,9 @@ class Snapshot:
         verify: Verify = "first",
     ) -> None:
         if view.schema is None:
-            raise CacheMissingError(f"the cache at {layout.directory} has no samples yet")
+            raise CacheMissingError(
+                f"the cache at {layout.directory} has no samples yet", code="GC402"
+            )
         self.schema: Schema = view.schema
         self.shards = tuple(shards)
         self.shard_bytes = sum(row.shard_bytes for row in self.shards)
@@ -111,7 +113,8 @@ class Snapshot:
         if view.schema is None:
             raise CacheMissingError(
                 f"the cache at {layout.directory} has no samples yet; wait for them with "
-                "growcache.loading.waiting.wait_for_samples, or use a loader, which waits"
+                "growcache.loading.waiting.wait_for_samples, or use a loader, which waits",
+                code="GC402",
             )
         wanted = [
             row
@@ -138,7 +141,8 @@ class Snapshot:
             if only is not None and len(found) < len(only):
                 raise CacheError(
                     f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
-                    f"cache {layout.directory} any more; take what is there instead"
+                    f"cache {layout.directory} any more; take what is there instead",
+                    code="GC605",
                 )
             if ranks is None:  # else `settle` tells other ranks that the list is final
                 lease.settle()
@@ -170,7 +174,8 @@ class Snapshot:
             gone = min(numbers - {row.number for row in rows})
             raise CacheError(
                 f"shard {gone} of the snapshot of pid {lease.pid} is not in the index of "
-                f"{layout.directory} any more; iterate anew on all ranks"
+                f"{layout.directory} any more; iterate anew on all ranks",
+                code="GC613",
             )
         rows.sort(key=operator.attrgetter("seq"))
         own = Lease.create(
@@ -273,7 +278,8 @@ class Snapshot:
         if self.closed:
             raise CacheError(
                 "this snapshot is closed, and its shards may be gone; read samples before its "
-                "`with` block ends, or take another snapshot"
+                "`with` block ends, or take another snapshot",
+                code="GC613",
             )
 
     def file(self, number: int) -> Path:

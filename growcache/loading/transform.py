@@ -54,7 +54,7 @@ def portable_error(error: BaseException, where: str) -> BaseException:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever such a class does when it is pickled
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        return CacheError(f"{type(error).__name__}: {error}{notes}")
+        return CacheError(f"{type(error).__name__}: {error}{notes}", code="GC608")
     return error
 
 
@@ -107,7 +107,8 @@ def pickle_function(function: UserFunction, takes: frozenset[str]) -> PickledFun
     except Exception as error:  # whatever a part of it does when it is pickled
         raise ConfigError(
             f"transform cannot be sent to the processes of num_workers: {type(error).__name__}: "
-            f"{error}; leave out what cannot be pickled, or use num_workers=0"
+            f"{error}; leave out what cannot be pickled, or use num_workers=0",
+            code="GC109",
         ) from error
 
 
@@ -144,7 +145,9 @@ def function_arguments(function: UserFunction) -> frozenset[str]:
     if isinstance(function, PickledFunction):
         return function.takes
     if not callable(function):
-        raise ConfigError(f"transform must be a function itself, found {function!r}")
+        raise ConfigError(
+            f"transform must be a function itself, found {function!r}", code="GC608"
+        )
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {
@@ -154,7 +157,8 @@ def function_arguments(function: UserFunction) -> frozenset[str]:
     if not parameters or required - set(NAMED_ARGUMENTS):
         raise ConfigError(
             "transform expected as function(sample, rng, origin), of which rng and origin "
-            f"may be left out; found {inspect.signature(function)}"
+            f"may be left out; found {inspect.signature(function)}",
+            code="GC608",
         )
     return frozenset(NAMED_ARGUMENTS if takes_any else names & set(NAMED_ARGUMENTS))
 
@@ -212,7 +216,8 @@ class TransformCall:
             if not isinstance(result, Mapping) or not result:
                 raise FormatError(
                     "transform must return a non-empty dict of arrays, bytes and str, found "
-                    f"{result!r:.80}"
+                    f"{result!r:.80}",
+                    code="GC608",
                 )
             return {name: _plain_value(name, value) for name, value in result.items()}
 
@@ -307,7 +312,8 @@ def _plain_value(name: str, value: Any) -> Value:
         kind = type(value)
         raise FormatError(
             f"transform returned {name}: a {kind.__module__}.{kind.__qualname__}, expected an "
-            "array, a number, bytes or str"
+            "array, a number, bytes or str",
+            code="GC608",
         )
     return array
 
@@ -335,7 +341,8 @@ def fields_error(result: Any, names: Sequence[str]) -> FormatError:
     found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
     return FormatError(
         f"transform returned {found} where earlier samples had {list(names)}; it must return "
-        "a dict of the same fields for every sample"
+        "a dict of the same fields for every sample",
+        code="GC608",
     )
 
 
@@ -343,7 +350,8 @@ def _value_error(field: Field, found: str) -> FormatError:
     return FormatError(
         f"transform returned {field.name}: {found} where earlier samples had {field}; return "
         "equal dtypes and shapes (cut or pad there), or values of different shapes under "
-        "the name of a ragged field of the cache"
+        "the name of a ragged field of the cache",
+        code="GC608",
     )
 
 

@@ -150,7 +150,8 @@ def _has_enough(view: IndexView, min_samples: int, complete: bool) -> bool:
     if view.complete and not view.totals.samples:
         raise CacheError(
             "the cache is complete but holds no sample: every draw was skipped or empty; "
-            "growcache status and growcache check say why"
+            "growcache status and growcache check say why",
+            code="GC603",
         )
     if complete and not view.complete:
         return False
@@ -162,7 +163,8 @@ def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
     if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(
             f"{layout.directory} has {view.totals.samples} samples and gets no more, for its service "
-            f"failed: {reason}"
+            f"failed: {reason}",
+            code="GC603",
         )
 
 
@@ -182,7 +184,8 @@ def _refuse_impossible(status: Status, view: IndexView, min_samples: int) -> Non
     if max_bytes and wanted > max_bytes:
         raise ConfigError(
             f"min_samples {min_samples} of {nbytes:,} bytes need {wanted:,} bytes, "
-            f"but cache.max_bytes is {max_bytes:,}; lower one or raise the other"
+            f"but cache.max_bytes is {max_bytes:,}; lower one or raise the other",
+            code="GC602",
         )
 
 
@@ -200,12 +203,14 @@ def _refuse_small_bound(
     if complete:
         raise ConfigError(
             f"the cache {status.path} is full and evicts, so it is never complete; a fixed "
-            "loader needs one with eviction: none, or with a cache.max_bytes for all samples"
+            "loader needs one with eviction: none, or with a cache.max_bytes for all samples",
+            code="GC602",
         )
     raise ConfigError(
         f"the cache {status.path} is full with {bound.most} samples, fewer than the "
         f"{samples_wanted(view, min_samples)} of min_samples or of a batch; lower min_samples or "
-        "batch_size, or raise cache.max_bytes"
+        "batch_size, or raise cache.max_bytes",
+        code="GC602",
     )
 
 
@@ -313,7 +318,8 @@ def wait_for_pass(
     if view.totals.samples < options.min_pass_samples:
         raise ConfigError(
             f"all {view.totals.samples} samples of {options.root} are less than one batch "
-            f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False"
+            f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False",
+            code="GC602",
         )
     return view
 
@@ -478,7 +484,8 @@ def _refuse_endless(options: LoaderOptions, view: IndexView, limit: ReuseLimit) 
         raise CacheError(
             f"job {options.job} has used all samples of {options.root} {limit.most} times "
             "(cache.max_reuse), and no more come, because the cache is complete; raise "
-            "cache.max_reuse, or set cache.on_max_reuse: warn"
+            "cache.max_reuse, or set cache.on_max_reuse: warn",
+            code="GC611",
         )
     refuse_failed_service(CacheLayout(options.root), view)
 
@@ -499,7 +506,8 @@ def _refuse_few_unused(
         raise ConfigError(
             f"job {options.job} needs {options.min_pass_samples} samples for its next pass, and the cache "
             f"{options.root} has room for {bound.most} that it used less than {limit.most} times "
-            "(cache.max_reuse); raise cache.max_bytes, lower batch_size, or set cache.on_max_reuse: warn"
+            "(cache.max_reuse); raise cache.max_bytes, lower batch_size, or set cache.on_max_reuse: warn",
+            code="GC611",
         )
 
 

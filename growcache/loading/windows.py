@@ -473,7 +473,8 @@ class PassOpener:
             snapshot.close()
             raise CacheError(
                 f"the shards of {self._options.root} changed under a fixed loader, or were "
-                "replaced; give it a cache with eviction: none, and a new loader after --replace"
+                "replaced; give it a cache with eviction: none, and a new loader after --replace",
+                code="GC606",
             )
         return snapshot
 

@@ -42,7 +42,8 @@ class Address:
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ConfigError(
-                f"--http expects HOST:PORT, such as {DEFAULT_ADDRESS}, found {text!r}"
+                f"--http expects HOST:PORT, such as {DEFAULT_ADDRESS}, found {text!r}",
+                code="GC802",
             )
         return cls(host, int(port))
 
@@ -53,7 +54,9 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
         try:
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file {file} cannot be read: {error}") from None
+            raise ConfigError(
+                f"--token-file {file} cannot be read: {error}", code="GC802"
+            ) from None
         where = f"the token in {file}"
     else:
         token, where = environment.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
@@ -62,10 +65,13 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
     if len(token) < LEAST_TOKEN_CHARACTERS:
         raise ConfigError(
             f"{where} must have at least {LEAST_TOKEN_CHARACTERS} characters; make one with: "
-            "openssl rand -hex 16"
+            "openssl rand -hex 16",
+            code="GC802",
         )
     if not token.isascii() or not token.isprintable():  # clients send others in different ways
-        raise ConfigError(f"{where} must be plain ASCII; make one with: openssl rand -hex 16")
+        raise ConfigError(
+            f"{where} must be plain ASCII; make one with: openssl rand -hex 16", code="GC802"
+        )
     return token
 
 
@@ -73,7 +79,9 @@ def are_metrics_public(environment: Mapping[str, str]) -> bool:
     """Whether the metrics need no token, as where Prometheus finds pods by their annotations."""
     value = environment.get(PUBLIC_METRICS_VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise ConfigError(f"{PUBLIC_METRICS_VARIABLE} must be 0 or 1, found {value[:40]!r}")
+        raise ConfigError(
+            f"{PUBLIC_METRICS_VARIABLE} must be 0 or 1, found {value[:40]!r}", code="GC802"
+        )
     return value == "1"
 
 
@@ -83,13 +91,14 @@ def listen(address: Address, token: str | None) -> socket.socket:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"--http: {address.host} is no address of this machine: {error}"
+            f"--http: {address.host} is no address of this machine: {error}", code="GC802"
         ) from None
     family, _, _, _, at = found[0]
     if token is None and not ipaddress.ip_address(str(at[0]).partition("%")[0]).is_loopback:
         raise ConfigError(
             f"--http {address.host}: others can reach that address, so a token is needed: set "
-            f"{TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1 and use ssh -L"
+            f"{TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1 and use ssh -L",
+            code="GC802",
         )
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -100,7 +109,8 @@ def listen(address: Address, token: str | None) -> socket.socket:
         listening.close()
         raise ConfigError(
             f"cannot listen on {address.host}:{address.port} ({error.strerror}); choose another "
-            "address with --http HOST:PORT"
+            "address with --http HOST:PORT",
+            code="GC802",
         ) from None
     return listening
 

@@ -207,7 +207,8 @@ def _list_some(config: Config, sources: Sources) -> _Listed:
         urls = ", ".join(config.urls)
         raise SamplingError(
             f"the listing is empty: no object matches {urls}; check bucket, prefix and glob in "
-            "source.url"
+            "source.url",
+            code="GC217",
         )
     return _Listed(entries, True, first, time.monotonic() - began)
 
@@ -236,7 +237,8 @@ def _objects(
     if not objects.counts(len(catalog)).all():
         raise SamplingError(
             "a source has no object to draw from among those listed; check source.url, "
-            "source.labels and split"
+            "source.labels and split",
+            code="GC217",
         )
     return objects
 

@@ -95,7 +95,7 @@ async def time_visits(
     cpu = time.process_time() - cpu
     found = [*(one for some, _, _ in alone for one in some), *wave[0], *timed[0]]
     if not found:
-        raise SamplingError("there is no part to draw")
+        raise SamplingError("there is no part to draw", code="GC217")
     seconds = [took for some, _, took in alone if some]
     alone_seconds = median(seconds[1:] or seconds)
     if not timed[0]:  # the source is so small that all of it was read before

@@ -73,14 +73,15 @@ def find_price(wanted: str) -> Price:
         try:
             return _prices(yaml.safe_load(path.read_text(encoding="utf-8")), wanted)[0]
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--price: cannot read {wanted}: {error}") from None
+            raise ConfigError(f"--price: cannot read {wanted}: {error}", code="GC105") from None
     prices = known_prices()
     for price in prices:
         if wanted in (price.name, f"{price.provider}/{price.name}"):
             return price
     names = ", ".join(price.name for price in prices)
     raise ConfigError(
-        f"--price: expected REGION/CLASS or a YAML file, found {wanted!r}; known are {names}"
+        f"--price: expected REGION/CLASS or a YAML file, found {wanted!r}; known are {names}",
+        code="GC105",
     )
 
 
@@ -106,20 +107,24 @@ def _prices(rows: Any, label: str) -> list[Price]:
     rows = rows if isinstance(rows, list) else [rows]
     found = [_price(row, label) for row in rows]
     if not found:
-        raise ConfigError(f"{label}: expected a price, found none")
+        raise ConfigError(f"{label}: expected a price, found none", code="GC105")
     return found
 
 
 def _price(row: Any, label: str) -> Price:
     if not isinstance(row, dict):
-        raise ConfigError(f"{label}: expected mappings with egress_per_gb and per_1000_get")
+        raise ConfigError(
+            f"{label}: expected mappings with egress_per_gb and per_1000_get", code="GC105"
+        )
     values = {"provider": OWN, "region": OWN, "class": OWN, **row}
     for name in NUMBERS:
         number = values.get(name, 0.0)
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
-            raise ConfigError(f"{label}: {name}: expected US dollars, found {number!r}")
+            raise ConfigError(
+                f"{label}: {name}: expected US dollars, found {number!r}", code="GC105"
+            )
     if missing := [name for name in ("egress_per_gb", "per_1000_get") if name not in values]:
-        raise ConfigError(f"{label}: a price lacks {' and '.join(missing)}")
+        raise ConfigError(f"{label}: a price lacks {' and '.join(missing)}", code="GC105")
     texts = {
         name: str(values.get(name, "")) for name in ("provider", "region", "seen", "source")
     }

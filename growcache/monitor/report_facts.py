@@ -107,18 +107,22 @@ def read_plan(path: Path) -> dict[str, Any]:
     advice = "write one with: growcache plan CONFIG --json > plan.json"
     try:
         if path.stat().st_size > MOST_PLAN_BYTES:
-            raise ConfigError(f"--plan: {path} is too large for a plan; {advice}")
+            raise ConfigError(f"--plan: {path} is too large for a plan; {advice}", code="GC105")
         values = orjson.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"--plan: cannot read {path}: {error.strerror}; {advice}") from None
+        raise ConfigError(
+            f"--plan: cannot read {path}: {error.strerror}; {advice}", code="GC105"
+        ) from None
     except orjson.JSONDecodeError:
-        raise ConfigError(f"--plan: {path} is no JSON; {advice}") from None
+        raise ConfigError(f"--plan: {path} is no JSON; {advice}", code="GC105") from None
     if isinstance(values, list) and values:  # of a sweep
         values = values[0]
     if not isinstance(values, dict) or not any(
         isinstance(one, dict) for one in values.values()
     ):
-        raise ConfigError(f"--plan: expected a plan in {path}, found other JSON; {advice}")
+        raise ConfigError(
+            f"--plan: expected a plan in {path}, found other JSON; {advice}", code="GC105"
+        )
     return values
 
 

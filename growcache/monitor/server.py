@@ -216,7 +216,9 @@ def clean_prefix(prefix: str) -> str:
     """
     bare = prefix.strip("/")
     if not re.fullmatch(r"[\w.~/-]*", bare, re.ASCII) or {".", ".."} & {*bare.split("/")}:
-        raise ConfigError(f"--prefix must be a path such as /growcache, found {prefix!r}")
+        raise ConfigError(
+            f"--prefix must be a path such as /growcache, found {prefix!r}", code="GC802"
+        )
     return f"/{bare}" if bare else ""
 
 

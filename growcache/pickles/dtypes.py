@@ -29,11 +29,13 @@ def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.
     if version not in (3, 4) or order not in ("<", ">", "|", "="):
         raise ValueError
     if name.startswith("O"):
-        raise FormatError(OBJECT_ARRAY_MESSAGE)
+        raise FormatError(OBJECT_ARRAY_MESSAGE, code="GC304")
     if _DATE.fullmatch(name):
         return np.dtype(f"{order}{name}{_unit(more)}")
     if not _PLAIN.fullmatch(name):
-        raise FormatError(f"a pickle has an array of dtype {ascii(name)[:40]}; refused")
+        raise FormatError(
+            f"a pickle has an array of dtype {ascii(name)[:40]}; refused", code="GC304"
+        )
     if name.startswith("V") and inner is not None:
         found = _array_of(*inner)
     elif name.startswith("V") and names is not None:
@@ -42,7 +44,7 @@ def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.
     else:
         return _plain(name, order)
     if found.hasobject:
-        raise FormatError(OBJECT_ARRAY_MESSAGE)
+        raise FormatError(OBJECT_ARRAY_MESSAGE, code="GC304")
     return found
 
 

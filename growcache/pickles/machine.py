@@ -60,7 +60,9 @@ class Machine:
         """Count an object that takes more memory than its instruction."""
         self.left -= 1
         if self.left < 0:
-            raise FormatError(f"a pickle has more than {MOST_OBJECTS:,} containers; refused")
+            raise FormatError(
+                f"a pickle has more than {MOST_OBJECTS:,} containers; refused", code="GC304"
+            )
 
     def marked(self) -> list[Any]:
         items, self.stack = self.stack, self.below.pop()
@@ -78,14 +80,16 @@ class Machine:
     def recall(self, place: int) -> None:
         value = self.memo[place]
         if type(value) is Unfinished:
-            raise FormatError("a pickle uses an array or dtype before it has values; refused")
+            raise FormatError(
+                "a pickle uses an array or dtype before it has values; refused", code="GC304"
+            )
         self.stack.append(value)
 
     def call(self) -> None:
         arguments = self.stack.pop()
         maker = MAKERS.get(id(self.stack.pop()))
         if maker is None or type(arguments) is not tuple:
-            raise FormatError("a pickle calls what is no function; refused")
+            raise FormatError("a pickle calls what is no function; refused", code="GC304")
         self.spend()
         made = maker(arguments, self.budget, self.keys)
         self.unfinished += type(made) is Unfinished
@@ -100,7 +104,7 @@ class Machine:
                 if isinstance(unfinished, NamedFunction)
                 else type(unfinished).__name__
             )
-            raise FormatError(f"a pickle sets attributes of a {kind}; refused")
+            raise FormatError(f"a pickle sets attributes of a {kind}; refused", code="GC304")
         made = unfinished.finish(state, self.budget)
         for place in unfinished.places:
             if self.memo.get(place) is unfinished:

@@ -38,7 +38,8 @@ class KeyChecker:
         if not _is_plain(key) and not (kind is tuple and self._is_short(key)):
             raise FormatError(
                 f"a pickle has a {kind.__name__} as key of a dict or in a set, or a very long "
-                "one; expected text, numbers, or short tuples of them"
+                "one; expected text, numbers, or short tuples of them",
+                code="GC304",
             )
 
     def _is_short(self, key: object) -> bool:
@@ -88,7 +89,9 @@ class CopyBudget:
     def spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise FormatError("a pickle uses the same values over and over; refused")
+            raise FormatError(
+                "a pickle uses the same values over and over; refused", code="GC304"
+            )
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ def stand_in_for(module: str, name: str) -> object:
         home = f"numpy._core.{home.removeprefix('numpy.core.')}"
     found = _NAMES.get((home, name))
     if found is None:
-        raise FormatError(_refusal_message(module, name))
+        raise FormatError(_refusal_message(module, name), code="GC304")
     return found
 
 
@@ -202,7 +205,7 @@ def _bytearray(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker)
 
 
 def _refuse_object(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
-    raise FormatError("a pickle makes an object of a class; refused")
+    raise FormatError("a pickle makes an object of a class; refused", code="GC304")
 
 
 def _dtype(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> Unfinished:
@@ -230,7 +233,7 @@ def _reconstruct(
 def _finish_array(state: Any, budget: CopyBudget) -> object:
     shape, dtype, fortran, raw = state[-4:]
     if type(raw) is list:
-        raise FormatError(dtypes.OBJECT_ARRAY_MESSAGE)
+        raise FormatError(dtypes.OBJECT_ARRAY_MESSAGE, code="GC304")
     values = _array(shape, dtype, raw, "F" if fortran else "C")
     budget.spend(values.nbytes)
     return values.copy(order="K")  # its own memory, to be written on
@@ -259,10 +262,13 @@ def _array(shape: Any, dtype: Any, raw: Any, order: Any) -> np.ndarray[Any, np.d
     ):
         raise FormatError(
             f"a pickle has an array of {str(shape)[:60]} with {len(raw)} bytes of {dtype}; "
-            "it is damaged"
+            "it is damaged",
+            code="GC302",
         )
     if not dtype.itemsize and count > MOST_EMPTY:
-        raise FormatError(f"a pickle has an array of {count} values without bytes; refused")
+        raise FormatError(
+            f"a pickle has an array of {count} values without bytes; refused", code="GC304"
+        )
     return np.ndarray(shape, dtype, buffer=raw, order=order)
 
 

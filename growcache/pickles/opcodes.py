@@ -128,7 +128,7 @@ def _global(m: Machine) -> None:
 def _inst(m: Machine) -> None:
     module, name = m.line().decode(), m.line().decode()
     m.name(module, name)
-    raise FormatError("a pickle makes an object of a class; refused")
+    raise FormatError("a pickle makes an object of a class; refused", code="GC304")
 
 
 def _stack_global(m: Machine) -> None:
@@ -190,7 +190,7 @@ def _text(width: int, encoding: str = "utf-8", errors: str = "surrogatepass") ->
 
 def _refused(what: str) -> Callable[[Machine], None]:
     def step(m: Machine) -> None:
-        raise FormatError(f"a pickle {what}; refused")
+        raise FormatError(f"a pickle {what}; refused", code="GC304")
 
     return step
 
@@ -296,7 +296,9 @@ def interpret(data: bytes) -> object:
     except _DAMAGED as error:
         raise _damaged_error(machine, error) from None
     if machine.unfinished:
-        raise FormatError("a pickle holds an array or dtype without its values; refused")
+        raise FormatError(
+            "a pickle holds an array or dtype without its values; refused", code="GC304"
+        )
     return found
 
 
@@ -304,9 +306,10 @@ def _damaged_error(machine: Machine, error: Exception) -> FormatError:
     data = machine.data
     seen = next((what for magic, what in _OTHER_KINDS if data.startswith(magic)), None)
     if seen:
-        return FormatError(f"expected a pickle, found something {seen}")
+        return FormatError(f"expected a pickle, found something {seen}", code="GC302")
     why = "it ends too early" if machine.at >= len(data) else type(error).__name__
     return FormatError(
         f"expected a pickle, found one that is damaged at byte {machine.at} of {len(data)} "
-        f"({why}), or something else; it starts with {data[:12]!r}"
+        f"({why}), or something else; it starts with {data[:12]!r}",
+        code="GC302",
     )

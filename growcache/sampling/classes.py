@@ -41,12 +41,14 @@ def decide_classes(
             elif named.setdefault(name, names) != names:
                 raise ConfigError(
                     f"source.labels.classes: {name} has other classes in another source; name "
-                    "the same ones, in the same order"
+                    "the same ones, in the same order",
+                    code="GC112",
                 )
     if both := named.keys() & found.keys():
         raise ConfigError(
             f"source.labels.classes: {min(both)} is auto in one source and a list in another; "
-            "name the same list in both"
+            "name the same list in both",
+            code="GC112",
         )
     return named | {name: sorted_classes(some, name) for name, some in found.items()}
 
@@ -72,16 +74,20 @@ def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
     """
     found = set(names)
     if not found:
-        raise ConfigError(f"classes: auto: {field} is empty everywhere, so there are none")
+        raise ConfigError(
+            f"classes: auto: {field} is empty everywhere, so there are none", code="GC112"
+        )
     if len(found) > MOST_CLASSES:
         raise ConfigError(
             f"classes: auto: {field} has {len(found):,} different values, and a cache has at most "
-            f"{MOST_CLASSES:,} classes; name those that are meant, or leave classes out"
+            f"{MOST_CLASSES:,} classes; name those that are meant, or leave classes out",
+            code="GC112",
         )
     if (characters := sum(map(len, found))) > MOST_CLASS_CHARACTERS:
         raise ConfigError(
             f"classes: auto: the {len(found):,} different values of {field} have {characters:,} "
-            f"characters, more than {MOST_CLASS_CHARACTERS:,}, so they are no classes; leave it out"
+            f"characters, more than {MOST_CLASS_CHARACTERS:,}, so they are no classes; leave it out",
+            code="GC112",
         )
     if all(map(INTEGER_CELL.fullmatch, found)):
         return tuple(sorted(found, key=int))
@@ -114,5 +120,6 @@ def _require_integers(column: Column, field: str) -> None:
     if len(odd) or np.isinf(numbers).any():
         raise ConfigError(
             f"source.labels.classes: expected texts or integers in {field}, found "
-            f"{odd[0] if len(odd) else np.inf}; leave it out of classes"
+            f"{odd[0] if len(odd) else np.inf}; leave it out of classes",
+            code="GC112",
         )

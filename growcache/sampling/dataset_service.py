@@ -64,7 +64,8 @@ def given_dataset(dataset: Any, name: str | None = None) -> GivenDataset:
     if not callable(dataset):
         raise ConfigError(
             "from_dataset: expected a map-style Dataset, a function that makes one, or "
-            f"'package.module:function', found {type(dataset).__qualname__}"
+            f"'package.module:function', found {type(dataset).__qualname__}",
+            code="GC114",
         )
     return _given_maker(dataset, name)
 
@@ -78,7 +79,8 @@ def _given_maker(maker: Callable[..., Any], name: str | None) -> GivenDataset:
         raise ConfigError(
             "from_dataset: give name=, which stands for the dataset in the cache's fingerprint: "
             f"{_kind_name(function)} has variables or arguments of which no fingerprint can be "
-            "made (a function of a module, or functools.partial of one, needs none)"
+            "made (a function of a module, or functools.partial of one, needs none)",
+            code="GC114",
         )
     digest = None if name is not None else _function_digest(function)
     held = {"found": maker, "makes": True, "digest": digest, "root": _root(function)}
@@ -93,7 +95,7 @@ def _unbound(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, A
     try:
         bound = inspect.signature(maker.func).bind(*maker.args, **maker.keywords).arguments
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"from_dataset: {error}") from None
+        raise ConfigError(f"from_dataset: {error}", code="GC114") from None
     return maker.func, {**bound.pop("kwargs", {}), **bound}
 
 
@@ -171,7 +173,8 @@ def _pickled(held: Mapping[str, Any]) -> bytes:
         raise ConfigError(
             f"from_dataset: the dataset cannot be sent to sampler processes: {type(error).__name__}: "
             f"{error}; give a function that makes it there, such as "
-            "functools.partial(make, folder='data')"
+            "functools.partial(make, folder='data')",
+            code="GC109",
         ) from error
 
 

@@ -291,7 +291,8 @@ class Dispatcher(PermitIssuer):
                 raise SamplingError(
                     f"sampler after sampler died on group {group} (its first object is "
                     f"{first}), the last {death}"
-                    + ("" if death.stalled else crash_suspects(self._config))
+                    + ("" if death.stalled else crash_suspects(self._config)),
+                    code="GC503",
                 )
 
     def discard_all(self) -> None:

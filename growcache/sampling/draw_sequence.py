@@ -184,7 +184,8 @@ class DrawSequence:
         if draw is None:
             raise CacheError(
                 f"group {group}, of which visits were set aside, is none of this cache's; mend "
-                f"it with: growcache check {self._cache.layout.root} --repair"
+                f"it with: growcache check {self._cache.layout.root} --repair",
+                code="GC416",
             )
         return draw
 
@@ -238,7 +239,8 @@ class DrawSequence:
             node, nodes = self._sampling.node_of_nodes
             raise ConfigError(
                 f"none of the source's parts belongs to node {node} of {nodes}; "
-                "use fewer sampling.nodes"
+                "use fewer sampling.nodes",
+                code="GC706",
             ) from None
 
     def _extend(self, group: int, *, ended: bool) -> bool:
@@ -283,7 +285,9 @@ class DrawSequence:
         why = "split.use leaves none of them"
         if self._objects.counts(listed)[number]:
             why = f"none of them belongs to node {node} of {nodes}: use fewer sampling.nodes"
-        raise ConfigError(f"source.{number}: there is no object to draw from; {why}")
+        raise ConfigError(
+            f"source.{number}: there is no object to draw from; {why}", code="GC217"
+        )
 
 
 def _rounds(draw: GroupDraw) -> Ints:

@@ -353,7 +353,8 @@ class HoleCounter:
         raise SamplingError(
             f"{self._holes} of {self._visits} visits yielded nothing, more than "
             f"sampling.max_skipped ({allowed:g}) allows; raise it to "
-            "leave them out. The last: " + "; ".join(_without_repetition(self._reasons))
+            "leave them out. The last: " + "; ".join(_without_repetition(self._reasons)),
+            code="GC502",
         )
 
 

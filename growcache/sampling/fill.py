@@ -94,7 +94,8 @@ def load_transform(
     if "sample" not in code.parameters:
         raise ConfigError(
             f"sampling.transform: {name} must take sample, and may take rng and origin, "
-            f"found ({', '.join(code.parameters)})"
+            f"found ({', '.join(code.parameters)})",
+            code="GC108",
         )
     return SampleTransform(code, seed)
 
@@ -324,12 +325,14 @@ class GroupFiller:
             return schema.conform(sample)
         except FormatError as error:
             maker = f"{self._transform.code.name} on " if self._transform else ""
-            raise FormatError(f"{maker}{short_key(key)}: {error}") from None
+            raise FormatError(f"{maker}{short_key(key)}: {error}", code=error.code) from None
 
 
 def _with_weight(sample: Sample, weight: float) -> Sample:
     if WEIGHT in sample:
-        raise FormatError(f"a sample has a field {WEIGHT} already; sampling.strata adds one")
+        raise FormatError(
+            f"a sample has a field {WEIGHT} already; sampling.strata adds one", code="GC303"
+        )
     return {**sample, WEIGHT: np.asarray(weight, np.float32)}
 
 
@@ -339,7 +342,8 @@ def with_labels(sample: Sample, values: LabelValues, key: str) -> Sample:
     if taken := sample.keys() & values.keys():
         raise FormatError(
             f"{short_key(key)}: its samples have a field {min(taken)!r} of their own, and "
-            "source.labels.columns names another; call the table's column something else"
+            "source.labels.columns names another; call the table's column something else",
+            code="GC303",
         )
     return sample | {name: _label_value(value) for name, value in values.items()}
 

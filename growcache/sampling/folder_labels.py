@@ -124,7 +124,7 @@ def refuse_other_classes(sources: Sequence[SourceConfig]) -> None:
                 "in all; a label must not mean one class here and another there"
             )
         if said:
-            raise ConfigError(name_source(said, number, len(sources)))
+            raise ConfigError(name_source(said, number, len(sources)), code="GC112")
 
 
 def named_folder_classes(sources: Sequence[SourceConfig]) -> Classes:

@@ -233,7 +233,8 @@ UNBOUNDED_BUDGET = ReadBudget()
 def require_table_library(url: str) -> None:
     if table_kind(url) == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
-            "source.labels: a table in Parquet needs pyarrow; pip install 'growcache[parquet]'"
+            "source.labels: a table in Parquet needs pyarrow; pip install 'growcache[parquet]'",
+            code="GC801",
         )
 
 
@@ -256,13 +257,16 @@ def fetch_table(
             await store.close()
 
     if len(listed) != 1:
-        raise ConfigError(f"expected one table at {redact(url)}, found {len(listed)}")
+        raise ConfigError(
+            f"expected one table at {redact(url)}, found {len(listed)}", code="GC112"
+        )
     if listed[0].size > MOST_TABLE_BYTES:
         _refuse_size(f"{listed[0].size:,}")
     if not local and budget.most_bytes is not None and listed[0].size >= budget.most_bytes:
         raise ConfigError(
             f"reading it takes {listed[0].size:,} bytes, and sampling.max_egress lets a run read "
-            f"{budget.most_bytes:,}; raise that, or make the table smaller"
+            f"{budget.most_bytes:,}; raise that, or make the table smaller",
+            code="GC112",
         )
     return asyncio.run(read(listed[0]))
 
@@ -409,7 +413,7 @@ def _add_values(column: ColumnBuilder, name: str, cells: Sequence[object]) -> No
     try:
         column.add_values(cells)
     except FormatError as error:
-        raise FormatError(f"column {name!r}: {error}") from None
+        raise FormatError(f"column {name!r}: {error}", code=error.code) from None
 
 
 def _read_parquet(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:

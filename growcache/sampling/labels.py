@@ -198,7 +198,7 @@ class Labels:
         if len(missing := np.flatnonzero(rows == NO_ROW)):
             first = int(missing[0])
             message = self.complaint([(stores[first], keys[first])], len(missing), len(keys))
-            raise ConfigError(message)
+            raise ConfigError(message, code="GC112")
         return [self._values(row) for row in rows.tolist()]
 
     def _values(self, row: int) -> LabelValues:
@@ -311,7 +311,8 @@ class LabelsReader:
         self._call_soon(lambda size: self._book(self, size, answer.set_result), nbytes)
         if not await asyncio.wrap_future(answer):
             raise ConfigError(
-                "reading all of it takes more than sampling.max_egress; raise that"
+                "reading all of it takes more than sampling.max_egress; raise that",
+                code="GC112",
             )
 
     def _call_soon(self, callback: Callable[[T], None], value: T) -> None:
@@ -325,7 +326,9 @@ class LabelsReader:
         except GrowcacheError as error:
             found = error
         except Exception as error:  # noqa: BLE001 - a client may raise anything
-            found = SamplingError(f"source.labels: {type(error).__name__}: {error}")
+            found = SamplingError(
+                f"source.labels: {type(error).__name__}: {error}", code="GC112"
+            )
         self._call_soon(self._on_end, found)
 
     def _read(self) -> Labels:

@@ -256,7 +256,9 @@ class ListingIngest:
                     f"the listing is empty: no object matches {urls}; check bucket, prefix and "
                     f"glob in source.url{f'. Left out: {words}' if words else ''}"
                 )
-                raise ConfigError(name_source(said, number, len(self._config.sources)))
+                raise ConfigError(
+                    name_source(said, number, len(self._config.sources)), code="GC217"
+                )
 
     def _is_due(self) -> bool:
         """Whether to take a page now: until the first samples exist, samplers get the processors.
@@ -304,7 +306,8 @@ class ListingIngest:
         if taken > self._cache.max_bytes or (allocator is None and (awaited or empty)):
             raise ConfigError(
                 f"cache.max_bytes: the listing of {len(self._catalog) + len(page):,} objects or "
-                f"more and the index take {taken:,} bytes by themselves; raise it"
+                f"more and the index take {taken:,} bytes by themselves; raise it",
+                code="GC110",
             )
         return False
 

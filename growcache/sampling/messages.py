@@ -20,7 +20,12 @@ import orjson
 from growcache.cache.side_files import EditionValues, Identity
 from growcache.config import Config
 from growcache.config_text import to_json_value
-from growcache.errors import StoreRefusedError
+from growcache.errors import (
+    ConfigError,
+    GrowcacheError,
+    SamplingError,
+    StoreRefusedError,
+)
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
 
@@ -218,18 +223,42 @@ MAX_REASON = 600  # characters; a hole's reason is kept in the index
 
 
 def hole_reason(key: str, why: object) -> str:
-    """Return a line that names the object once, because most errors name it already.
+    """Return a line that names the object once, because most errors name it already, and ends with the error's code.
 
     >>> hole_reason("a.npy", "a.npy: expected an .npy file")
     'a.npy: expected an .npy file'
     >>> hole_reason("a.npy", "it holds no sample")
     'a.npy: it holds no sample'
+    >>> from growcache.errors import FormatError
+    >>> hole_reason("a.npy", FormatError("a.npy: expected an .npy file"))
+    'a.npy: expected an .npy file (GC301)'
     """
     name = short_key(key)
     text = printable(str(why) if name == key else str(why).replace(key, name))
     if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
         text = f"{name}: {text}"
-    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
+    text = text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
+    return f"{text} ({why.code})" if isinstance(why, GrowcacheError) else text
+
+
+def refusal_message(error: GrowcacheError) -> Message:
+    """Return an error as the message of a process that gives up."""
+    return {
+        "type": "refused",
+        "error": str(error),
+        "exit_code": error.exit_code,
+        "code": error.code,
+    }
+
+
+def refusal_error(message: Message) -> GrowcacheError:
+    """Return the error of a process that gave up.
+
+    >>> refusal_error(refusal_message(ConfigError("unknown key a", code="GC102"))).code
+    'GC102'
+    """
+    kind = ConfigError if message["exit_code"] == ConfigError.exit_code else SamplingError
+    return kind(message["error"], code=message["code"])
 
 
 def awaited_event(error: BaseException) -> str:

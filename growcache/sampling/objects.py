@@ -90,7 +90,8 @@ class Split:
         if match is None or not match["group"]:
             raise ConfigError(
                 f"split.group: expected {self._group.pattern} to match every key, found "
-                f"{short_key(key)}; mend it, or narrow source.url"
+                f"{short_key(key)}; mend it, or narrow source.url",
+                code="GC113",
             )
         return match["group"]
 
@@ -287,12 +288,12 @@ class Objects:
                 self._pair_up(self._pairs.add(self._looked, stores, keys))
             self._looked += len(keys)
         if self._unlabelled and not self._skips:
-            raise ConfigError(self.complaint())
+            raise ConfigError(self.complaint(), code="GC112")
 
     def finish(self) -> None:
         self._finished = True
         if self._pairs is not None and self._pairs.unmatched and not self._skips:
-            raise ConfigError(self._pairs.complaint(SHOWN))
+            raise ConfigError(self._pairs.complaint(SHOWN), code="GC308")
 
     @property
     def unmatched(self) -> int:

@@ -53,7 +53,8 @@ class Population:
             cache = shlex.quote(str(self._catalog.path.parent))
             raise CacheError(
                 f"the store's listing no longer begins with the {edition.objects:,} objects "
-                f"that this cache was drawn from; empty it with: growcache clear {cache}"
+                f"that this cache was drawn from; empty it with: growcache clear {cache}",
+                code="GC409",
             )
 
     def strata(
@@ -258,7 +259,8 @@ def stratum_shares(names: Sequence[str], parts: Ints, weights: Weights) -> Float
     if not wanted.sum():
         raise ConfigError(
             "sampling.strata.weights: expected a stratum with a weight above 0 that has samples, "
-            f"found none among {_named(names)}"
+            f"found none among {_named(names)}",
+            code="GC113",
         )
     found: Floats = wanted / wanted.sum()
     return found
@@ -269,7 +271,8 @@ def _refuse_unknown(names: Sequence[str], weights: Mapping[str, float]) -> None:
     if unknown := [name for name in weights if name not in known]:
         raise ConfigError(
             f"sampling.strata.weights: there is no stratum {_named(unknown)}; the source has "
-            f"{_named(sorted(known))}"
+            f"{_named(sorted(known))}",
+            code="GC113",
         )
 
 
@@ -342,7 +345,8 @@ def stratum_names(config: Config) -> StratumNames:
         return _by_key(_folder)
     raise ConfigError(
         "sampling.strata.by: expected one of source.labels.columns, a regular expression with "
-        f"(?P<stratum>…) for the keys, or label with source.format image, found {by!r}"
+        f"(?P<stratum>…) for the keys, or label with source.format image, found {by!r}",
+        code="GC113",
     )
 
 
@@ -370,7 +374,8 @@ def _matching(by: str) -> Callable[[str], str]:
         if match is None or match["stratum"] is None:
             raise ConfigError(
                 f"sampling.strata.by: expected {by} to match every key, found {short_key(key)}; mend "
-                "it, or narrow source.url"
+                "it, or narrow source.url",
+                code="GC113",
             )
         return match["stratum"]
 
@@ -451,5 +456,6 @@ class ObjectStrata:
         if len(numbers) > MOST_STRATA:
             raise ConfigError(
                 f"sampling.strata.by: expected at most {MOST_STRATA:,} strata, found "
-                f"{len(numbers):,}; choose something that more objects have in common"
+                f"{len(numbers):,}; choose something that more objects have in common",
+                code="GC113",
             )

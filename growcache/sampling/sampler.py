@@ -52,6 +52,7 @@ from growcache.sampling.messages import (
     Permit,
     awaited_event,
     pack,
+    refusal_message,
     unpack,
 )
 from growcache.sampling.rate_limiter import reads_wanted
@@ -88,7 +89,7 @@ async def _serve(messages: int) -> None:
         config = config_of(unpack(first))
         sampler = Sampler(config, line.send, IncomingFiles(config.cache))
     except GrowcacheError as error:
-        line.send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
+        line.send(refusal_message(error))
         return
     # In a thread, because a busy transform must not keep a sampler alive whose supervisor is gone.
     threading.Thread(target=_listen, args=(loop, inbox, sampler.report), daemon=True).start()
@@ -357,7 +358,7 @@ class Sampler:
             found = await self._schema_probe.probe(visits)
         except BudgetSpentError as error:
             refusal = f"{error} by a first look at a few objects; raise it"
-            found = {"type": "refused", "error": refusal, "exit_code": ConfigError.exit_code}
+            found = refusal_message(ConfigError(refusal, code=error.code))
         self.report()
         self._send(found)
 
@@ -410,7 +411,8 @@ def _refuse_choices(config: Config) -> None:
         if is_set:
             drawing = ", ".join(one.format for one in config.sources if ":" in one.format)
             raise ConfigError(
-                f"{name} needs objects, but {drawing} draws samples by itself; leave it out"
+                f"{name} needs objects, but {drawing} draws samples by itself; leave it out",
+                code="GC103",
             )
 
 

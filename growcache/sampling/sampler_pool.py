@@ -247,7 +247,9 @@ class SamplerPool:
     def _life_ended(self, life: asyncio.Task[None]) -> None:
         error = None if life.cancelled() else life.exception()
         if isinstance(error, OSError):
-            self._on_failure(SamplingError(f"cannot start a sampler process: {error}"))
+            self._on_failure(
+                SamplingError(f"cannot start a sampler process: {error}", code="GC504")
+            )
         elif isinstance(error, Exception):
             self._on_failure(error)
 

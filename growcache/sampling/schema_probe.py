@@ -74,7 +74,7 @@ def settled_schema(schemas: Sequence[Schema]) -> Schema:
         advice = _dotted_names_advice(schemas) or (
             "make them alike in sampling.transform, or say what is meant in sampling.schema"
         )
-        raise FormatError(f"{error}; {advice}") from None
+        raise FormatError(f"{error}; {advice}", code=error.code) from None
 
 
 def _with_empty_lists(schemas: Sequence[Schema]) -> Sequence[Schema]:
@@ -334,7 +334,7 @@ def _no_sample_error(object_format: ObjectFormat, measure: Measure) -> PassedOve
     who = (
         "sampling.transform" if object_format.listed else "source.format or sampling.transform"
     )
-    return PassedOverError(f"{who} returned None for every sample looked at")
+    return PassedOverError(f"{who} returned None for every sample looked at", code="GC309")
 
 
 def _permit(visit: PartVisit, take: int | None = None) -> Permit:

@@ -122,7 +122,7 @@ class SchemaSearch:
         search = self._search
         first, found = search.unreadable, self._found_objects
         if listed and not found:
-            raise ConfigError(self._nothing_drawn())
+            raise ConfigError(self._nothing_drawn(), code="GC505")
         if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
             return
@@ -168,7 +168,8 @@ class SchemaSearch:
             first = short_key(self._objects.visits(at)[0].entry.key)
             raise SamplingError(
                 f"sampler after sampler died while it looked at {first}, the last {death}"
-                + ("" if death.stalled else crash_suspects(self._config))
+                + ("" if death.stalled else crash_suspects(self._config)),
+                code="GC503",
             )
 
     def answered(
@@ -183,7 +184,7 @@ class SchemaSearch:
             return None
         self._silent = False
         if "mixed" in message:
-            raise SamplingError(message["mixed"])
+            raise SamplingError(message["mixed"], code="GC506")
         if "errors" in message:
             search = self._search
             search.unreadable += len(message["errors"])
@@ -274,7 +275,8 @@ class SchemaSearch:
         except FormatError as error:
             raise SamplingError(
                 f"the sources differ: {error}; make them alike in sampling.transform, or say what "
-                "is meant in sampling.schema"
+                "is meant in sampling.schema",
+                code="GC506",
             ) from None
 
     def _found(

@@ -28,7 +28,6 @@ from growcache.config import Config
 from growcache.config_text import from_json_value, load_config, to_json_value
 from growcache.errors import (
     CacheBusyError,
-    ConfigError,
     FingerprintError,
     GrowcacheError,
     SamplingError,
@@ -36,7 +35,16 @@ from growcache.errors import (
 from growcache.launcher import with_launched_node
 from growcache.sampling.config_reload import ConfigFile
 from growcache.sampling.fingerprint import identify
-from growcache.sampling.messages import FORMAT, LABELS, TRANSFORM, Message, pack, unpack
+from growcache.sampling.messages import (
+    FORMAT,
+    LABELS,
+    TRANSFORM,
+    Message,
+    pack,
+    refusal_error,
+    refusal_message,
+    unpack,
+)
 from growcache.sampling.sizing import stored_sizing, with_configured_sizes
 from growcache.usercode import child_environment
 
@@ -238,15 +246,15 @@ def _start(setup: Message, variables: Mapping[str, str]) -> subprocess.Popen[byt
     raise SamplingError(
         f"the sampling service ended at its start ({_how_it_ended(process)}) and did not say "
         "why; its own messages may stand above, else see what "
-        f"{sys.executable} -m growcache --version says"
+        f"{sys.executable} -m growcache --version says",
+        code="GC504",
     )
 
 
 def _as_error(answer: Message) -> GrowcacheError:
     if answer.get("kind") == "busy":
         return CacheBusyError(answer["error"])
-    kind = ConfigError if answer["exit_code"] == 2 else SamplingError
-    return kind(answer["error"])
+    return refusal_error(answer)
 
 
 def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
@@ -307,7 +315,7 @@ def main() -> None:
         )
     except GrowcacheError as error:
         kind = "busy" if isinstance(error, CacheBusyError) else ""
-        _send(messages, {"error": str(error), "exit_code": error.exit_code, "kind": kind})
+        _send(messages, {**refusal_message(error), "kind": kind})
         sys.exit(error.exit_code)
 
 

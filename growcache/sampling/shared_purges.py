@@ -65,7 +65,9 @@ class SharedPurges:
             except GrowcacheError as error:
                 found = error
             except Exception as error:  # noqa: BLE001 - a client may raise anything
-                found = SamplingError(f"source.purged: {type(error).__name__}: {error}")
+                found = SamplingError(
+                    f"source.purged: {type(error).__name__}: {error}", code="GC219"
+                )
             self._call_soon(lambda found=found: self._on_read(found))  # type: ignore[misc]
             self._stopped.wait(AGAIN_SECONDS)
 
@@ -83,12 +85,12 @@ class SharedPurges:
                 try:
                     self._read(source, source.purged)
                 except StoreError as error:
-                    named = type(error)(f"source.purged: {error}")
+                    named = type(error)(f"source.purged: {error}", code=error.code)
                     named.exit_code = error.exit_code
                     raise named from None
                 except ConfigError as error:
                     shown = redact(source.purged)
-                    raise ConfigError(f"source.purged {shown}: {error}") from None
+                    raise ConfigError(f"source.purged {shown}: {error}", code="GC219") from None
 
     def _read(self, source: SourceConfig, url: str) -> None:
         store, entry = find_list(source, url, self._timeout_seconds)
@@ -107,7 +109,7 @@ def find_list(source: SourceConfig, url: str, timeout_seconds: float) -> tuple[S
     store = open_store(own, timeout_seconds=timeout_seconds)
     listed = [entry for page in store.pages() for entry in page]
     if len(listed) != 1:
-        raise ConfigError(f"expected one purge list there, found {len(listed)}")
+        raise ConfigError(f"expected one purge list there, found {len(listed)}", code="GC219")
     return store, listed[0]
 
 

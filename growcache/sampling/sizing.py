@@ -206,7 +206,8 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
     if not ranged and config.sampling.samples_per_object not in ("auto", measure.samples):
         raise ConfigError(
             f"sampling.samples_per_object: source.format {config.sources[number].format} reads "
-            f"objects whole, {measure.samples} samples at a time; leave it auto"
+            f"objects whole, {measure.samples} samples at a time; leave it auto",
+            code="GC103",
         )
     visit = _samples_per_visit(config, measure, record_bytes, ranged=ranged)
     group = shards_per_group(visit, int(config.cache.max_bytes))
@@ -214,7 +215,8 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
     if limit is not None and limit < visit:
         raise ConfigError(
             f"cache.max_samples: {limit} is less than the {visit} samples that one visit "
-            "yields; raise it, or lower sampling.samples_per_object"
+            "yields; raise it, or lower sampling.samples_per_object",
+            code="GC110",
         )
     return Sizing(
         samples_per_object=visit,
@@ -370,7 +372,8 @@ def check_bound(
         raise ConfigError(
             f"sampling.shard_samples: a group of {group_bytes:,} bytes does not fit the "
             f"{MOST_GROUP_BYTES:,} bytes of memory that a sampler may use for one; "
-            "choose fewer samples per shard"
+            "choose fewer samples per shard",
+            code="GC110",
         )
     least = max(
         space.minimum_bytes(config.sampling.samplers, group_bytes, catalog_bytes),
@@ -381,7 +384,8 @@ def check_bound(
             f"cache.max_bytes: {int(config.cache.max_bytes):,} bytes cannot hold "
             f"{config.sampling.samplers} workers + 2 groups of {group_bytes:,} bytes and the "
             f"index; give at least {least:,}, fewer sampling.workers, or a smaller "
-            "sampling.shard_samples"
+            "sampling.shard_samples",
+            code="GC110",
         )
 
 

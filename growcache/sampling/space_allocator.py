@@ -84,7 +84,8 @@ class SpaceAllocator:
             raise ConfigError(
                 f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and "
                 f"{self.capacity:,} is all that the bound leaves for samples; raise it, or "
-                "lower sampling.shard_samples"
+                "lower sampling.shard_samples",
+                code="GC110",
             )
         self._largest = max(self._largest, nbytes)
         if self._cache.reserve(permit_id, nbytes):

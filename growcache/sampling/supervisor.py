@@ -23,7 +23,6 @@ from growcache.errors import (
     CacheError,
     CacheFullError,
     CacheGoneError,
-    ConfigError,
     GrowcacheError,
     SamplingError,
     StoreRefusedError,
@@ -43,6 +42,7 @@ from growcache.sampling.messages import (
     Message,
     budget_message,
     identity_message,
+    refusal_error,
     setup_message,
     storage_message,
 )
@@ -266,7 +266,9 @@ class Supervisor:
             if is_full_disk(error):
                 self._disk_is_full(error)
             else:
-                self._fail(CacheError(f"cannot use {self._config.cache.path}: {error}"))
+                self._fail(
+                    CacheError(f"cannot use {self._config.cache.path}: {error}", code="GC405")
+                )
         except Exception as error:  # noqa: BLE001 - a defect; `run` raises it, all being stopped
             self._fail(error)
 
@@ -305,8 +307,7 @@ class Supervisor:
             case "ready":
                 self._sampler_ready(slot, message)
             case "refused":
-                kind = ConfigError if message["exit_code"] == 2 else SamplingError
-                raise kind(message["error"])
+                raise refusal_error(message)
             case "probed":
                 self._probed(slot, message)
             case _ if self._dispatcher is not None:
@@ -387,7 +388,8 @@ class Supervisor:
         if slot.failed_starts >= MOST_FAILED_STARTS:
             raise SamplingError(
                 f"sampler processes end at their start, {slot.failed_starts} times in a row, the "
-                f"last {death}; what they print above says why"
+                f"last {death}; what they print above says why",
+                code="GC504",
             )
 
     # --------------------------------------------------------------- beginnings

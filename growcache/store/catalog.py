@@ -358,7 +358,8 @@ class Catalog:
         if self._sync_failed:
             raise CacheError(
                 f"cannot go on with the listing {self.path}: the disk did not keep what was "
-                "written, and asked again it would not say so; start again on a sound disk"
+                "written, and asked again it would not say so; start again on a sound disk",
+                code="GC413",
             )
 
     @contextmanager
@@ -371,7 +372,9 @@ class Catalog:
                 raise CacheFullError(
                     f"no room on the disk for {what}; free some, and start again"
                 ) from error
-            raise CacheError(f"cannot write {what}; move it to a sound disk") from error
+            raise CacheError(
+                f"cannot write {what}; move it to a sound disk", code="GC413"
+            ) from error
 
     def _add_block(
         self, offset: int, length: int, sums: int, count: int, digest: bytes
@@ -400,7 +403,9 @@ class Catalog:
         count = self._firsts[block + 1] - self._firsts[block]
         columns = unpack_block(data[:sums], data[sums:], count)
         if columns is None:
-            raise CacheError(f"{self.path} is damaged; move it away and list anew")
+            raise CacheError(
+                f"{self.path} is damaged; move it away and list anew", code="GC416"
+            )
         return columns
 
     def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
@@ -469,7 +474,9 @@ class Catalog:
             and width in SIZE_WIDTHS
             and packed + count * MD5_BYTES * flag <= len(content)
         ):
-            raise CacheError(f"{self.path} is damaged; move it away and list anew")
+            raise CacheError(
+                f"{self.path} is damaged; move it away and list anew", code="GC416"
+            )
         sizes = np.frombuffer(content[_FRAME_FIELDS.size : packed], f"<u{width}")
         self._put_sizes(self._firsts[-1], sizes.astype(np.int64))
         sums = count * MD5_BYTES * flag

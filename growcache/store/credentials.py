@@ -141,7 +141,8 @@ def _static_credentials(
     if (key is None) != (secret is None):
         raise ConfigError(
             "source.storage_options: expected both key and secret, found only "
-            + ("secret" if key is None else "key")
+            + ("secret" if key is None else "key"),
+            code="GC215",
         )
     if key is None and profile is None:  # a profile that is named beats the environment
         key = os.environ.get("AWS_ACCESS_KEY_ID")
@@ -195,7 +196,8 @@ class _AwsFiles:
         if find_spec("boto3") is None:
             if self.profile:
                 raise ConfigError(
-                    "source.storage_options: profile needs boto3; install growcache[s3]"
+                    "source.storage_options: profile needs boto3; install growcache[s3]",
+                    code="GC801",
                 )
             return None
         from botocore.exceptions import BotoCoreError
@@ -251,7 +253,9 @@ class _AwsFiles:
         try:
             session.get_scoped_config()
         except ProfileNotFound as error:
-            raise ConfigError(f"source.storage_options: {error}; see ~/.aws/config") from None
+            raise ConfigError(
+                f"source.storage_options: {error}; see ~/.aws/config", code="GC215"
+            ) from None
         return session
 
 
@@ -295,13 +299,15 @@ def ssh_server(
     policy = options.pop("host_key_policy", "auto_add")
     if policy not in _HOST_KEY_POLICIES:
         raise ConfigError(
-            f"source.storage_options: expected a host_key_policy of {' or '.join(_HOST_KEY_POLICIES)}"
+            f"source.storage_options: expected a host_key_policy of {' or '.join(_HOST_KEY_POLICIES)}",
+            code="GC215",
         )
     if unknown := sorted(set(options) - {*_ASYNCSSH_NAMES, *_OTHER_OPTIONS}):
         known = ", ".join(sorted({*_ASYNCSSH_NAMES, *_OTHER_OPTIONS, "host_key_policy"}))
         raise ConfigError(
             f"source {location.url}: its storage_options were refused: no option {unknown[0]!r}; "
-            f"expected some of {known}"
+            f"expected some of {known}",
+            code="GC215",
         )
     host, address = _parse_ssh_address(url, location.url)
     options = {**address, **{k: v for k, v in options.items() if v is not None}}
@@ -334,7 +340,7 @@ def ssh_server(
 def refused_ssh_options(url: str, error: Exception) -> ConfigError:
     # The exception's text may hold secrets.
     return ConfigError(
-        f"source {url}: its storage_options were refused ({type(error).__name__})"
+        f"source {url}: its storage_options were refused ({type(error).__name__})", code="GC215"
     )
 
 
@@ -345,7 +351,7 @@ def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
     except ValueError:
         host = port = None
     if not host:
-        raise ConfigError(f"source.url {shown}: expected sftp://HOST/PATH")
+        raise ConfigError(f"source.url {shown}: expected sftp://HOST/PATH", code="GC111")
     found = {
         "port": port,
         "username": parsed.username and unquote(parsed.username),

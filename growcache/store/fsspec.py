@@ -177,7 +177,8 @@ class FsspecBackend:
             if isinstance(error, TypeError | ValueError | KeyError) and not key:
                 return ConfigError(
                     f"source {where.rstrip('/')}: its storage_options were refused "
-                    f"({type(error).__name__}: {error})"
+                    f"({type(error).__name__}: {error})",
+                    code="GC215",
                 )
             return error  # a bug
         explained = store_error(read_fsspec_error(error), self.location.root, key, self._option)
@@ -195,7 +196,8 @@ def _name_redirected_server(error: Exception, explained: StoreError, root: str) 
     made = type(explained)(
         f"{explained}; {server} refused, to which {root} redirects: headers, cookies and "
         "passwords go to the server of source.url only, so name the other one there if it should "
-        "get them"
+        "get them",
+        code=explained.code,
     )
     made.exit_code = explained.exit_code
     return made
@@ -224,7 +226,8 @@ def open_fsspec(
         except ImportError:
             raise ConfigError(
                 f"source.url {location.url}: index pages, globs and options of web servers need "
-                "aiohttp: pip install 'growcache[http]'"
+                "aiohttp: pip install 'growcache[http]'",
+                code="GC801",
             ) from None
         stalled = stalled_seconds(timeout_seconds)
         options.setdefault("timeout", ClientTimeout(None, sock_connect=5, sock_read=stalled))
@@ -247,7 +250,8 @@ def open_fsspec(
             if url_without_secrets(path) != path:  # keys are kept, in shards and index
                 raise ConfigError(
                     f"source.url {location.url}: credentials in an address behind :: would "
-                    "become part of keys; put them into source.storage_options"
+                    "become part of keys; put them into source.storage_options",
+                    code="GC111",
                 )
             location = replace(location, pattern=path + folder)
         del fs
@@ -262,7 +266,7 @@ def open_fsspec(
         if isinstance(error, ImportError) and (extra := _EXTRA_OF_SCHEME.get(location.scheme)):
             error = ImportError(f"{error}: pip install 'growcache[{extra}]'")
         known = "" if location.scheme in fsspec.available_protocols() else "; see fsspec's docs"
-        raise ConfigError(f"source.url {location.url}: {error}{known}") from None
+        raise ConfigError(f"source.url {location.url}: {error}{known}", code="GC111") from None
 
 
 def _s3_options(
@@ -454,7 +458,8 @@ def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[P
         if not token or token == more.get("ContinuationToken"):
             raise StoreError(
                 f"s3://{bucket}: the listing does not say where its next page begins, so it "
-                "cannot be listed to its end"
+                "cannot be listed to its end",
+                code="GC214",
             )
         more = {"ContinuationToken": token}
 
@@ -468,11 +473,12 @@ def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
         ValueError,
     ) as error:  # raised where the library parses the answer
         raise StoreError(
-            f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})"
+            f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})",
+            code="GC214",
         ) from None
     if not _S3_LISTING_FIELDS & answer.keys():
         raise TransientStoreError(
-            f"s3://{bucket}: its answer is no listing, but something else"
+            f"s3://{bucket}: its answer is no listing, but something else", code="GC214"
         )
     return answer
 
@@ -490,5 +496,6 @@ def _s3_entries(bucket: str, rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
         ]
     except KeyError as error:
         raise StoreError(
-            f"s3://{bucket}: an entry of the listing lacks {error.args[0]}, so it cannot be used"
+            f"s3://{bucket}: an entry of the listing lacks {error.args[0]}, so it cannot be used",
+            code="GC214",
         ) from None

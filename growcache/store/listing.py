@@ -115,7 +115,8 @@ def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
             if number in seen:
                 raise StoreError(
                     f"the store's listing repeats its page of {len(page)} objects that ends with "
-                    f"{short_key(page[-1].key)}; it cannot be listed to its end"
+                    f"{short_key(page[-1].key)}; it cannot be listed to its end",
+                    code="GC214",
                 )
             seen.add(number)
         yield page

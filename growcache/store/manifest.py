@@ -78,7 +78,7 @@ class ManifestListing:
                     some = True
                     yield page
             if not some:
-                raise ConfigError(self._nothing_found(count, first))
+                raise ConfigError(self._nothing_found(count, first), code="GC219")
 
     def _rows(self) -> Iterator[ManifestRow]:
         kind, url = manifest_kind(self._wanted.url), self._wanted.url
@@ -111,7 +111,9 @@ class ManifestListing:
         )
         listed = [entry for page in store.pages() for entry in page]
         if len(listed) != 1:
-            raise ConfigError(f"expected one file at {redact(url)}, found {len(listed)}")
+            raise ConfigError(
+                f"expected one file at {redact(url)}, found {len(listed)}", code="GC219"
+            )
         return store, listed[0]
 
     @property

@@ -71,7 +71,8 @@ class _Columns:
             raise ConfigError(
                 f"it has no column key, Key, path or url, but {known}; say which one has the keys, "
                 "as in manifest: {url: …, key: COLUMN}, or name all with columns: [bucket, key, size] "
-                "where the file has no line of names"
+                "where the file has no line of names",
+                code="GC219",
             )
         self.size = self._column("size", wanted.size, _SIZES)
         self.etag = self._column("etag", wanted.etag, _ETAGS)
@@ -82,7 +83,7 @@ class _Columns:
     def _column(self, role: str, named: str | None, known: Sequence[str]) -> str | None:
         if named is not None:
             if named not in self._names:
-                raise ConfigError(f"{role}: it has no column {named!r}")
+                raise ConfigError(f"{role}: it has no column {named!r}", code="GC219")
             return named
         plain = {_plain(name): name for name in reversed(self._names)}
         return next((plain[name] for name in known if name in plain), None)
@@ -180,7 +181,9 @@ def _read_parquet(
     stream: IO[bytes], wanted: ManifestConfig
 ) -> tuple[Sequence[str], Iterator[Raw]]:
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("Parquet needs pyarrow; pip install 'growcache[parquet]'")
+        raise ConfigError(
+            "Parquet needs pyarrow; pip install 'growcache[parquet]'", code="GC801"
+        )
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -181,7 +181,8 @@ def open_obstore(
     if opened is None and source.client == "obstore":
         raise ConfigError(
             f"source.client: obstore cannot serve {location.url} with these storage_options; "
-            "use client: auto or fsspec"
+            "use client: auto or fsspec",
+            code="GC215",
         )
     if opened is None:
         return None
@@ -218,7 +219,8 @@ def open_client(
         kind = type(error).__name__
         raise ConfigError(
             f"source {location.root}: its storage_options were refused ({kind}); "
-            "check the endpoint, and the names and kinds of the options"
+            "check the endpoint, and the names and kinds of the options",
+            code="GC215",
         ) from None
 
 
@@ -310,7 +312,8 @@ def parse_connection_string(text: str) -> dict[str, Any]:
     found = {own: said[name] for name, own in _CONNECTION_STRING_NAMES.items() if name in said}
     if "account_name" not in found and "endpoint" not in found:
         raise ConfigError(
-            "source.storage_options: expected a connection_string with AccountName=…;AccountKey=…"
+            "source.storage_options: expected a connection_string with AccountName=…;AccountKey=…",
+            code="GC215",
         )
     scheme = said.get("DefaultEndpointsProtocol", "https")
     return _with_endpoint(found, scheme, said.get("EndpointSuffix", _AZURE_PUBLIC_CLOUD))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from growcache.errors import ObjectChangedError, TransientStoreError
+from growcache.errors import ErrorCode, ObjectChangedError, TransientStoreError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,6 +48,8 @@ _CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*"
 
 class BrokenReadError(TransientStoreError):
     """A response that is not the requested range, or not all of it."""
+
+    code: ErrorCode = "GC218"
 
 
 @dataclass(slots=True)  # not frozen, which takes three times as long

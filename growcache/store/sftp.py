@@ -125,7 +125,9 @@ def _connect_error(
             f"({error.strerror})"
         )
     if isinstance(error, asyncssh.ConfigParseError):
-        return ConfigError(f"source {server.url}: ~/.ssh/config cannot be read ({text})")
+        return ConfigError(
+            f"source {server.url}: ~/.ssh/config cannot be read ({text})", code="GC215"
+        )
     if isinstance(error, TypeError | ValueError | AttributeError):
         return refused_ssh_options(server.url, error)
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:

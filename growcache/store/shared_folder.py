@@ -182,5 +182,5 @@ def _open_fsspec(url: str, source: SourceConfig, location: Location) -> SharedFo
     try:
         fs, path = url_to_fs(url, use_listings_cache=False, **source.storage_options)
     except (ImportError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{location.url}: {error}") from None
+        raise ConfigError(f"{location.url}: {error}", code="GC219") from None
     return _FsspecFolder(fs, path, location)

@@ -493,7 +493,9 @@ def _head_of_named_object(backend: Backend, key: str) -> Entry:
     except AccessError as error:
         raise CredentialsError(str(error)) from None
     except StoreError as error:  # an answer to HEAD has no body to explain it
-        raise CredentialsError(f"{error}, as it does where credentials have expired") from None
+        raise CredentialsError(
+            f"{error}, as it does where credentials have expired", code="GC205"
+        ) from None
 
 
 def open_store(
@@ -578,7 +580,8 @@ def _open_backend(location: Location, url: str, settings: ClientSettings) -> Bac
             from growcache.store.sftp import open_sftp
         except ImportError:
             raise ConfigError(
-                f"source.url {location.url}: SFTP needs asyncssh: pip install 'growcache[sftp]'"
+                f"source.url {location.url}: SFTP needs asyncssh: pip install 'growcache[sftp]'",
+                code="GC801",
             ) from None
         return open_sftp(location, url, source, settings.concurrency, timeout_seconds)
     if location.scheme == "file" and source.client == "auto":

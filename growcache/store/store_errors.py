@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from growcache.errors import (
     AccessError,
     CredentialsError,
+    ErrorCode,
     ObjectChangedError,
     ObjectMissingError,
     StoreError,
@@ -84,6 +85,8 @@ _THROTTLING_CODES = frozenset({"SlowDown", "RequestTimeout"})
 class UnsupportedKeyError(StoreError):
     """A key that is legal in the store but not for the client."""
 
+    code: ErrorCode = "GC216"
+
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
@@ -135,7 +138,8 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
         region = answer.region or "ITS-REGION"
         return CredentialsError(
             f"{store} is in another region ({said}); set source.storage_options to "
-            f"{{client_kwargs: {{region_name: {region}}}}}"
+            f"{{client_kwargs: {{region_name: {region}}}}}",
+            code="GC208",
         )
     if answer.cause == NO_CREDENTIALS:
         return CredentialsError(
@@ -147,7 +151,8 @@ def store_error(answer: FailedRequest, root: str, key: str, option: str = "") ->
             file = "source.storage_options: {client_kwargs: {verify: FILE}}"
         return CredentialsError(
             f"{store}: {UNTRUSTED_CERTIFICATE}; check the address, or name the file with the certificate of "
-            f"its authority in {file}"
+            f"its authority in {file}",
+            code="GC207",
         )
     if (refusal := _access_error(answer, store, where if key else "", said)) is not None:
         return refusal
@@ -187,9 +192,13 @@ def _access_error(
             f"{where or store} refuses the credentials ({said}); check {_where_credentials_are_set(store)}"
         )
     if answer.code in _EXPIRED_CODES:
-        return CredentialsError(f"{store}: the credentials have expired ({said}); renew them")
+        return CredentialsError(
+            f"{store}: the credentials have expired ({said}); renew them", code="GC205"
+        )
     if answer.code == "RequestTimeTooSkewed":
-        return CredentialsError(f"{store} refuses this machine's clock ({said}); set it right")
+        return CredentialsError(
+            f"{store} refuses this machine's clock ({said}); set it right", code="GC206"
+        )
     if answer.status == 403 or answer.kind in _ACCESS_DENIED_KINDS:
         return kind(
             f"{where or store} may not be read with these credentials ({said or answer.kind}); "

@@ -32,8 +32,8 @@ def errors_of_setting(setting: str, url: str) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        named = type(error)(f"{setting}: {error}")
+        named = type(error)(f"{setting}: {error}", code=error.code)
         named.exit_code = error.exit_code
         raise named from None
     except (ConfigError, FormatError) as error:
-        raise ConfigError(f"{setting} {redact(url)}: {error}") from None
+        raise ConfigError(f"{setting} {redact(url)}: {error}", code="GC219") from None

@@ -84,7 +84,7 @@ class Location:
         try:
             compiled = re.compile(translate_glob(self.pattern))
         except ValueError as error:
-            raise ConfigError(f"source.url {self.url}: {error}") from None
+            raise ConfigError(f"source.url {self.url}: {error}", code="GC111") from None
         return lambda key: compiled.match(key) is not None
 
     @property
@@ -98,7 +98,7 @@ def parse_url(url: str) -> Location:
         try:
             translate_glob(location.pattern)
         except ValueError as error:
-            raise ConfigError(f"source.url {location.url}: {error}") from None
+            raise ConfigError(f"source.url {location.url}: {error}", code="GC111") from None
     return location
 
 
@@ -106,7 +106,8 @@ def _parse_url(url: str) -> Location:
     shown = redact(url)
     if "\0" in url:
         raise ConfigError(
-            f"source.url {shown!r}: expected an address or a path, found a NUL byte"
+            f"source.url {shown!r}: expected an address or a path, found a NUL byte",
+            code="GC111",
         )
     found = _SCHEME.match(url)
     if "::" in url:  # chained file systems keep the whole address, fsspec unravels it
@@ -130,10 +131,13 @@ def _parse_url(url: str) -> Location:
     elif scheme in _SCHEMES_WITHOUT_USER and (":" in bucket or "@" in bucket):
         raise ConfigError(
             f"source.url {scheme}://…: a bucket's name holds no : or @; credentials belong "
-            "into source.storage_options, or the environment"
+            "into source.storage_options, or the environment",
+            code="GC111",
         )
     if not bucket or (scheme not in WEB_SCHEMES and WILDCARD.search(bucket)):
-        raise ConfigError(f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket")
+        raise ConfigError(
+            f"source.url {shown}: expected {scheme}://BUCKET/KEY with one bucket", code="GC111"
+        )
     location = Location(shown, scheme, bucket, key, userinfo)
     return _without_signature(location) if scheme in WEB_SCHEMES else location
 
@@ -144,7 +148,8 @@ def _refuse_unquoted(host: str, shown: str) -> None:
     if port and not port.isdigit():
         raise ConfigError(
             f"source.url {shown}: expected a host and the number of a port; a password's / and "
-            "@ are written as %2F and %40"
+            "@ are written as %2F and %40",
+            code="GC111",
         )
 
 

@@ -116,7 +116,8 @@ def files(
         raise ConfigError(
             f"{options.root} is of format {identity.cache_format}, and has no TFRecord files; use "
             'growcache.tensorflow.dataset(..., reader="gather"), or set cache.format: tfrecord and '
-            "fill another cache"
+            "fill another cache",
+            code="GC612",
         )
     opened = open_stream_pass(options, 0, min_samples)
     numbers = [row.number for row in opened.rows]
@@ -219,15 +220,18 @@ def dataset(
     if endless and fixed:
         raise ConfigError(
             "endless and fixed exclude one another: a fixed epoch ends; use "
-            "dataset(..., fixed=True).repeat() to go on with the next one"
+            "dataset(..., fixed=True).repeat() to go on with the next one",
+            code="GC601",
         )
     if endless:
         # Its batches run on across passes, so there is no last one to leave out.
         options = replace(options, samples_per_epoch=None, drop_last=False)
     if ragged not in ("offsets", "pad"):
-        raise ConfigError(f"ragged must be offsets or pad for TensorFlow, found {ragged!r}")
+        raise ConfigError(
+            f"ragged must be offsets or pad for TensorFlow, found {ragged!r}", code="GC601"
+        )
     if reader not in READERS:
-        raise ConfigError(f"reader must be native or gather, found {reader!r}")
+        raise ConfigError(f"reader must be native or gather, found {reader!r}", code="GC601")
     release_at_sigterm()
     schema = _wait_for_schema(options, reader)
     form = BatchForm.of(schema, options, field_names("as_tuple", as_tuple))
@@ -302,6 +306,7 @@ def _wait_for_schema(options: LoaderOptions, reader: Reader) -> Schema:
         raise ConfigError(
             f"TensorFlow itself reads caches of format tfrecord, {options.root} is of format "
             f'{identity.cache_format}; use reader="gather", or set cache.format: tfrecord and '
-            "fill another one"
+            "fill another one",
+            code="GC612",
         )
     return identity.schema

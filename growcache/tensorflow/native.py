@@ -397,6 +397,7 @@ class NativePipeline(Pipeline):
         if self._numbers not in (None, numbers):
             raise CacheError(
                 f"the shards of {self._options.root} changed under a fixed dataset; give it a "
-                "cache with eviction: none"
+                "cache with eviction: none",
+                code="GC606",
             )
         self._numbers = numbers

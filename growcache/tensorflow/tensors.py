@@ -47,7 +47,7 @@ class BatchForm:
         }
         for name in names or ():
             if name not in made:
-                raise ConfigError(f"as_tuple: {unknown_field(name, list(made))}")
+                raise ConfigError(f"as_tuple: {unknown_field(name, list(made))}", code="GC601")
         if names is not None:
             fields = tuple(dict.fromkeys(made[name] for name in names))
         for field in fields:
@@ -70,7 +70,8 @@ def _refuse_unknown(field: Field) -> None:
     if name not in DECODABLE and name not in SAME_SIZE:
         raise FormatError(
             f"field {field.name!r} has dtype {name}, which TensorFlow does not have; cast it in "
-            "sampling.transform, or leave it out by fields"
+            "sampling.transform, or leave it out by fields",
+            code="GC306",
         )
 
 

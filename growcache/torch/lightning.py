@@ -43,7 +43,9 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
         """
         super().__init__()
         if every_n_steps is not None and every_n_steps < 1:
-            raise ConfigError(f"every_n_steps: expected at least 1, found {every_n_steps}")
+            raise ConfigError(
+                f"every_n_steps: expected at least 1, found {every_n_steps}", code="GC601"
+            )
         self._loader = loader
         self._every_n_steps = every_n_steps
         self._prefix = prefix
@@ -64,7 +66,8 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
         if not hasattr(loader, "metrics"):
             raise ConfigError(
                 "LightningMetrics expected a loader of growcache as the training data, found "
-                f"{type(loader).__name__}; name it: LightningMetrics(loader)"
+                f"{type(loader).__name__}; name it: LightningMetrics(loader)",
+                code="GC601",
             )
         metrics = loader.metrics(self._prefix)
         for logger in trainer.loggers:

@@ -100,7 +100,8 @@ def _tensor(name: str, array: Any) -> torch.Tensor:
     except TypeError:
         raise FormatError(
             f"field {name!r} has dtype {array.dtype}, which torch does not have; cast it in "
-            "sampling.transform or in the loader's transform"
+            "sampling.transform or in the loader's transform",
+            code="GC306",
         ) from None
 
 
@@ -194,7 +195,8 @@ def collate_rows(rows: list[BatchRow]) -> Any:
     if any(row.batch is not batch or row.row != i for i, row in enumerate(rows)):
         raise ConfigError(
             "expected the rows of one batch: a DataLoader over an EpochDataLoader's dataset "
-            "needs its batch_size and drop_last, and no other ranks than it has itself"
+            "needs its batch_size and drop_last, and no other ranks than it has itself",
+            code="GC601",
         )
     return batch
 
@@ -339,6 +341,7 @@ def _with_length(*args: Any, **kwargs: Any) -> EpochLoader:
     if not loader.options.fixed and loader.options.samples_per_epoch is None:
         raise ConfigError(
             "EpochDataLoader needs samples_per_epoch, or fixed=True: a trainer asks for its "
-            "length once; EpochLoader goes without"
+            "length once; EpochLoader goes without",
+            code="GC601",
         )
     return loader

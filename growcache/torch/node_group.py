@@ -50,7 +50,8 @@ def node_group(options: LoaderOptions) -> NodeGroup:
     if not (hasattr(Store, "clone") and dist.is_gloo_available()):
         raise ConfigError(
             "growing epochs over several machines need torch 2.8 or later, built with gloo; found "
-            f"torch {torch.__version__}; install such a one, or set samples_per_epoch"
+            f"torch {torch.__version__}; install such a one, or set samples_per_epoch",
+            code="GC705",
         )
     return NodeGroup(
         options, PrefixStore(f"growcache/{next(_group_numbers)}", _get_default_store())
@@ -255,7 +256,8 @@ class NodeGroup:
         self._raise_in_loop(
             ConfigError(
                 f"ranks must iterate, and load states, alike: rank 0 is at {said[0]}, "
-                f"{self._name_of(other)} at {said[other]}"
+                f"{self._name_of(other)} at {said[other]}",
+                code="GC703",
             )
         )
 
@@ -268,7 +270,8 @@ class NodeGroup:
     def _left_error(self) -> CacheError:
         return CacheError(
             f"{self._left} of job {self._options.job} ended, or closed the loader, while "
-            "others go on; iterate alike on all ranks"
+            "others go on; iterate alike on all ranks",
+            code="GC704",
         )
 
     def _name_of(self, rank: int) -> str:
@@ -293,7 +296,11 @@ class NodeGroup:
         # Over a link that is cut it may take for ever.
         found = naming.wait(NAMING_SECONDS + 2) and not naming.has_failed
         missing = naming.result() if found else None
-        error = self._left_error() if self._left else CacheError(self._loss_text(missing, why))
+        error = (
+            self._left_error()
+            if self._left
+            else CacheError(self._loss_text(missing, why), code="GC704")
+        )
         if missing != [] and not self._left:  # else all of them run, or ended as they meant to
             _log.error("%s", error)
             if not self._closing:

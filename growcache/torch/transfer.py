@@ -298,7 +298,8 @@ def _known_device(device: Any) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             f'device expected as "cuda", "cuda:1" or another that is there, found {device!r}: '
-            f"{reason:.200}"
+            f"{reason:.200}",
+            code="GC803",
         ) from None
     return found
 
@@ -313,5 +314,6 @@ def _refuse_absent(device: torch.device) -> None:
         there = "it is built without CUDA"
     raise ConfigError(
         f"device {str(device)!r} is not there for torch {torch.__version__}: {there}; leave "
-        "device out, or install a build for this machine"
+        "device out, or install a build for this machine",
+        code="GC803",
     )

@@ -235,6 +235,6 @@ print(*sys.modules)
         if self.library is None:
             return
         monkeypatch.setitem(sys.modules, self.library, None)
-        words = rf"^source.format: {self.form} needs {self.library}; pip install 'growcache\[{self.form}\]'$"
+        words = rf"(?m)^source.format: {self.form} needs {self.library}; pip install 'growcache\[{self.form}\]'$"
         with pytest.raises(ConfigError, match=words):
             open_format(self.form, self.options)

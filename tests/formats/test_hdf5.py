@@ -559,7 +559,8 @@ def test_without_h5py_one_line_says_what_to_install(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
-        "growcache: source.format: hdf5 needs h5py; pip install 'growcache[hdf5]'"
+        "growcache: source.format: hdf5 needs h5py; pip install 'growcache[hdf5]' "
+        "(GC801; growcache explain GC801)"
     ]
 
 

@@ -163,7 +163,9 @@ except FormatError as error:
 def test_without_pillow_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"needs Pillow; pip install 'growcache\[image\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"(?m)needs Pillow; pip install 'growcache\[image\]'$"
+    ):
         open_format("image", {"decode": True})
     open_format("image", {})
 
@@ -217,7 +219,9 @@ def test_bytes_decoded_by_a_function_of_the_users(decoders: str) -> None:
 
 def test_a_decoder_that_fails_is_named_with_its_line(decoders: str) -> None:
     object_format = open_format("bytes", {"decode": f"{decoders}:text"})
-    words = r"user_decoders:text raised json.*JSONDecodeError.* at user_decoders.py:6 on a/b$"
+    words = (
+        r"(?m)user_decoders:text raised json.*JSONDecodeError.* at user_decoders.py:6 on a/b$"
+    )
     with pytest.raises(FormatError, match=words):
         visited(object_format, Held(b"{", "a/b"))
     with pytest.raises(ConfigError, match="must take data"):

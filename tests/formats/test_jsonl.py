@@ -393,7 +393,9 @@ def test_without_zstandard_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ConfigError, match=r"needs zstandard; pip install 'growcache\[zstd\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"(?m)needs zstandard; pip install 'growcache\[zstd\]'$"
+    ):
         open_format("jsonl", {}, ["s3://b/*.zst"])
     open_format("jsonl", {})
 

@@ -259,7 +259,9 @@ def test_fields_that_cannot_be_meant(fields: dict[str, Any], words: str) -> None
 
 
 def test_fields_are_not_beside_a_url_and_come_through_messages() -> None:
-    with pytest.raises(ConfigError, match=r"^config: source: name url or fields, not both$"):
+    with pytest.raises(
+        ConfigError, match=r"(?m)^config: source: name url or fields, not both$"
+    ):
         load_config({"source": {"fields": XY, "url": "s3://b/*"}})
     config = load_config({"source": {"fields": XY}})
     assert config.sources[0].url == ("s3://b/d/x_*.npy", "s3://b/d/y_*.npy")

@@ -192,7 +192,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_line(
 
 def test_a_long_key_leaves_room_for_the_reason(module: str) -> None:
     long = Origin("k" * 1000 + "/end.npy", None, 0, 1)
-    with pytest.raises(FormatError, match=r"no such channel.*…k+/end\.npy$") as caught:
+    with pytest.raises(FormatError, match=r"(?m)no such channel.*…k+/end\.npy$") as caught:
         load(f"{module}:fails")(SAMPLE, long, WHERE)
     assert len(str(caught.value)) < 300
 

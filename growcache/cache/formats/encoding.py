@@ -63,7 +63,7 @@ def value_bytes(
         return _blob_bytes(field, value)
     shape = value.shape
     if value.dtype.str != field.dtype or not (shape == field.shape or field.allows(shape)):
-        raise FormatError(f"expected {field}, found {value.dtype}{list(shape)}")
+        raise FormatError(f"expected {field}, found {value.dtype}{list(shape)}", code="GC307")
     dims = [shape[i] for i in ragged_dims]
     if value.nbytes < DIRECT_BYTES:
         return value.tobytes(), dims
@@ -77,7 +77,7 @@ def _blob_bytes(field: Field, value: object) -> tuple[bytes, list[int]]:
         data = value.encode()
         return data, [len(data)]
     found = "nothing" if value is None else type(value).__name__
-    raise FormatError(f"expected {field}, found {found}")
+    raise FormatError(f"expected {field}, found {found}", code="GC307")
 
 
 def coalesce(buffers: Iterable[Buffer]) -> Iterator[Buffer]:

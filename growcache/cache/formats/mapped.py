@@ -202,7 +202,8 @@ class _FileMap:
         if self._address == _FAILED:
             raise CacheError(
                 f"cannot map a file of {size:,} bytes: {_errno_text()}; a process may have as many "
-                "maps as sysctl vm.max_map_count says: larger shards need fewer"
+                "maps as sysctl vm.max_map_count says: larger shards need fewer",
+                code="GC418",
             )
         if flags & mmap.MAP_PRIVATE:  # what others write may be cut short by them
             watch_map(self._address, size)

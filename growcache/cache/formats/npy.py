@@ -60,12 +60,15 @@ def file_stem(field: Field) -> str:
     try:
         stem = quote(field.name, safe="").replace(".", "%2E")
     except UnicodeEncodeError as error:
-        raise FormatError(f"a field's name must be valid Unicode: {error}") from None
+        raise FormatError(
+            f"a field's name must be valid Unicode: {error}", code="GC306"
+        ) from None
     if len(stem) > MOST_NAME_BYTES:
         raise FormatError(
             f"the field {field.name[:40]!r}… has a name too long for a file "
             f"({len(stem)} bytes of at most {MOST_NAME_BYTES}); choose a shorter one, or "
-            "cache.format: tfrecord"
+            "cache.format: tfrecord",
+            code="GC306",
         )
     return stem
 

@@ -75,11 +75,13 @@ class RecordLayout:
 def record_layout(schema: Schema) -> RecordLayout:
     """Return the layout of a sample's record. FormatError: too large for TensorFlow."""
     if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
-        raise FormatError(sample_too_large_message(schema.nbytes))
+        raise FormatError(sample_too_large_message(schema.nbytes), code="GC305")
     try:
         heads = [encoding.feature_head(field.name, field.nbytes) for field in schema.fields]
     except UnicodeEncodeError as error:
-        raise FormatError(f"a field's name must be valid Unicode: {error}") from None
+        raise FormatError(
+            f"a field's name must be valid Unicode: {error}", code="GC306"
+        ) from None
     features = b"".join(
         head + bytes(field.nbytes) for head, field in zip(heads, schema.fields, strict=True)
     )
@@ -91,7 +93,7 @@ def record_layout(schema: Schema) -> RecordLayout:
     before, behind = _fillers(schema, offsets, start, len(features))
     payload = before + prefix + features + behind
     if len(payload) > encoding.MAX_PAYLOAD_BYTES:
-        raise FormatError(sample_too_large_message(schema.nbytes))
+        raise FormatError(sample_too_large_message(schema.nbytes), code="GC305")
     places = [start + len(before) + offset for offset in offsets]
     template = encoding.record_head(len(payload)) + payload + bytes(RECORD_TAIL_BYTES)
     return RecordLayout(len(template), tuple(zip(schema.fields, places, strict=True)), template)
@@ -152,7 +154,9 @@ def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
         array = sample.get(field.name)
         if array is None or array.shape != shape or array.dtype != dtype:
             found = f"{array.dtype}{list(array.shape)}" if array is not None else "nothing"
-            raise FormatError(f"expected {field.name}: {dtype}{list(shape)}, found {found}")
+            raise FormatError(
+                f"expected {field.name}: {dtype}{list(shape)}, found {found}", code="GC307"
+            )
         column.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return column
 
@@ -280,12 +284,15 @@ def features(schema: Schema) -> tuple[_Feature, ...]:
     for feature in found:
         if feature.is_shape and feature.name in schema.names:
             raise FormatError(
-                f"{feature.field} needs the name {feature.name!r} for its shape; rename that field"
+                f"{feature.field} needs the name {feature.name!r} for its shape; rename that field",
+                code="GC306",
             )
     try:
         return tuple(sorted(found, key=lambda feature: feature.name.encode()))
     except UnicodeEncodeError as error:
-        raise FormatError(f"a field's name must be valid Unicode: {error}") from None
+        raise FormatError(
+            f"a field's name must be valid Unicode: {error}", code="GC306"
+        ) from None
 
 
 def overhead_bytes(schema: Schema) -> int:
@@ -344,7 +351,7 @@ def _record(
         length += len(head) + len(raw)
     outer = encoding.length_delimited_head(1, length)
     if len(outer) + length > encoding.MAX_PAYLOAD_BYTES:
-        raise FormatError(sample_too_large_message(length))
+        raise FormatError(sample_too_large_message(length), code="GC305")
     first = encoding.record_head(len(outer) + length) + outer
     position += len(first)
     row = [position + length + encoding.RECORD_TAIL_BYTES]

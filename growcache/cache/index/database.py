@@ -217,6 +217,7 @@ def index_error(layout: CacheLayout, error: Exception) -> CacheError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
         return CacheError(
             f"the disk fails to read or write the index {layout.index} ({error}); the "
-            "kernel's log says more; start again on a sound disk"
+            "kernel's log says more; start again on a sound disk",
+            code="GC413",
         )
     return damaged_index_error(layout, error)

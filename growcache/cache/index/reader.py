@@ -409,7 +409,8 @@ def _connect(layout: CacheLayout, mode: str) -> sqlite3.Connection:
 def newer_index_error(layout: CacheLayout) -> CachePathError:
     return CachePathError(
         f"the index {layout.index} was written by a newer growcache: upgrade growcache, or choose "
-        "another cache.path"
+        "another cache.path",
+        code="GC408",
     )
 
 
@@ -423,7 +424,8 @@ def unreadable_index_error(layout: CacheLayout, reason: object) -> CacheError:
 def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
     return CacheError(
         f"the index {layout.index} is damaged ({reason}); mend it with: "
-        f"growcache check {layout.root} --repair"
+        f"growcache check {layout.root} --repair",
+        code="GC416",
     )
 
 

@@ -31,7 +31,7 @@ from growcache.sampling.engines.library_versions import installed_versions
 from growcache.sampling.engines.permit_copies import ShardOutcome
 from growcache.sampling.engines.sent_code import SentCode
 from growcache.sampling.fill import EncodedShard
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import Message, refusal_message
 from growcache.sampling.sampler import Sampler, config_of, watch_calls
 
 # The threads of an actor, by what they do.
@@ -194,7 +194,7 @@ class SamplerActor:
             with code.adopted():
                 sampler = self._sampler = Sampler(config_of(setup), send, self._handover)
         except GrowcacheError as error:
-            send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
+            send(refusal_message(error))
             return
         threading.Thread(target=watch_calls, args=(send,), daemon=True).start()
         send(sampler.introduction())

@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from growcache.config_ray import LOCAL, RayConfig
-from growcache.errors import ConfigError, SamplingError
 from growcache.sampling.engines import SamplerEnd
 from growcache.sampling.engines.child import EngineProcess
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import Message, refusal_error
 from growcache.usercode import printable
 
 _log = logging.getLogger(__name__)
@@ -238,5 +237,4 @@ class RayEngine:
                 _log.warning("samplers on Ray wait for %s", printable(event))
             self._has_warned = bool(event)
         elif notice["type"] == "refused":
-            kind = ConfigError if notice["exit_code"] == 2 else SamplingError
-            self._on_failure(kind(notice["error"]))
+            self._on_failure(refusal_error(notice))

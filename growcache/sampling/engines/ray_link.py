@@ -23,7 +23,7 @@ from growcache.sampling.engines.permit_copies import CopiedPermit, PermitCopies,
 from growcache.sampling.engines.ray_actor import CONCURRENCY_GROUPS, SamplerActor
 from growcache.sampling.engines.ray_cluster import node_name
 from growcache.sampling.engines.sent_code import SentCode
-from growcache.sampling.messages import Message
+from growcache.sampling.messages import Message, refusal_message
 
 PENDING_SECONDS = 3.0  # until an actor that does not start is worth a word
 KILL_SECONDS = 5.0  # for Ray to kill an actor: without its head it cannot
@@ -63,8 +63,8 @@ class Shared:
             )
         self.send({"type": "waiting", "event": event})
 
-    def refuse(self, error: str, exit_code: int = SamplingError.exit_code) -> None:
-        self.send({"type": "refused", "error": error, "exit_code": exit_code})
+    def refuse(self, error: GrowcacheError) -> None:
+        self.send(refusal_message(error))
 
 
 def _needs_words(config: RayConfig) -> str:
@@ -163,7 +163,9 @@ class ActorLink:
                     self._heard(message)
         except RayTaskError as error:  # a defect, or a node without growcache
             text = _short(error.cause if error.cause is not None else error)
-            self._shared.refuse(f"a sampler cannot run on Ray: {text}")
+            self._shared.refuse(
+                SamplingError(f"a sampler cannot run on Ray: {text}", code="GC707")
+            )
             return 1, text
         except Exception as error:  # noqa: BLE001 - whatever Ray raises where a node is gone
             return -signal.SIGKILL, _short(error)
@@ -181,10 +183,12 @@ class ActorLink:
         name = await asyncio.to_thread(node_name, known["node_id"], known["host"])
         differences = shared.versions.differences(name, known["versions"])
         if differences:
-            shared.refuse(
+            unlike = SamplingError(
                 f"{'; '.join(differences)}: the same shard could have other bytes there; install "
-                "the same versions on all nodes of Ray"
+                "the same versions on all nodes of Ray",
+                code="GC707",
             )
+            shared.refuse(unlike)
             return False
         versions = ", ".join(f"{library} {one}" for library, one in known["versions"].items())
         shared.nodes[self.slot] = f"{name} ({versions})"
@@ -233,12 +237,13 @@ class ActorLink:
     def _require_that_it_fits(self, nbytes: int) -> None:
         most = self._shared.in_flight.most
         if nbytes > most:
-            self._shared.refuse(
+            too_large = ConfigError(
                 f"sampling.ray.in_flight_bytes: one group of shards takes {nbytes:,} bytes, and "
                 f"{most:,} may be on their way (at most three quarters of the object store of "
                 "each node); raise it, or lower sampling.shard_samples",
-                ConfigError.exit_code,
+                code="GC110",
             )
+            self._shared.refuse(too_large)
 
     def _say_lost(self, permit_id: str, owner: int, reason: str) -> None:
         error = f"the node that had filled the group is gone: {reason}"
@@ -287,12 +292,14 @@ class ActorLink:
         shared = self._shared
         if found := shared.copies.compared(permit_id, self.slot, outcome):
             other, shards = found
-            shared.refuse(
+            differing = SamplingError(
                 f"two copies of shard {shards[0]} have different bytes, one made on "
                 f"{shared.nodes[self.slot]}, the other on {shared.nodes[other]}: is "
                 "sampling.transform or source.format not a function of its arguments, or did an "
-                "object change?"
+                "object change?",
+                code="GC506",
             )
+            shared.refuse(differing)
 
 
 def _actor(config: RayConfig) -> Any:

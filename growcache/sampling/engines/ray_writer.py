@@ -35,7 +35,7 @@ from growcache.sampling.engines.permit_copies import CopiedPermit, PermitCopies
 from growcache.sampling.engines.ray_cluster import connect, in_flight_limit, is_member
 from growcache.sampling.engines.ray_link import ActorLink, Shared
 from growcache.sampling.engines.sent_code import SentCode, send_code
-from growcache.sampling.messages import Message, unpack
+from growcache.sampling.messages import Message, refusal_message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
 MEMBER_SECONDS = 5.0  # between looks whether the node of this machine lives
@@ -200,4 +200,4 @@ class Writer:
         return min(others, key=lambda one: one.node == here, default=None)
 
     def _refuse(self, error: GrowcacheError) -> None:
-        self._send({"type": "refused", "error": str(error), "exit_code": error.exit_code})
+        self._send(refusal_message(error))

@@ -122,6 +122,7 @@ def _pickled(value: Any, name: str) -> bytes:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise ConfigError(
-            f"{name} cannot be sent to the nodes of a Ray cluster: {type(error).__name__}: {error}"
+            f"{name} cannot be sent to the nodes of a Ray cluster: {type(error).__name__}: {error}",
+            code="GC109",
         ) from error
     return data
