@@ -14,6 +14,8 @@ import pytest
 from growcache.config_source import SourceConfig
 from growcache.store.contract import Entry
 from growcache.store.store import RemoteStore, open_store
+from tests.cloud import place as own
+from tests.cloud.objects import open_objects
 from tests.servers import Bucket, S3Server
 from tests.servers.azure import Azure, AzureContainer
 from tests.servers.ceph import missing
@@ -33,6 +35,12 @@ class Place:
     client: str = "auto"
     key_prefix: str = ""
     lists: bool = True
+    timeout_seconds: float = 3
+    ignores_if_match: bool = False
+
+    @property
+    def is_bucket(self) -> bool:
+        return self.base.startswith(("s3", "gs", "gcs", "az", "abfs"))
 
     def open(self, *patterns: str, **settings: Any) -> RemoteStore:
         urls = [self.base + pattern for pattern in patterns]
@@ -45,7 +53,9 @@ class Place:
             }
         )
         return open_store(
-            source, timeout_seconds=settings.pop("timeout_seconds", 3), **settings
+            source,
+            timeout_seconds=settings.pop("timeout_seconds", self.timeout_seconds),
+            **settings,
         )
 
     def key(self, name: str) -> str:
@@ -60,6 +70,8 @@ PLACES = [
     *S3_PLACES, "moto+auto", *CLOUDS, "files", "files+fsspec", "memory", "web", "web+fsspec",
     "sftp",
 ]  # fmt: skip
+if own.kind():  # `make test-cloud`: the user's bucket, and nothing else
+    PLACES = [f"{own.kind()}+auto", f"{own.kind()}+fsspec"]
 # Those whose servers or clients `make test-slow` installs; and moto where Ceph covers the same,
 # except for the client that most people have.
 SLOW = ["gcs+fsspec", "azure+auto", "azure+fsspec"]
@@ -82,6 +94,8 @@ def opened(request: pytest.FixtureRequest, name: str, root: Path) -> Iterator[Pl
         bucket = Bucket.make(server)
         yield Place(bucket.url(""), bucket.put, bucket.delete, bucket.storage_options, client)
         bucket.remove()
+    elif kind == own.kind():
+        yield _own(client)
     elif kind == "memory":
         yield from _memory()
     elif kind == "gcs":
@@ -106,7 +120,11 @@ def opened(request: pytest.FixtureRequest, name: str, root: Path) -> Iterator[Pl
 def _gcs(endpoint: str, client: str) -> Place:
     bucket = GcsBucket.make(endpoint)
     options = {"endpoint_url": endpoint, "token": "anon"}
-    return Place(f"gs://{bucket.name}/", bucket.put, bucket.delete, options, client)
+    ignores = client == "auto"
+    return Place(
+        f"gs://{bucket.name}/", bucket.put, bucket.delete, options, client,
+        ignores_if_match=ignores,
+    )  # fmt: skip
 
 
 def _azure(server: Azure, client: str) -> Place:
@@ -114,6 +132,21 @@ def _azure(server: Azure, client: str) -> Place:
     options = {"connection_string": server.connection_string}
     options = options if client == "fsspec" else server.options
     return Place(f"az://{container.name}/", container.put, container.delete, options, client)
+
+
+def _own(client: str) -> Place:
+    folder, options = own.new_folder(), own.options()
+    objects, prefix = open_objects(folder, options), own.key_of(folder)
+    return Place(
+        folder,
+        lambda key, data: objects.put(prefix + key, data),
+        lambda key: objects.delete(prefix + key),
+        options,
+        client,
+        prefix,
+        timeout_seconds=30,
+        ignores_if_match=folder.startswith("gs") and "endpoint_url" in options,  # an emulator
+    )
 
 
 def _memory() -> Iterator[Place]:

@@ -49,9 +49,9 @@ def _of(*kinds: str) -> list[ParameterSet]:
 
 # A web server lists addresses, so it has a test of its own.
 EVERYWHERE = pytest.mark.parametrize(
-    "place", _of("moto", "ceph", "files", "memory"), indirect=True
+    "place", _of("moto", "ceph", "own-s3", "files", "memory"), indirect=True
 )
-IN_BUCKETS = pytest.mark.parametrize("place", _of("moto", "ceph"), indirect=True)
+IN_BUCKETS = pytest.mark.parametrize("place", _of("moto", "ceph", "own-s3"), indirect=True)
 
 
 @pytest.fixture
