@@ -17,6 +17,8 @@ PYTEST_ARGS ?=
 # prepares once. With PYTEST_ARGS="-n 0" there is one process.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 SPHINX := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -d $(VENV)/doctrees
+LOWEST := $(VENV)/lowest
+LOWEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
@@ -49,6 +51,14 @@ test-slow: $(VENV)/slow.installed  ## Only the tests that `make test` leaves out
 
 test-all: $(VENV)/slow.installed  ## Both
 	$(PYTEST) $(PYTEST_ARGS)
+
+# The oldest versions that pyproject.toml allows. Without UV_TORCH_BACKEND=cpu torch is the build with CUDA.
+test-lowest: $(LOWEST)/installed  ## Most tests with the oldest versions that are allowed, in an environment of their own
+	$(LOWEST)/bin/python -m pytest -n 4 --dist loadscope -m "not slow" --hypothesis-profile=quick --timeout 300 \
+	  $(foreach kind,Deprecation PendingDeprecation Future,-W default::$(kind)Warning) $(PYTEST_ARGS)
+
+test-cloud: $(VENV)/slow.installed  ## The tests of stores in your bucket: GROWCACHE_TEST_URL=s3://BUCKET/FOLDER
+	$(BIN)/python -m tests.cloud $(PYTEST_ARGS)
 
 mutants: venv  ## Break every rule of the protocol, one at a time: its test must notice
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
@@ -129,6 +139,15 @@ $(VENV)/bench.installed: $(VENV)/tests.installed
 
 $(VENV)/docs.installed: $(VENV)/tests.installed
 	$(PIP) --group docs
+	@touch $@
+
+$(LOWEST)/installed: $(VENV)/pip.installed pyproject.toml
+	$(PIP) uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip compile --quiet --all-extras --resolution lowest-direct $(LOWEST_ARGS) pyproject.toml -o $(LOWEST)/oldest.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST) $(LOWEST_ARGS) -r $(LOWEST)/oldest.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --constraint $(LOWEST)/oldest.txt --group tests httpx
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable .
 	@touch $@
 
 $(VENV)/release.installed: $(VENV)/pip.installed pyproject.toml

@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 130
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            code = 0 if given.remove else _run_suite(folder, pytest_arguments)
+            code = 0 if given.remove else run_suite(folder, pytest_arguments)
     finally:
-        is_removed = _remove(objects, folder)
+        is_removed = remove(objects, folder)
     return code or (0 if is_removed else 1)
 
 
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_suite(folder: str, pytest_arguments: Sequence[str]) -> int:
+def run_suite(folder: str, pytest_arguments: Sequence[str]) -> int:
     print(
         f"Tests write below {folder}: a few hundred objects, less than 1 MB. All of it is removed at the end.\n"
         f"Were this process killed: {_removal(folder)}",
@@ -71,7 +71,7 @@ def _run_suite(folder: str, pytest_arguments: Sequence[str]) -> int:
                 break
 
 
-def _remove(objects: Objects, folder: str) -> bool:
+def remove(objects: Objects, folder: str) -> bool:
     print(f"Removing {folder} …", flush=True)
     left: Sequence[Kept] = ()
     reason: BaseException | None
