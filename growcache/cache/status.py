@@ -79,6 +79,7 @@ def lease_statuses(
             job=lease.job,
             host=lease.host,
             pid=lease.pid,
+            pid_namespace=lease.pid_namespace,
             command=lease.command,
             age_seconds=max(0.0, now - lease.created),
             shards=len(lease.holding() if lease.open else lease.unfinished()),

@@ -25,6 +25,9 @@ class LeaseStatus:
     open: bool  # whether the reader lives
     seconds_left: float | None = None  # of the hold, once the reader is dead
     generation: int = 0  # of the samples that it reads
+    pid_namespace: int | None = (
+        None  # in which the pid is known; a pod's containers have one each
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,11 @@ class Status:
 
     def to_json(self) -> builtins.bytes:
         return orjson.dumps(self)
+
+    def loop_count(self, job: str) -> int:
+        """Return how many processes read the cache for a job."""
+        open_leases = (lease for lease in self.leases if lease.open and lease.job == job)
+        return len({(one.host, one.pid_namespace, one.pid) for one in open_leases})
 
     @classmethod
     def from_json(cls, data: builtins.bytes) -> Status:

@@ -298,6 +298,8 @@ def _memory(facts: MachineFacts) -> Finding:
 
 def _cores(facts: MachineFacts) -> Finding:
     found = f"{plural(facts.cores, 'core')} for {plural(facts.workers, 'sampler')}"
+    if facts.workers_elsewhere:
+        found += f", and {plural(facts.workers_elsewhere, 'sampler')} on Ray"
     if facts.workers <= facts.cores:
         return Finding("ok", "machine", found)
     expected = "at most one sampler per core"

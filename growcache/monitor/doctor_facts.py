@@ -86,7 +86,8 @@ class DiskFacts:
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     cores: int = 1
-    workers: int = 1
+    workers: int = 1  # on this machine
+    workers_elsewhere: int = 0  # on nodes of a cluster, which have a processor for each
     concurrency: int = 1  # of one worker
     memory_bytes: int = 0  # of the machine, or of the control group
     available_bytes: int = 0

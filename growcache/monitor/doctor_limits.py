@@ -66,7 +66,8 @@ def drawn_per_second(facts: DoctorFacts) -> float | None:
         return None
     supply, busy = min(rates), max(one.cpu_share for one in facts.stores)
     if busy > BUSY_CPU_SHARE:
-        supply *= min(facts.machine.workers, facts.machine.cores)
+        machine = facts.machine
+        supply *= min(machine.workers, machine.cores) + machine.workers_elsewhere
     supply += facts.training.drawn_per_second  # a service that runs has the rest of the link
     if (limit := facts.max_bytes_per_second) is not None and (size := _fetched_bytes(facts)):
         supply = min(supply, limit / size)
@@ -117,9 +118,11 @@ def _cause_of_reads(facts: DoctorFacts, store: StoreFacts) -> _Cause:
     reads = plural(store.concurrency, "read")
     near = (store.first_byte_seconds or 1.0) < NEAR_STORE_SECONDS
     if store.cpu_share > (NEAR_CPU_SHARE if near else BUSY_CPU_SHARE):
-        workers = facts.machine.workers
-        more = f"set sampling.workers to {facts.machine.cores}"
-        few = workers < facts.machine.cores
+        machine = facts.machine
+        few = machine.workers < machine.cores or machine.workers_elsewhere > 0
+        more = f"set sampling.workers to {machine.cores}"
+        if machine.workers_elsewhere:
+            more = "raise sampling.ray.workers"
         return _Cause(
             "cpu",
             "decoding and transform keep a process busy, and the store could give more",

@@ -139,7 +139,7 @@ def _drawn_between(before: Status | None, after: Status | None) -> int:
 
 
 def _readers(status: Status, job: JobStatus) -> int:
-    return max(1, len({one.pid for one in status.leases if one.open and one.job == job.name}))
+    return max(1, status.loop_count(job.name))
 
 
 def measure_disk(config: CacheConfig) -> DiskFacts:
@@ -273,9 +273,9 @@ def measure_machine(config: Config, stores: list[StoreFacts]) -> MachineFacts:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (1 << 20 if one == resource.RLIM_INFINITY else one for one in (soft, hard))
     return MachineFacts(
-        # Nodes of Ray have a processor for each of their samplers.
-        cores=core_count() + sampling.samplers_elsewhere,
-        workers=sampling.samplers,
+        cores=core_count(),
+        workers=sampling.workers,
+        workers_elsewhere=sampling.samplers_elsewhere,
         concurrency=sampling.concurrency,
         memory_bytes=memory_bytes(),
         available_bytes=available_memory_bytes(),

@@ -164,8 +164,8 @@ def wait_share(status: Status, recent: Recently, job: JobStatus) -> float | None
     """Return the share of the recent time that each loop of a job waited for data, on average."""
     if not recent.seconds:
         return None
-    loops = {(lease.host, lease.pid) for lease in status.leases if lease.job == job.name}
-    return min(1.0, recent.waits.get(job.name, 0.0) / recent.seconds / max(1, len(loops)))
+    loops = max(1, status.loop_count(job.name))
+    return min(1.0, recent.waits.get(job.name, 0.0) / recent.seconds / loops)
 
 
 def _fed(status: Status, recent: Recently) -> Answer:

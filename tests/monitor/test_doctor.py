@@ -131,6 +131,16 @@ def test_each_trouble_is_found_with_what_to_do(
     assert found.advice or about == "disk"
 
 
+def test_samplers_on_ray_are_not_counted_among_those_of_this_machine() -> None:
+    machine = with_machine(workers=1, workers_elsewhere=4)
+    (found,) = (one.found for one in find_all(machine) if "core" in one.found)
+    assert found == "8 cores for 1 sampler, and 4 samplers on Ray"
+    busy = replace(STORE, cpu_share=1.0)
+    facts = replace(machine, stores=(busy,))
+    assert drawn_per_second(facts) == 5 * 500.0  # of one process
+    assert find_limit(facts).advice == "raise sampling.ray.workers"
+
+
 def test_a_lower_hard_limit_is_named() -> None:
     (found,) = bad(with_machine(files_limit=64, files_hard_limit=64))
     assert "hard limit" in found.advice
@@ -220,13 +230,17 @@ def test_the_supply_is_bounded_by_every_resource(
 
 def at(delivered: int, waited: float, *pids: int) -> Status:
     job = JobStatus("a", delivered, 1.0, 1, 7, WaitsStatus(1, waited), open=True)
-    leases = [LeaseStatus(str(pid), "a", "h", pid, "", 1.0, 1, True) for pid in pids]
+    leases = [
+        LeaseStatus(str(n), "a", "h", pid, "", 1.0, 1, True, pid_namespace=n)
+        for n, pid in enumerate(pids)
+    ]
     return Status(state="running", jobs=[job], leases=leases, drawn=delivered * 3 // 20)
 
 
 def test_a_jobs_consumption_is_seen_between_two_looks() -> None:
-    found = training_facts(at(1000, 1.0, 1, 2), at(3000, 3.0, 1, 2), 10.0, None)
-    assert (found.consumed_per_second, found.wait_share) == (200.0, 0.1)  # of two ranks
+    found = training_facts(at(1000, 1.0, 7, 7), at(3000, 3.0, 7, 7), 10.0, None)
+    # Of two containers of one pod, in which the ranks have the same pid.
+    assert (found.consumed_per_second, found.wait_share) == (200.0, 0.1)
     assert (found.job, found.service_runs, found.drawn_per_second) == ("a", True, 30.0)
     assert training_facts(None, at(3000, 3.0), 10.0, None).consumed_per_second is None
     assert training_facts(None, None, 10.0, 55.0).given
