@@ -46,7 +46,9 @@ def package_windows(seed: int) -> Task:
     spread = [text[np.linspace(0, len(text) - 1, TEST_WINDOWS).astype(int)] for text in texts]
     test = torch.from_numpy(np.concatenate(spread[:HELD_OUT]))
     training = np.concatenate(texts[HELD_OUT:])
-    return Task(Labelled(training, np.zeros(len(training), np.int64)), Batch(test, test), 0, 0)
+    return Task(
+        Labelled(training, np.zeros(len(training), np.int64)), Batch(test, test), max_bytes=0
+    )
 
 
 def windows(text: Bytes) -> Bytes:

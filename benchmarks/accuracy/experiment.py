@@ -26,7 +26,6 @@ class Task(NamedTuple):
     training: Labelled
     test: Batch
     max_bytes: int
-    shard_samples: int
 
 
 class Place(NamedTuple):
@@ -61,6 +60,15 @@ class Feed(Protocol):
 Arm = Callable[[Place], AbstractContextManager[Feed]]
 
 
+class Delivery(NamedTuple):
+    """The batches of an arm for a seed, and the runs that are trained on them."""
+
+    seed: int
+    task: Callable[[int], Task]
+    arm: Arm
+    runs: Mapping[Run, Recipe]
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """Arms that are trained on the same tasks with paired seeds."""
@@ -77,12 +85,16 @@ class Experiment:
         """The file of its results."""
         return HERE / f"{self.name}.csv"
 
-    def runs(self, seeds: Iterable[int]) -> Iterator[tuple[Run, Variant, Arm]]:
-        """Yield all runs, those of a seed together, so that a stop leaves whole pairs."""
-        for seed, (title, variant), (name, arm) in itertools.product(
-            seeds, self.variants.items(), self.arms.items()
+    def deliveries(self, seeds: Iterable[int]) -> Iterator[Delivery]:
+        """Yield what has to be delivered, seed by seed, so that a stop leaves whole pairs."""
+        recipes: dict[Callable[[int], Task], dict[str, Recipe]] = {}
+        for title, (task, recipe) in self.variants.items():
+            recipes.setdefault(task, {})[title] = recipe
+        for seed, (task, by_title), (name, arm) in itertools.product(
+            seeds, recipes.items(), self.arms.items()
         ):
-            yield Run(title, name, seed), variant, arm
+            runs = {Run(title, name, seed): recipe for title, recipe in by_title.items()}
+            yield Delivery(seed, task, arm, runs)
 
 
 def make_runs(
@@ -96,30 +108,40 @@ def make_runs(
     """Make the runs that the results do not have yet."""
     logging.getLogger("growcache").setLevel(logging.ERROR)  # it warns of reuse and of waits
     done = read_rows(results)
-    for run, (task, recipe), arm in experiment.runs(seeds):
-        if run in done or not chosen(f"{run.experiment}, {run.arm}"):
-            continue
-        if quick:
-            recipe = replace(recipe, steps=QUICK_STEPS, evaluate_every=QUICK_STEPS // 4)
-        began = time.monotonic()
-        value, figures = make_run(run, task(run.seed), recipe, arm, results)
-        took = time.monotonic() - began
-        words = ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
-        print(
-            f"{run.experiment}, {run.arm}, seed {run.seed}: {value:.4g} in {took:.0f} s, {words}",
-            flush=True,
-        )
+    for delivery in experiment.deliveries(seeds):
+        runs = {
+            run: shortened(recipe) if quick else recipe
+            for run, recipe in delivery.runs.items()
+            if run not in done and chosen(f"{run.experiment}, {run.arm}")
+        }
+        if runs:
+            train_runs(delivery._replace(runs=runs), results)
 
 
-def make_run(
-    run: Run, task: Task, recipe: Recipe, arm: Arm, results: Path
-) -> tuple[float, dict[str, float]]:
-    """Train once and append the rows; return the last metric and the other figures."""
+def shortened(recipe: Recipe) -> Recipe:
+    return replace(recipe, steps=QUICK_STEPS, evaluate_every=QUICK_STEPS // 4)
+
+
+def train_runs(delivery: Delivery, results: Path) -> None:
+    """Train the runs of a delivery side by side, on the same batches, and append their rows."""
+    began = time.monotonic()
+    seed, task = delivery.seed, delivery.task(delivery.seed)
+    recipes = list(delivery.runs.values())
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
-        place = Place(task, Path(folder), run.seed, recipe.batch_size)
-        with arm(place) as feed:
-            curve = train(recipe, feed.batches(), task.test, run.seed)
-            points = [(point, feed.egress_bytes()) for point in curve]
+        place = Place(task, Path(folder), seed, recipes[0].batch_size)
+        with delivery.arm(place) as feed:
+            copies = itertools.tee(feed.batches(), len(recipes))
+            curves = [
+                train(recipe, batches, task.test, seed)
+                for recipe, batches in zip(recipes, copies, strict=True)
+            ]
+            found = [(points, feed.egress_bytes()) for points in zip(*curves, strict=True)]
             figures = feed.figures()
-    append_run(results, rows_of(run, points, figures))
-    return points[-1][0].value, figures
+    words = ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
+    took = time.monotonic() - began
+    for number, run in enumerate(delivery.runs):
+        points = [(each[number], egress) for each, egress in found]
+        append_run(results, rows_of(run, points, figures))
+        value = points[-1][0].value
+        print(f"{run.experiment}, {run.arm}, seed {run.seed}: {value:.4g}, {words}", flush=True)
+    print(f"  in {took:.0f} s", flush=True)

@@ -1,13 +1,12 @@
-"""Batches out of a cache that `growcache run` fills, of which the reuse is fixed by its settings.
+"""Batches out of a cache that `growcache run` fills over a link slower than training.
 
-With `min_uses` and `max_reuse` at the same number a shard stays until it was used that often, and is
-used no more than that, however fast samplers and training are. A pass waits for `pass_samples`
-samples that may be used, because passes over the few that have just come would repeat them in consecutive
-steps, as data echoing does.
+How much slower is counted, not timed, so that a busy machine changes no result: before each epoch training waits
+until the samplers have drawn as many samples as such a link brings in the steps that were made.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,42 +21,69 @@ from benchmarks.accuracy.experiment import Place
 from benchmarks.accuracy.training import Batch
 from benchmarks.accuracy.wheels import Labelled
 from benchmarks.measure import Child, write_config
+from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheMissingError
 from growcache.torch import EpochLoader
 
 Settings = Mapping[str, Any]
 START_SECONDS = 300.0
+RUN = "from growcache.__main__ import main\nmain()\n"
+EPOCH_STEPS = 6
+POLL_SECONDS = 0.05
+SETTLED_SECONDS = 0.6  # after which the service has seen what training used
 
 
 @dataclass
 class GrowingFeed:
-    """A loader over a cache, cut into the batches of a step."""
+    """A loader over a cache, of which every epoch waits until the link has brought enough.
+
+    Attributes:
+        first_samples: cached before the first epoch; the link stays that far ahead.
+        link: samples that it brings for each that training takes; infinite: as many as the
+            cache's settings let it; None: training waits for none.
+    """
 
     loader: EpochLoader
     cache: Path
-    batch_size: int
+    first_samples: int
+    link: float | None
+    delivered: int = 0
     pool: list[int] = field(default_factory=list)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches without end, each pass over what is cached by then."""
+        """Yield batches without end."""
         while True:
+            if self.link is not None:
+                self._wait_for_link(self.first_samples + self.delivered * self.link)
             for taken in self.loader:
-                labels = taken["y"].view(-1).long()
-                for start in range(0, len(labels), self.batch_size):
-                    stop = start + self.batch_size
-                    yield Batch(taken["x"][start:stop], labels[start:stop])
+                self.delivered += len(taken["y"])
+                yield Batch(taken["x"], taken["y"].view(-1).long())
             self.pool.append(self.loader.report.cache_samples)
+
+    def _wait_for_link(self, wanted: float) -> None:
+        """Wait until so many samples were drawn, or samplers wait for training to use what is cached."""
+        began = time.time()
+        while read_index(self.cache).totals.drawn < wanted:
+            time.sleep(POLL_SECONDS)
+            if time.time() > began + SETTLED_SECONDS and self._link_waits(began):
+                return
+
+    def _link_waits(self, began: float) -> bool:
+        status = read_status(self.cache)
+        told = status.updated_at or 0.0
+        return status.waiting_reason == "readers" and told > began + SETTLED_SECONDS
 
     def egress_bytes(self) -> int:
         """Return the bytes that samplers have read from the store."""
         return read_status(self.cache).egress_bytes
 
     def figures(self) -> dict[str, float]:
-        """Return what the loader reports, and the mean number of samples of a pass."""
+        """Return what the loader reports, and the mean number of cached samples of a pass."""
         report = self.loader.report
         return {
             "reuse": report.reuse,
+            "reuse_recent": report.reuse_recent,
             "uses_max": report.uses_max,
             "ess_samples": report.ess_samples,
             "cache_samples": float(np.mean(self.pool)) if self.pool else report.cache_samples,
@@ -66,9 +92,19 @@ class GrowingFeed:
 
 @contextmanager
 def growing_feed(
-    place: Place, per_object: int, pass_samples: int, sampling: Settings, cache: Settings
+    place: Place,
+    per_object: int,
+    first_samples: int,
+    sampling: Settings,
+    cache: Settings,
+    link: float | None = None,
+    patch: str = "",
 ) -> Iterator[GrowingFeed]:
-    """Run the service while the block lasts; `pass_samples` is a multiple of the batch's size."""
+    """Run the service while the block lasts.
+
+    Epochs are of a fixed length, so that batches run on from pass to pass and no rest of a pass is dropped.
+    `patch` is code that the service runs first, to take out what no setting turns off.
+    """
     objects, root = place.folder / "objects", place.folder / "cache"
     write_objects(place.task.training, objects, per_object)
     source = {
@@ -83,13 +119,20 @@ def growing_feed(
         {"seed": place.seed, "workers": 1, **sampling},
         {"path": str(root), "max_bytes": place.task.max_bytes, **cache},
     )
-    service = Child.growcache("run", str(config), log=place.folder / "service.log")
+    program = (
+        [sys.executable, "-c", patch + RUN] if patch else [sys.executable, "-m", "growcache"]
+    )
+    service = Child([*program, "run", str(config)], log=place.folder / "service.log")
     try:
-        wait_for_samples(service, root, pass_samples)
+        wait_for_samples(service, root, first_samples)
         with EpochLoader(
-            root, batch_size=pass_samples, min_samples=pass_samples, seed=place.seed
+            root,
+            batch_size=place.batch_size,
+            min_samples=first_samples,
+            samples_per_epoch=EPOCH_STEPS * place.batch_size,
+            seed=place.seed,
         ) as loader:
-            yield GrowingFeed(loader, root, place.batch_size)
+            yield GrowingFeed(loader, root, first_samples, link)
     finally:
         service.interrupt()
 

