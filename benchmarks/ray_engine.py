@@ -25,7 +25,7 @@ TITLES = {
     "ray-data": "Five epochs of shuffled batches",
     "kills": "A cache that is filled while processes are killed",
 }
-OBJECTS = {"throughput": 256, "ray-data": 128, "kills": 64}
+OBJECTS = {"throughput": 256, "ray-data": 128, "kills": 320}
 QUICK_OBJECTS = {"throughput": 48, "ray-data": 32, "kills": 24}
 ROUNDS = {"throughput": 3, "ray-data": 2, "kills": 1}
 KILLS, QUICK_KILLS = 200, 8

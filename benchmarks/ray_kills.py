@@ -29,11 +29,10 @@ from tests.sampling.ray_clusters import RayCluster, ray_cluster
 NODES, SAMPLERS = 2, 8
 NUM_CPUS = NODES / SAMPLERS
 SHARD_SAMPLES = 4  # 256 KiB: Ray sends what is below 100 KB within a message
-IN_FLIGHT_BYTES = 2_000_000
-BYTES_PER_SECOND, UNLIMITED = (
-    "500KB",
-    "10GB",
-)  # the cache must not be whole before the last kill
+IN_FLIGHT_BYTES = 8_000_000  # two groups
+# The cache must not be whole before the last kill, yet a group must end more often than its actor is killed:
+# a service gives up on a group on which 15 samplers were killed.
+BYTES_PER_SECOND, UNLIMITED = "3MB", "10GB"
 WEIGHTS = {"actor": 90, "writer": 5, "node": 5}
 PAUSE_SECONDS = (0.1, 1.7)  # before each kill
 LIMIT_SECONDS, END_SECONDS = 180.0, 10.0

@@ -79,6 +79,7 @@ def ray_cluster(
     folder = tempfile.mkdtemp(prefix="gc-")  # short: a socket's path may have 107 characters
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",  # a busy machine
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
