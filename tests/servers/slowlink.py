@@ -34,6 +34,7 @@ _ROOT = __file__.rsplit("/tests/", 1)[0]
 _METHODS = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 _CHUNK = 1 << 16
 _BURST_SECONDS = 0.02
+_CUT_SECONDS = 0.05  # between two looks at a link that is cut
 _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
@@ -64,6 +65,7 @@ class Faults:
         expired: share of requests that are refused because the credentials have expired.
         truncated: share of requests of which a 206 has half of the bytes that it should have.
         bad_path: requests with this text in their path are answered 503; empty: none.
+        cut: nothing passes in either direction, as if all packets were lost.
         seed: of the dice.
     """
 
@@ -81,6 +83,7 @@ class Faults:
     expired: float = 0
     truncated: float = 0
     bad_path: str = ""
+    cut: bool = False
     seed: int = 0
 
 
@@ -170,6 +173,11 @@ class _Proxy:
         if self._free_at > now:
             await asyncio.sleep(self._free_at - now)
 
+    async def whole(self) -> None:
+        """Wait until the link is not cut."""
+        while self.faults.cut:
+            await asyncio.sleep(_CUT_SECONDS)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.counts.connections += 1
         connection = _Connection(self, reader, writer)
@@ -227,6 +235,7 @@ class _Connection:
         while data := await self.reader.read(_CHUNK):
             if data[:4] in _METHODS and await self.refused(data.partition(b"\r\n")[0]):
                 return
+            await self.proxy.whole()
             to_them.write(data)
             await to_them.drain()
 
@@ -278,6 +287,7 @@ class _Connection:
                 self.sound_bytes -= len(data)
                 if self.sound_bytes < 0 and await self.broken():
                     return
+            await self.proxy.whole()
             await self.proxy.pay(len(data))
             self.proxy.counts.bytes += len(data)
             self.writer.write(data)

@@ -1,0 +1,166 @@
+"""E1: time, egress and disk to a target, beside a link that brings a tenth or a third of what training consumes.
+
+The task is `fragments`. A step takes 40 ms, as on an accelerator, and consumes 64 windows of 4 KiB: 6.6 MB/s. Arms: growcache
+with its defaults and a bound of a tenth of the data; the same with `eviction: none`, a frozen subset; all data in
+memory; a plain DataLoader that reads the same objects by range; and other streaming loaders, each over its own
+format of the samples with the same disk or buffer. Nothing is compressed, in any format.
+`python -m benchmarks.accuracy.to_target`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import benchmarks.accuracy.to_target as about
+from benchmarks.accuracy.far_runs import OWN, Cost, FailedRunError, Far, Loader, far_store
+from benchmarks.accuracy.fragments import WINDOW
+from benchmarks.accuracy.paced.loop import Plan, Record
+from benchmarks.accuracy.paced.place import BATCH
+from benchmarks.accuracy.results import HERE, Run, append_run, read_rows, rows_of
+from benchmarks.accuracy.training import Point
+
+RESULTS = HERE / "to_target.csv"
+STEP_SECONDS = 0.04
+STEPS, EVALUATE_EVERY = 1_500, 25
+QUICK_STEPS = 150
+LIMIT_SECONDS = 300.0
+CONSUMED = BATCH * WINDOW / STEP_SECONDS  # bytes per second
+CACHE_SHARE = 0.1
+SEEDS, RIVAL_SEEDS = 5, 3
+LATE_PERCENT = (
+    5.0  # of a run's time; beyond it the machine was too busy, and the run is repeated
+)
+
+LINKS = {"a tenth": CONSUMED / 10, "a third": CONSUMED / 3}
+UNLIMITED = "no link"
+FULL = "full"
+ARMS = {
+    "growcache": Loader("growcache"),
+    "frozen": Loader("growcache", options={"eviction": "none"}),
+    "DataLoader": Loader("dataloader"),
+}
+RIVALS = {
+    "WebDataset": Loader("webdataset", "libraries", "tar"),
+    "Hugging Face datasets": Loader("huggingface", "libraries", "parquet"),
+    "LitData": Loader("litdata", "libraries", "litdata"),
+    "MosaicML Streaming": Loader("mosaicml", "mosaicml", "mds"),
+    "LanceDB": Loader("lance", "lance", "lance"),
+    "insitubatch": Loader("insitubatch", "insitubatch", "zarr"),
+    "xbatcher": Loader("xbatcher", "insitubatch", "zarr"),
+}
+
+
+class Planned(NamedTuple):
+    """A run to make."""
+
+    run: Run
+    loader: Loader
+    link_bytes: float
+
+
+def planned() -> Iterator[Planned]:
+    """Yield all runs, those of a seed together; full data needs no link and is run once."""
+    for seed in range(SEEDS):
+        yield Planned(Run(UNLIMITED, FULL, seed), Loader("full"), 0)
+        for link, link_bytes in LINKS.items():
+            for arm, loader in ARMS.items():
+                yield Planned(Run(link, arm, seed), loader, link_bytes)
+    for seed in range(RIVAL_SEEDS):
+        for arm, loader in RIVALS.items():
+            yield Planned(Run("a tenth", arm, seed), loader, LINKS["a tenth"])
+
+
+def make(far: Far, one: Planned, plan: Plan, results: Path, writing: threading.Lock) -> None:
+    """Make a run and append its rows; a run of a machine that was too busy is made once more."""
+    bound = round(CACHE_SHARE * far.data_bytes)
+    for last in (False, True):
+        record, cost = far.run(one.loader, plan, one.run.seed, one.link_bytes, bound)
+        found = figures(record, cost)
+        if last or found["late_percent"] <= LATE_PERCENT:
+            break
+    found["store_bytes"] = far.converted_bytes(one.loader)
+    points = [
+        (Point(step, at, value), cost.bytes_at(record.began + at))
+        for step, at, value in record.points
+    ]
+    rows = rows_of(one.run, points, found)
+    with writing:
+        append_run(results, rows)
+        print(
+            f"{', '.join(map(str, one.run))}: {rows[-1].metric:.2f} {json.dumps(found)}",
+            flush=True,
+        )
+
+
+def figures(record: Record, cost: Cost) -> dict[str, float]:
+    """Return the other figures of a run."""
+    asked, waits, samples, fresh = zip(*record.steps, strict=True)
+    seconds = record.points[-1][1]
+    return {
+        "first_batch_seconds": round(waits[0], 2),
+        "wait_percent": round(100 * sum(waits) / seconds, 2),
+        "late_percent": round(100 * record.late_seconds / seconds, 2),
+        "delivered": sum(samples),
+        "distinct": sum(fresh),
+        "requests": cost.sent[-1][2],
+        "disk_bytes": cost.disk_bytes,
+        "memory_bytes": cost.memory_bytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=about.__doc__)
+    parser.add_argument("--quick", action="store_true", help="a seed of few steps, not kept")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0 on")
+    parser.add_argument("--arms", default="*", help="a pattern of 'link, arm'")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--environments", type=Path, help="where other loaders are installed")
+    given = parser.parse_args()
+    plan = Plan(STEPS, LIMIT_SECONDS, STEP_SECONDS, EVALUATE_EVERY, "")
+    seeds, results = given.seeds, RESULTS
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as scratch:
+        if given.quick:
+            plan = replace(plan, steps=QUICK_STEPS, seconds=60.0)
+            seeds, results = 1, Path(scratch) / "quick.csv"
+        done = read_rows(results)
+        wanted = [
+            one
+            for one in planned()
+            if one.run not in done
+            and one.run.seed < seeds
+            and fnmatch(f"{one.run.experiment}, {one.run.arm}", given.arms)
+        ]
+        with far_store(given.environments or Path(scratch) / "environments") as far:
+            make_all(far, wanted, replace(plan, test=str(far.test)), results, given.jobs)
+
+
+def make_all(far: Far, wanted: list[Planned], plan: Plan, results: Path, jobs: int) -> None:
+    """Make the runs, so many side by side; one that fails is named, and left for the next time."""
+    for loader in {one.loader.module: one.loader for one in wanted}.values():
+        if loader.format is not None and loader.environment != OWN:
+            seconds = far.convert(loader)
+            print(f"converted for {loader.module} in {seconds:.1f} s", flush=True)
+    writing = threading.Lock()
+
+    def attempt(one: Planned) -> None:
+        try:
+            make(far, one, plan, results, writing)
+        except FailedRunError as error:
+            print(f"{one.run}: {error}", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(attempt, wanted))
+
+
+if __name__ == "__main__":
+    main()
