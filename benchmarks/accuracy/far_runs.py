@@ -13,10 +13,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Loader(NamedTuple):
     module: str
     environment: str = OWN
     format: str | None = None
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Far:
                 folder,
                 disk_bytes,
                 seed,
-                loader.options,
+                dict(loader.options),
             )
             words = [
                 "run",
@@ -207,7 +208,7 @@ def _blocks(folder: Path) -> int:
     for home, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                total += 512 * os.lstat(os.path.join(home, name)).st_blocks
+                total += 512 * (Path(home) / name).lstat().st_blocks
     return total
 
 
@@ -232,7 +233,7 @@ def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
             stderr=sink,
             env=_environment(),
             cwd=ROOT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         yield process

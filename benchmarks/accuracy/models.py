@@ -67,7 +67,7 @@ class Histograms(nn.Module):
         return torch.log1p(counts.view(len(values), -1).float())
 
 
-def sources_model(seed: int) -> nn.Module:
+def sources_model(seed: int) -> nn.Sequential:
     """Return a perceptron of 149,000 weights for windows of bytes, 20 classes."""
     torch.manual_seed(seed)
     return nn.Sequential(

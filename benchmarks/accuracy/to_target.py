@@ -104,7 +104,7 @@ def make(far: Far, one: Planned, plan: Plan, results: Path, writing: threading.L
 
 def figures(record: Record, cost: Cost) -> dict[str, float]:
     """Return the other figures of a run."""
-    asked, waits, samples, fresh = zip(*record.steps, strict=True)
+    _, waits, samples, fresh = zip(*record.steps, strict=True)
     seconds = record.points[-1][1]
     return {
         "first_batch_seconds": round(waits[0], 2),
