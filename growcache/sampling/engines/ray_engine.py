@@ -12,34 +12,23 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from growcache.config_ray import LOCAL, RayConfig
 from growcache.sampling.engines import SamplerEnd
 from growcache.sampling.engines.child import EngineProcess
+from growcache.sampling.engines.ray_folder import RayFolder
 from growcache.sampling.messages import Message, refusal_error
 from growcache.usercode import printable
 
 _log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.5, 15.0  # between starts of the writer
-FOLDER_PREFIX = "gc-ray-"
-MOST_FOLDER_CHARACTERS = 25  # of the one above it
 STOP_SECONDS = 5.0  # for an actor's last report
 KILLED = SamplerEnd(-signal.SIGKILL, "its writer process ended")
 
 OnMessage = Callable[[Message], None]
-
-
-def _new_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for Ray's files, with a short name: the path of a socket may have 107 characters."""
-    usual = tempfile.gettempdir()
-    above = usual if len(usual) <= MOST_FOLDER_CHARACTERS else "/tmp"
-    return tempfile.TemporaryDirectory(
-        prefix=FOLDER_PREFIX, dir=above, ignore_cleanup_errors=True
-    )
 
 
 def _ray_variables(config: RayConfig) -> dict[str, str]:
@@ -189,7 +178,7 @@ class RayEngine:
         self._starting = asyncio.Lock()
         self._backoff = FIRST_BACKOFF_SECONDS
         # Of a Ray of its own.
-        self._folder = _new_folder() if config.address == LOCAL else None
+        self._folder = RayFolder() if config.address == LOCAL else None
 
     async def start(self, number: int, on_message: OnMessage) -> RaySampler:
         seconds = FIRST_BACKOFF_SECONDS
@@ -212,7 +201,7 @@ class RayEngine:
         if self._writer is not None:
             await self._writer.stop()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
 
     async def _running_writer(self) -> WriterProcess:
         async with self._starting:
@@ -221,7 +210,7 @@ class RayEngine:
                     await asyncio.sleep(self._backoff)
                     self._backoff = min(LONGEST_BACKOFF_SECONDS, 2 * self._backoff)
                 self._writer = WriterProcess(self._noticed, self._await_cluster)
-                folder = None if self._folder is None else self._folder.name
+                folder = None if self._folder is None else self._folder.path
                 setup = {**self._setup, "folder": folder}
                 variables = _ray_variables(self._config)
                 await self._writer.start(setup, variables, self._on_stderr)

@@ -45,6 +45,7 @@ class Shared:
     writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by permit
     nodes: dict[int, str] = field(default_factory=dict)  # with their versions, by slot
     pending: set[int] = field(default_factory=set)  # slots whose actors have not started
+    silent: set[str] = field(default_factory=set)  # the cluster, while it does not answer
 
     def note_pending(self, slot: int) -> None:
         self.pending.add(slot)
@@ -54,9 +55,17 @@ class Shared:
         self.pending.discard(slot)
         self._say()
 
+    def note_silence(self, silent: bool) -> None:
+        self.silent.clear()
+        if silent:
+            self.silent.add(self.config.cluster)
+        self._say()
+
     def _say(self) -> None:
         event = ""
-        if self.pending:
+        if self.silent:
+            event = f"{self.config.cluster} to answer"
+        elif self.pending:
             event = (
                 f"a node of Ray with room for a sampler ({_needs_words(self.config)}; "
                 f"{len(self.pending)} of {self.config.workers} do not run)"

@@ -29,6 +29,7 @@ import ray
 from growcache.config import Config
 from growcache.errors import GrowcacheError
 from growcache.sampling.delivery import IncomingFiles
+from growcache.sampling.engines.cluster_watch import reason_to_reconnect
 from growcache.sampling.engines.in_flight import InFlightBytes
 from growcache.sampling.engines.library_versions import VersionTable, installed_versions
 from growcache.sampling.engines.permit_copies import CopiedPermit, PermitCopies
@@ -38,7 +39,6 @@ from growcache.sampling.engines.sent_code import SentCode, send_code
 from growcache.sampling.messages import Message, refusal_message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
-MEMBER_SECONDS = 5.0  # between looks whether the node of this machine lives
 COPY_SECONDS = 1.0  # between looks for slow permits
 THREADS = 64  # that fetch and write shards; some may hang in Ray
 LEAVE_SECONDS = 8.0  # for Ray to disconnect
@@ -90,7 +90,7 @@ class Writer:
         await asyncio.to_thread(self._connect)
         self._connected = True
         shared = self._share(code, files)
-        tasks = [self._copy_slow_permits(shared.copies), self._leave_a_dead_node()]
+        tasks = [self._copy_slow_permits(shared.copies), self._leave_a_lost_cluster(shared)]
         running = [asyncio.create_task(task) for task in tasks]
         while (message := await inbox.get()) is not None:
             self._react(message, shared)
@@ -184,14 +184,11 @@ class Writer:
                     slow.slots.add(link.slot)
                     link.send(slow.message)
 
-    async def _leave_a_dead_node(self) -> None:
-        """End where Ray's node of this machine died, because the next writer can connect to another one."""
-        while True:
-            await asyncio.sleep(MEMBER_SECONDS)
-            with suppress(Exception):  # without a head nobody knows; Ray ends this process then
-                if not await asyncio.to_thread(is_member):
-                    sys.stderr.write("the Ray node of this machine died\n")
-                    self._leave(1)
+    async def _leave_a_lost_cluster(self, shared: Shared) -> None:
+        """End, because only the next writer can connect to another node or head."""
+        reason = await reason_to_reconnect(is_member, shared.note_silence)
+        sys.stderr.write(f"{reason}\n")
+        self._leave(1)
 
     def _other_link(self, slot: int) -> ActorLink | None:
         """Return another sampler, on another node if there is one."""

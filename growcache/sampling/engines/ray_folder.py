@@ -1,0 +1,48 @@
+"""The folder of a Ray that a service starts for itself, and what killed services left of theirs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from growcache.cache.locks import FileLock, is_locked
+
+PREFIX = "gcray-"
+MOST_PARENT_CHARACTERS = 25  # the path of a socket in it may have 107
+LEFT_SECONDS = 60.0  # a folder that has no lock yet is younger
+
+
+class RayFolder:
+    """A temporary folder, locked while this process lives."""
+
+    def __init__(self) -> None:
+        usual = tempfile.gettempdir()
+        parent = Path(usual if len(usual) <= MOST_PARENT_CHARACTERS else "/tmp")
+        for left in _left_folders(parent, time.time()):
+            shutil.rmtree(left, ignore_errors=True)
+        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+        self._lock = FileLock.of_directory(Path(self.path), 0.0)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _left_folders(parent: Path, now: float) -> Iterator[Path]:
+    """Yield this user's folders of services that were killed with their writers."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            is_old = found.st_mtime < now - LEFT_SECONDS
+            if (
+                path.is_dir()
+                and found.st_uid == os.geteuid()
+                and is_old
+                and not is_locked(path)
+            ):
+                yield path
