@@ -37,6 +37,7 @@ from growcache.formats.grids import Samples, hulls_of
 from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array
 from growcache.store.contract import Entry
+from growcache.usercode import printable
 
 _OPTIONS = ("channels", "window", "stride", "edge", "phase", "dtype")
 _DTYPES = ("float32", "float64", "stored")
@@ -189,7 +190,7 @@ def _taken(
     for name in channels or ():
         if name not in named:
             raise FormatError(
-                f"{entry.key}: expected a signal {name!r}, found {', '.join(named)[:160]}",
+                f"{entry.key}: expected a signal {name!r}, found {printable(', '.join(named)[:160])}",
                 code="GC303",
             )
     taken = tuple(signals) if channels is None else tuple(named[name] for name in channels)
@@ -198,7 +199,7 @@ def _taken(
         shown = ", ".join(f"{name}: {count}" for count, name in counts.items())
         raise FormatError(
             f"{entry.key}: expected signals of one sampling rate, found samples a record of "
-            f"{shown[:160]}; name some in source.options.channels",
+            f"{printable(shown[:160])}; name some in source.options.channels",
             code="GC303",
         )
     if not taken or not taken[0].samples:

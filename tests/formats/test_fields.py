@@ -49,8 +49,10 @@ def parquet(rows: int, gone: int | None = None) -> Callable[..., bytes]:
         for values in table.values():
             if gone is not None:
                 values[gone] = None
+        # Before pyarrow 26 no null can be written among lists of a fixed length.
+        lengths = {n: -1 if gone is not None else a.shape[-1] for n, a in arrays.items()}
         types = {
-            name: pa.list_(pa.int64(), array.shape[1]) if array.ndim > 1 else pa.int64()
+            name: pa.list_(pa.int64(), lengths[name]) if array.ndim > 1 else pa.int64()
             for name, array in arrays.items()
         }
         columns = {name: pa.array(values, types[name]) for name, values in table.items()}
