@@ -55,6 +55,9 @@ ROOT = Path(__file__).parent.parent
 PATHS = {
     "start": "start/index.md",
     "epochs": "guides/epochs.md",
+    "resuming": "guides/resuming.md",
+    "gpus": "guides/gpus.md",
+    "augmentation": "guides/augmentation.md",
     "choosing": "guides/choosing.md",
     "own_code": "guides/own_code.md",
     "formats": "reference/formats.md",
@@ -137,7 +140,15 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "page", [pytest.param("epochs", marks=pytest.mark.slow), "not_offered", "start"]
+    "page",
+    [
+        *(
+            pytest.param(page, marks=pytest.mark.slow)
+            for page in ("epochs", "resuming", "gpus", "augmentation")
+        ),
+        "not_offered",
+        "start",
+    ],
 )
 def test_the_code_for_pytorch_runs(home: Path, page: str) -> None:
     pytest.importorskip("torch")
