@@ -54,6 +54,7 @@ from tests.tables import DOCS
 ROOT = Path(__file__).parent.parent
 PATHS = {
     "start": "start/index.md",
+    "faq": "faq.md",
     "epochs": "guides/epochs.md",
     "resuming": "guides/resuming.md",
     "gpus": "guides/gpus.md",
