@@ -1,9 +1,13 @@
 """How Sphinx builds the site: `make docs`."""
 
+import os
 from importlib.metadata import version as version_of
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
+
+# Autodoc imports TensorFlow, which has much to say.
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 project = "growcache"
 author = "The growcache authors"
@@ -28,6 +32,7 @@ default_role = "py:obj"
 maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 html_theme = "pydata_sphinx_theme"
 html_title = "growcache"
