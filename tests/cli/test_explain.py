@@ -16,7 +16,7 @@ from growcache.secrecy import HIDDEN, remember_secrets
 from tests.cli.terminals import ROOT
 from tests.tables import DOCS
 
-PAGE = DOCS / "errors.md"
+PAGE = DOCS / "reference/errors.md"
 # Every code that was ever released, and its title.
 KNOWN = ROOT / "tests" / "golden" / "error_codes.json"
 
