@@ -1,1 +1,1 @@
-"""Programs that measure the figures in the README; see docs/contributing/index.md."""
+"""Programs that measure the figures in the README; see docs/reference/benchmark_programs.md."""
