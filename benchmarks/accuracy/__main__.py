@@ -12,7 +12,8 @@ from pathlib import Path
 import benchmarks.accuracy as about
 from benchmarks.accuracy import cache_size, hard_case, reuse
 from benchmarks.accuracy.experiment import Experiment, make_runs
-from benchmarks.accuracy.results import Run, read_rows
+from benchmarks.accuracy.page import write_tables
+from benchmarks.accuracy.results import HERE, Run, read_rows
 from benchmarks.accuracy.tables import markdown
 
 EXPERIMENTS = {one.EXPERIMENT.name: one.EXPERIMENT for one in (reuse, hard_case, cache_size)}
@@ -33,11 +34,19 @@ def main() -> None:
     parser.add_argument(
         "--tables", action="store_true", help="print the results, and run nothing"
     )
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help="write the pictures and tables of docs/evidence.md from the results, and run nothing",
+    )
     given = parser.parse_args()
     if unknown := set(given.names) - EXPERIMENTS.keys():
         parser.error(
             f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
         )
+    if given.figures:
+        write_evidence()
+        return
     # A benchmark that is told to end must unwind, or the service outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in given.names or EXPERIMENTS:
@@ -45,6 +54,14 @@ def main() -> None:
             measure(EXPERIMENTS[name], given.seeds, given.arms, quick=given.quick)
         if not given.quick:
             show(EXPERIMENTS[name])
+
+
+def write_evidence() -> None:
+    from benchmarks.accuracy import figures  # needs matplotlib
+
+    write_tables()
+    for name in figures.FIGURES:
+        figures.draw(name, read_rows(HERE / f"{name}.csv"))
 
 
 def measure(experiment: Experiment, seeds: int | None, arms: str, *, quick: bool) -> None:
