@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.terminal_theme import TerminalTheme
 
 from growcache.cache.status import read_status
@@ -71,18 +71,19 @@ def watched(cache: Path) -> tuple[Status, StatusHistory]:
 
 
 def as_svg(status: Status, history: StatusHistory) -> str:
+    return terminal_svg(StatusPicture(status, history), "growcache run growcache.yaml", "run")
+
+
+def terminal_svg(shown: RenderableType, title: str, unique_id: str) -> str:
     console = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True)
-    console.print(StatusPicture(status, history))
+    console.print(shown)
     # Without the fonts that Rich would have a browser load from elsewhere.
     head, _, rest = CONSOLE_SVG_FORMAT.partition("    @font-face")
     style = rest[rest.index("    .{unique_id}-matrix") :].replace(
         "Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono"
     )
     svg = console.export_svg(
-        title="growcache run growcache.yaml",
-        theme=THEME,
-        code_format=head + style,
-        unique_id="run",
+        title=title, theme=THEME, code_format=head + style, unique_id=unique_id
     )
     svg = re.sub(r'x="([\d.]+)"([^>]*) textLength="([\d.]+)"([^>]*)>((?:&#160;)+)', _moved, svg)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
