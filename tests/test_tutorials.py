@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def test_the_demo_writes_copies_whose_links_lead_somewhere(
     assert main(["demo", "--notebook", "--keep", str(copies)]) == 2
 
 
+def test_the_package_brings_all_of_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    homes = {f"docs/tutorials/{path.name}": path.name for path in NOTEBOOKS}
+    assert included == {home: f"growcache/tutorials/{name}" for home, name in homes.items()}
+
+
 def links_of(path: Path) -> list[str]:
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     return [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
@@ -81,7 +89,7 @@ def links_of(path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_trains_a_model_that_learns(
@@ -97,7 +105,7 @@ def test_it_trains_a_model_that_learns(
     notebook.cells.append(nbformat.v4.new_code_cell(check))
     nbclient.NotebookClient(
         notebook,
-        timeout=200,
+        timeout=300,
         skip_cells_with_tag=SKIPPED,
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
