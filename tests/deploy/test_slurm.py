@@ -95,6 +95,16 @@ def test_a_job_that_ends_leaves_nothing_on_the_disks(slurm: Cluster) -> None:
     assert [list(slurm.disk_of(node).iterdir()) for node in NODES] == [[]] * len(NODES)
 
 
+def test_a_cancelled_job_leaves_nothing_on_the_disks(slurm: Cluster) -> None:
+    pytest.importorskip("torch")
+    job = submit(slurm, "--batch-size=8", "--min-samples=64", "--steps=1000000")
+    wait_for(slurm, job, lambda text: text.count("epoch ") >= 1)
+    slurm.run("scancel", job)
+    wait_for(slurm, job, lambda text: slurm.state(job) == "CANCELLED")
+    left = [path for node in NODES for path in slurm.disk_of(node).iterdir()]
+    assert not left
+
+
 def test_a_wrong_configuration_ends_the_job(slurm: Cluster) -> None:
     job = submit(slurm, "--steps=30")
     (slurm.folder / "growcache.yaml").write_text("source: {}\n")
