@@ -113,6 +113,7 @@ class Block:
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
     )
+    thread: int = 0  # the kernel's number of the thread that made it; 0 of another process
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 

@@ -62,20 +62,21 @@ MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth i
 
 
 class GatherChoice:
-    """Measures stalls: a thread that neither runs nor reads from disk waits for the interpreter's lock."""
+    """Measures stalls: a thread that could run, and does not read from disk, waits for the interpreter's lock."""
 
     def __init__(self) -> None:
         self._votes = 0
-        self._begin(None)
+        self._begin(None, 0)
 
-    def _begin(self, now: float | None) -> None:
-        self._began = now
+    def _begin(self, now: float | None, thread: int) -> None:
+        self._began, self._thread = now, thread
+        self._delayed = run_delay_seconds(thread)
         self._making = self._stalled = 0.0
         self._batches = 0
 
     def wants_process(self, now: float, block: Block) -> bool:
-        if self._began is None:
-            self._begin(now)
+        if self._began is None or self._thread != block.thread:
+            self._begin(now, block.thread)
             return False
         self._making += block.seconds
         self._stalled += block.stalled_seconds
@@ -83,20 +84,32 @@ class GatherChoice:
         elapsed = now - self._began
         if elapsed < WINDOW_SECONDS or self._batches < MIN_BATCHES:
             return False
+        # A process would wait for a processor, too.
+        delayed = run_delay_seconds(self._thread) - self._delayed
+        stalled = max(0.0, self._stalled - delayed)
         stalls = (
-            self._stalled >= MIN_STALLED_SHARE * self._making
-            and self._stalled >= MIN_STALLED_TIME * elapsed
+            stalled >= MIN_STALLED_SHARE * self._making
+            and stalled >= MIN_STALLED_TIME * elapsed
         )
         self._votes = self._votes + 1 if stalls else 0
         if self._votes < VOTES:
-            self._begin(now)
+            self._begin(now, block.thread)
             return False
         _log.info(
             "the thread that makes batches stalls %.0f %% of its time on the interpreter's lock: "
             "a gather process takes over",
-            100 * self._stalled / max(1e-9, self._making),
+            100 * stalled / max(1e-9, self._making),
         )
         return True
+
+
+def run_delay_seconds(thread: int) -> float:
+    """Return for how long a thread of this process was ready to run, and had no processor; 0 if unknown."""
+    try:
+        _, nanoseconds, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(nanoseconds) / 1e9
 
 
 def may_switch_to_process(options: LoaderOptions) -> bool:

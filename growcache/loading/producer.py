@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -255,6 +256,7 @@ class Producer:
         with self._clock.timed(self._copies):
             block = self._assembler.finish(epoch)
         block.seconds, block.stalled_seconds = self._clock.restart()
+        block.thread = threading.get_native_id()
         # Not timed, because `batch_transform` runs in this thread with a gather process as well.
         wanted = functools.partial(self._demand.wants, epoch)
         finished = self._finish is None or self._finish(block, wanted)

@@ -7,8 +7,12 @@ import itertools
 import logging
 import os
 import resource
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +24,7 @@ from hypothesis import strategies as st
 
 from growcache.loading import blocks, gather_process
 from growcache.loading.framework import NUMPY, ParallelCopies
-from growcache.loading.gather_process import GatherChoice
+from growcache.loading.gather_process import GatherChoice, run_delay_seconds
 from growcache.loading.options import Gather
 from growcache.loading.producer import GatherClock
 from growcache.numpy import EpochLoader
@@ -36,7 +40,7 @@ WINDOW = gather_process.WINDOW_SECONDS
 def block(seconds: float, stalled: float, batches: int = 8) -> Any:
     """A block that took so long to gather, of which the thread stalled for a share."""
     made = Mock(seconds=seconds, stalled_seconds=seconds * stalled)
-    made.marks = range(batches)
+    made.marks, made.thread = range(batches), 0
     return made
 
 
@@ -80,6 +84,37 @@ def test_a_window_without_enough_batches_goes_on() -> None:
 def test_a_loop_that_pauses_for_long_decides_nothing() -> None:
     choice = GatherChoice()
     assert not any(choice.wants_process(100.0 * n, STALLED) for n in range(10))
+
+
+def test_a_wait_for_a_processor_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = itertools.count()
+    monkeypatch.setattr(
+        gather_process, "run_delay_seconds", lambda thread: 0.3 * WINDOW * next(delays)
+    )
+    assert not any(decisions(*[STALLED] * 9))
+
+
+def test_the_kernel_tells_for_how_long_a_thread_had_no_processor() -> None:
+    """Two threads of the same processor, one of them in another process."""
+
+    def delay() -> float:
+        thread, cpu = threading.get_native_id(), min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpu})
+        before, until = run_delay_seconds(thread), time.monotonic() + 0.3
+        with subprocess.Popen([sys.executable, "-SEc", BUSY, str(cpu)]) as other:
+            while time.monotonic() < until:
+                pass
+            other.kill()
+        return run_delay_seconds(thread) - before
+
+    if not run_delay_seconds(threading.get_native_id()):
+        pytest.skip("this kernel does not say")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(delay).result() > 0.02
+    assert run_delay_seconds(0) == 0.0
+
+
+BUSY = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
 def stalled_share(gather: Callable[[], object]) -> float:
