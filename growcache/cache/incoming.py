@@ -155,12 +155,12 @@ class ShardChecksum:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedShard:
+class PackedShard:
     files: list[EncodedFile]
     facts: dict[str, Any]  # arguments of Sidecar about the files
 
 
-def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> EncodedShard:
+def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -> PackedShard:
     module = CACHE_FORMATS[cache_format]
     files: list[EncodedFile] = module.encode(schema, samples)
     facts = {
@@ -172,7 +172,7 @@ def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -
         "files": tuple(map(file_without_checksum, files)),
         "cache_format": cache_format,
     }
-    return EncodedShard(files, facts)
+    return PackedShard(files, facts)
 
 
 BATCH_BYTES = 4 << 20  # that one call writes

@@ -196,25 +196,16 @@ class StatusBuilder:
         catalogs: list[str],
         ended_by: str | None,
     ) -> Status:
-        cache, totals = self._cache, self._cache.totals()
+        cache, now = self._cache, time.monotonic()
         fields = self._process | cache_fields(cache)
-        now = time.monotonic()
-        samplers_event = "" if any(slot.ready for slot in pool.slots) else pool.waiting_for
-        self._samples.note(now, totals.drawn)
+        self._samples.note(now, cache.totals().drawn)
         self._bytes.note(now, self._budget.spent)
         if stopped:
             waiting = Waiting("stopped")
         elif disk_full:
             waiting = Waiting("waiting", f"{DISK_EVENT}: it is full", "disk")
-        elif samplers_event and not cache.meta.complete:
-            waiting = Waiting("waiting", printable(samplers_event), "cluster")
-        elif dispatcher is None:
-            silent_store = self._silent_store(now)
-            reason: WaitReason = "store" if silent_store else "start"
-            waiting = Waiting("waiting", printable(silent_store or startup_event), reason)
         else:
-            silent_store = self.silences[SAMPLERS].waiting_for(now)
-            waiting = self._waiting(dispatcher, printable(silent_store))
+            waiting = self._waiting(dispatcher, pool, startup_event, now)
         identity = cache.meta.identity
         return Status(
             **fields | {"pid": None if stopped else self._process["pid"]},
@@ -258,7 +249,20 @@ class StatusBuilder:
             ended_by=ended_by,
         )
 
-    def _waiting(self, dispatcher: Dispatcher, silent_store: str) -> Waiting:
+    def _waiting(
+        self, dispatcher: Dispatcher | None, pool: SamplerPool, startup_event: str, now: float
+    ) -> Waiting:
+        samplers_event = "" if any(slot.ready for slot in pool.slots) else pool.waiting_for
+        if samplers_event and not self._cache.meta.complete:
+            return Waiting("waiting", printable(samplers_event), "cluster")
+        if dispatcher is None:
+            silent_store = self._silent_store(now)
+            reason: WaitReason = "store" if silent_store else "start"
+            return Waiting("waiting", printable(silent_store or startup_event), reason)
+        silent_store = self.silences[SAMPLERS].waiting_for(now)
+        return self._waiting_of_permits(dispatcher, printable(silent_store))
+
+    def _waiting_of_permits(self, dispatcher: Dispatcher, silent_store: str) -> Waiting:
         complete, verdict = self._cache.meta.complete, dispatcher.verdict
         refused, writes = dispatcher.breaker.waiting_for, dispatcher.writes
         if refused and not complete:
