@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.noise import random_samples
 from growcache.cache.formats.encoding import EncodedFile
 from growcache.cache.incoming import (
-    EncodedShard,
+    PackedShard,
     bytes_to_reserve,
     encode_shard,
     write_incoming,
@@ -78,11 +78,11 @@ class SyntheticCache(Filled):
                 ]
                 self.cache.commit(PERMIT, [future.result() for future in futures])
 
-    def _encoded(self, arrays: Array) -> EncodedShard:
+    def _encoded(self, arrays: Array) -> PackedShard:
         packed = encode_shard(self.format, self.schema, [{"x": array} for array in arrays])
         return replace(packed, files=[_at_hand(file) for file in packed.files])
 
-    def _sidecar(self, number: int, packed: EncodedShard) -> Sidecar:
+    def _sidecar(self, number: int, packed: PackedShard) -> Sidecar:
         samples = packed.facts["samples"]
         origins = Origins(
             keys=(f"object-{number}",),

@@ -413,7 +413,7 @@ def test_a_running_loader_takes_the_newest_generation_that_has_enough(tmp_path: 
 
 @pytest.mark.mutant(
     3,
-    "growcache.loading.windows:PassOpener._take",
+    "growcache.loading.windows:PassOpener._wait_and_take",
     "in_a_generation(options.root, attempt)",
     "attempt()",
 )
