@@ -32,7 +32,7 @@ from growcache.config import (
 )
 from growcache.config_ray import RayConfig
 from growcache.config_source import FieldConfig, LabelsConfig, ManifestConfig, WeightedSource
-from growcache.errors import ConfigError
+from growcache.errors import ConfigError, ErrorCode
 from growcache.schema import is_utf8
 from growcache.secrecy import (
     hide_secrets,
@@ -82,7 +82,9 @@ def load_config(
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain_validation_error(error, label)) from None
+        unknown = error.errors()[0]["type"] == "extra_forbidden"
+        code: ErrorCode = "GC102" if unknown else "GC101"
+        raise ConfigError(explain_validation_error(error, label), code=code) from None
 
 
 MODELS_BY_PLACE: dict[tuple[int | str, ...], type[BaseModel]] = {

@@ -95,6 +95,15 @@ def code_hint(code: str) -> str:
     return f"({code}; growcache explain {code})"
 
 
+def coded_text(error: BaseException) -> str:
+    """Return the message for a status, a log or a list of reasons, where the bare code is enough.
+
+    >>> coded_text(CacheFullError("no room")), coded_text(KeyError("x"))
+    ('no room (GC411)', "'x'")
+    """
+    return f"{error} ({error.code})" if isinstance(error, GrowcacheError) else str(error)
+
+
 class ConfigError(GrowcacheError, ValueError):
     """A configuration, argument or URL that is not valid."""
 

@@ -37,7 +37,8 @@ from growcache.formats.base import Measure, Visit
 from growcache.formats.contiguous import ArrayLayout, read_samples
 from growcache.formats.grids import ArrayGrid, AxisGrid
 from growcache.loading.plan import window_samples
-from growcache.loading.report import WAIT_SHARE, WARN_REUSE, Report
+from growcache.loading.report import WAIT_SHARE, Report
+from growcache.loading.report_table import WARN_REUSE
 from growcache.numpy import EpochLoader
 from growcache.sampling import sampler_pool
 from growcache.sampling.label_table import parse_table

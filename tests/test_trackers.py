@@ -93,6 +93,18 @@ def test_a_report_is_a_table_in_a_notebook_and_text_stays_text() -> None:
     assert "&lt;script&gt;" in table
 
 
+def test_the_table_of_a_report_begins_with_what_needs_a_person() -> None:
+    table = Report(
+        skipped=3, reuse_recent=5.0, limited_by="cache", wait_seconds=9
+    )._repr_html_()
+    places = [
+        table.index(text) for text in ("3 samples of damaged", "5.0 times", "waited 9.0 s")
+    ]
+    assert sorted(places) == places
+    assert places[-1] < table.index("<th")
+    assert "⚠" not in Report()._repr_html_()
+
+
 @pytest.mark.torch
 def test_the_front_door_needs_no_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     import growcache.torch

@@ -132,8 +132,10 @@ def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, CacheError):
             raise
-        kind = CacheFullError if error.errno == errno.ENOSPC else ConfigError
-        raise kind(f"cannot write {out}: {error.strerror}; nothing was copied") from None
+        said = f"cannot write {out}: {error.strerror}; nothing was copied"
+        if error.errno == errno.ENOSPC:
+            raise CacheFullError(said) from None
+        raise ConfigError(said, code="GC106") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)  # after the rename it is not there
 

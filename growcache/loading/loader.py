@@ -278,7 +278,9 @@ class Loader:
         options = self.options
         samples = options.samples_per_epoch
         if options.fixed:
-            view = wait_for_samples(options.root, options.min_samples, complete=True)
+            view = wait_for_samples(
+                options.root, options.min_samples, complete=True, rank=options.ranks.rank
+            )
             samples = view.totals.samples
         return None if samples is None else options.rank_share(samples)
 

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,11 +30,11 @@ from growcache.cache.reader_lease import COUNTERS_SECONDS
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError
 from growcache.loading.framework import Integers
+from growcache.loading.report_table import WARN_REUSE, report_table
 from growcache.loading.service_watch import ServiceWatches
 from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
 
-WARN_REUSE = 4.0
 SMALL_VISIT_BYTES = 1_000_000  # below, a request takes longer to begin than to be answered
 WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
 
@@ -108,13 +107,8 @@ class Report:
         }
 
     def _repr_html_(self) -> str:
-        """Return a table for a cell of a notebook."""
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(name.replace('_', ' '))}</th>"
-            f"<td style='text-align:right'>{escape(_shown(name, getattr(self, name)))}</td></tr>"
-            for name in (field.name for field in fields(self))
-        )
-        return f"<table><caption>{escape(str(self))}</caption>{rows}</table>"
+        """Return a table for a cell of a notebook, warnings first."""
+        return report_table(self)
 
     def __str__(self) -> str:
         covered = "" if self.coverage_samples is None else f", {self.coverage_samples:.1%} seen"
@@ -124,25 +118,6 @@ class Report:
             f"reuse {self.reuse:.2f}{covered}, age {self.age_seconds_mean:.0f} s, "
             f"waited {self.wait_seconds:.2f} s, limited by {self.limited_by}{skipped}"
         )
-
-
-def _shown(name: str, value: object) -> str:
-    """Return a value of the report for people.
-
-    >>> _shown("coverage_samples", 0.25), _shown("wait_seconds", 1.234), _shown("samples", 6400)
-    ('25.0 %', '1.2 s', '6,400')
-    >>> _shown("coverage_objects", None), _shown("limited_by", "cache"), _shown("reuse", 2.0)
-    ('unknown', 'cache', '2.00')
-    """
-    if value is None:
-        return "unknown"
-    if not isinstance(value, int | float):
-        return str(value)
-    if name.startswith("coverage"):
-        return f"{value:.1%}".replace("%", " %")
-    if "seconds" in name:
-        return f"{value:,.1f} s"
-    return f"{value:.2f}" if name.startswith("reuse") else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from growcache.errors import (
 from growcache.loading.bound_check import BoundCheck, is_stuck
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot, mean_sample_bytes
+from growcache.loading.wait_progress import WaitLine, WaitProgress, wait_line
 
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
@@ -69,18 +70,22 @@ def wait_for_samples(
     stopped: Callable[[], bool] = lambda: False,
     known: bool = False,
     on_wait: Callable[[], None] = lambda: None,
+    rank: int = 0,
 ) -> IndexView:
     """Return the index once the cache holds ``min_samples``, however long that takes.
 
     The cache may appear later, unless it is `known`, because the caller has read from it. `complete`
     waits for the whole population. After `wake`, `stopped` is asked at once. `on_wait` is called at each
     look that does not find enough: shards that the caller holds may take the room of those to come.
+    On a terminal or in a notebook rank 0 shows the progress; else the log says what the wait is for.
 
     Raises CacheMissingError if a known cache is gone, ConfigError if it can never hold that many
     samples, CacheError if it is complete without one or the service of this process has failed.
     """
-    layout, bound, notice = CacheLayout(path), BoundCheck(), _WaitNotice()
-    with closing(index_views(path, wake or threading.Event(), stopped)) as views:
+    layout, bound = CacheLayout(path), BoundCheck()
+    views = index_views(path, wake or threading.Event(), stopped)
+    with closing(views), wait_line(rank) as line:
+        notice = _WaitNotice(line)
         for view in views:
             if _has_enough(view, min_samples, complete):
                 break
@@ -94,6 +99,8 @@ def wait_for_samples(
             status = _status_of(layout)
             _refuse_impossible(status, view, min_samples)
             _refuse_small_bound(bound, status, view, min_samples, complete=complete)
+            wanted = 0 if complete else samples_wanted(view, min_samples)
+            line.update(WaitProgress.of(status, view.totals.samples, wanted))
             notice.say(_describe_wait(layout, status, view, min_samples, complete), status)
     return view
 
@@ -215,15 +222,22 @@ def _refuse_small_bound(
 
 
 class _WaitNotice:
-    """Says what a wait is for: at its begin, when its service ends, and now and then."""
+    """Says what a wait is for: at its begin, when its service ends, and now and then.
 
-    def __init__(self) -> None:
+    Where a line shows the progress, only a service that does not run is worth a message.
+    """
+
+    def __init__(self, line: WaitLine) -> None:
+        self._line = line
         self._ended_by: str | None = None
         self._due = -math.inf  # monotonic seconds
 
     def say(self, text: str, status: Status) -> None:
         now = time.monotonic()
-        if now >= self._due or status.ended_by not in (None, self._ended_by):
+        told = self._line.is_shown and status.state != "stopped"
+        due = now >= self._due and not told
+        if due or status.ended_by not in (None, self._ended_by):
+            self._line.clear()
             _log.warning("%s", text)
             self._ended_by, self._due = status.ended_by, now + REPEAT_SECONDS
 
@@ -312,6 +326,7 @@ def wait_for_pass(
         stopped=watch.stopped,
         known=known,
         on_wait=watch.on_long_wait,
+        rank=options.ranks.rank,
     )
     if watch.stopped():
         return view
@@ -410,7 +425,7 @@ def choose_shards(
     """Choose the shards of a job's next snapshot; it may wait for samples that were used less."""
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
-    bound, notice = BoundCheck(), _WaitNotice()
+    bound, notice = BoundCheck(), _WaitNotice(WaitLine(None))
     with closing(index_views(options.root, watch.wake, watch.stopped)) as views:
         for seen in views:
             limit = reuse_limit(seen)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from growcache.humanize import in_bytes, in_count, in_percent, plural
-from growcache.loading.report import WARN_REUSE
+from growcache.loading.report_table import WARN_REUSE
 from growcache.monitor.doctor import THROTTLED_SHARE
 from growcache.monitor.doctor_facts import DoctorFacts, StoreFacts
 

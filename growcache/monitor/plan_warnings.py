@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from growcache.errors import ConfigError
 from growcache.humanize import as_size, in_bytes, in_count, plural
 from growcache.loading.plan import window_samples
-from growcache.loading.report import WARN_REUSE
+from growcache.loading.report_table import WARN_REUSE
 from growcache.monitor.plan_figures import Outcome, PlanInputs, Warned
 from growcache.sampling.sizing import SizeEstimate, check_bound
 

@@ -226,7 +226,7 @@ class SchemaSearch:
         shown = " and ".join(dict.fromkeys(form for form, _ in source.formats))
         key = "source.format" if source.dataset is None else "source.dataset"
         said = f"{which} yields a sample with {key} {shown}; the first: {search.first_error}"
-        raise SamplingError(name_source(said, search.source, len(self._searches)))
+        raise SamplingError(name_source(said, search.source, len(self._searches)), code="GC505")
 
     def _start_over(self, search: _SourceSearch) -> None:
         """Search again, because objects that failed alone may be all that can be read."""

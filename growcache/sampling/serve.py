@@ -31,6 +31,7 @@ from growcache.errors import (
     FingerprintError,
     GrowcacheError,
     SamplingError,
+    coded_text,
 )
 from growcache.launcher import with_launched_node
 from growcache.sampling.config_reload import ConfigFile
@@ -263,8 +264,9 @@ def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
     reported = False
     with process.stdout as messages:
         for line in messages:
-            log.error("the sampling service stopped: %s", error := unpack(line)["error"])
-            system.service_failed(path, error)
+            reason = coded_text(_as_error(unpack(line)))
+            log.error("the sampling service stopped: %s", reason)
+            system.service_failed(path, reason)
             reported = True
     if process.wait() and not reported:
         how = f"the sampling service ended ({_how_it_ended(process)}) and did not say why"

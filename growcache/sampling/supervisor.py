@@ -27,6 +27,7 @@ from growcache.errors import (
     SamplingError,
     StoreRefusedError,
     TransientStoreError,
+    coded_text,
 )
 from growcache.sampling.awaited_labels import AwaitedLabels
 from growcache.sampling.byte_budget import ByteBudget
@@ -222,7 +223,7 @@ class Supervisor:
         elif self._awaits_purges:
             self._fail(error)
         else:  # the list that was read holds, and is read again
-            self._status.last_errors.append(str(error))
+            self._status.last_errors.append(coded_text(error))
         self._wake()
 
     def _retries_labels(self, error: TransientStoreError) -> bool:
@@ -245,7 +246,7 @@ class Supervisor:
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
-            self._status.last_errors.append(str(error))
+            self._status.last_errors.append(coded_text(error))
         self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
@@ -600,5 +601,5 @@ class Supervisor:
             restart_for=self._reload.restart_for if self._reload else [],
             left_out=self._listing.left_out,
             catalogs=self._listing.catalogs,
-            ended_by=printable(str(self._error)) if stopped and self._error else None,
+            ended_by=printable(coded_text(self._error)) if stopped and self._error else None,
         )
