@@ -328,7 +328,8 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
         wanted["Range"] = f"bytes={start}-{stop - 1}"
     bucket = path.partition("/")[0]
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=entry.key, **wanted)
-    async with answer["Body"] as body:
+    body = answer["Body"]
+    async with body:  # older versions of aiobotocore enter a response without iter_chunks
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         _require_partial(entry, ranged, status)
