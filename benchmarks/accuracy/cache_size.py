@@ -13,9 +13,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.accuracy.bounded import BoundedFeed, bounded_feed
 from benchmarks.accuracy.experiment import Arm, Experiment, Place, Task, Variant
-from benchmarks.accuracy.growing import Settings
+from benchmarks.accuracy.growing import GrowingFeed, Settings, growing_feed
 from benchmarks.accuracy.metrics import BITS_PER_BYTE
 from benchmarks.accuracy.models import text_model
 from benchmarks.accuracy.reuse import echoed
@@ -67,10 +66,10 @@ def max_bytes(samples: int) -> int:
     return 600_000 + shards * 8_000 + samples * 390
 
 
-def growing(place: Place, percent: int, eviction: str) -> AbstractContextManager[BoundedFeed]:
+def growing(place: Place, percent: int, eviction: str) -> AbstractContextManager[GrowingFeed]:
     """Train on a cache of a share of the windows, which are replaced as they are used."""
     samples = share(place, percent)
-    return bounded_feed(
+    return growing_feed(
         bounded(place, max_bytes(samples)),
         PER_OBJECT,
         samples // 3,
@@ -79,10 +78,10 @@ def growing(place: Place, percent: int, eviction: str) -> AbstractContextManager
     )
 
 
-def frozen(place: Place, percent: int) -> AbstractContextManager[BoundedFeed]:
+def frozen(place: Place, percent: int) -> AbstractContextManager[GrowingFeed]:
     """Train on a fixed share of the windows, from when all of them are there."""
     samples = share(place, percent)
-    return bounded_feed(
+    return growing_feed(
         bounded(place, 2 * max_bytes(samples)),  # the number of windows is what bounds it
         PER_OBJECT,
         samples,

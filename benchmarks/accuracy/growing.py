@@ -21,6 +21,7 @@ from benchmarks.accuracy.experiment import Place
 from benchmarks.accuracy.training import Batch
 from benchmarks.accuracy.wheels import Labelled
 from benchmarks.measure import Child, write_config
+from growcache.cache.files import allocated_tree
 from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.errors import CacheMissingError
@@ -49,6 +50,7 @@ class GrowingFeed:
     first_samples: int
     link: float | None
     delivered: int = 0
+    disk_bytes: int = 0
     pool: list[int] = field(default_factory=list)
 
     def batches(self) -> Iterator[Batch]:
@@ -60,6 +62,7 @@ class GrowingFeed:
                 self.delivered += len(taken["y"])
                 yield Batch(taken["x"], taken["y"].view(-1).long())
             self.pool.append(self.loader.report.cache_samples)
+            self.disk_bytes = max(self.disk_bytes, allocated_tree(self.cache))
 
     def _wait_for_link(self, wanted: float) -> None:
         """Wait until so many samples were drawn, or samplers wait for training to use what is cached."""
@@ -79,7 +82,7 @@ class GrowingFeed:
         return read_status(self.cache).egress_bytes
 
     def figures(self) -> dict[str, float]:
-        """Return what the loader reports, and the mean number of cached samples of a pass."""
+        """Return what the loader reports, the mean number of cached samples, and the peak of allocated bytes."""
         report = self.loader.report
         return {
             "reuse": report.reuse,
@@ -87,6 +90,7 @@ class GrowingFeed:
             "uses_max": report.uses_max,
             "ess_samples": report.ess_samples,
             "cache_samples": float(np.mean(self.pool)) if self.pool else report.cache_samples,
+            "disk_bytes": max(self.disk_bytes, allocated_tree(self.cache)),
         }
 
 
