@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.accuracy import drawing, hard_case, reuse
+from benchmarks.accuracy.cache_size_figure import cache_size_figure
 from benchmarks.accuracy.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE
 from benchmarks.accuracy.metrics import ACCURACY
 from benchmarks.accuracy.results import Curves, final_metrics
@@ -107,6 +108,7 @@ def hard_case_figure(curves: Curves) -> Figure:
 FIGURES: dict[str, Callable[[Curves], Figure]] = {
     "reuse": reuse_figure,
     "hard_case": hard_case_figure,
+    "cache_size": cache_size_figure,
 }
 
 

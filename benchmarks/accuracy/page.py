@@ -6,10 +6,9 @@ A table stands between `<!-- results: NAME -->` and `<!-- end of results -->`. N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
-from benchmarks.accuracy import cache_size, hard_case, reuse
+from benchmarks.accuracy import cache_size, hard_case, reuse, same_disk
 from benchmarks.accuracy.experiment import Experiment
 from benchmarks.accuracy.results import HERE, Curves, Run, read_rows
 from benchmarks.accuracy.statistics import Interval
@@ -78,10 +77,22 @@ def hard_case_tables(curves: Curves) -> str:
     )
 
 
+def cache_size_tables(curves: Curves) -> str:
+    """Return the table of E2, that of growing against frozen, and how well effective samples predict."""
+    tables = tables_of(cache_size.EXPERIMENT, curves)
+    if not any(same_disk.pairs(curves)):
+        return tables
+    rank = same_disk.rank_correlation(curves)
+    return (
+        f"{tables}\n\n{same_disk.pairs_table(curves)}\n\n"
+        f"Rank correlation of effective samples and the difference from full data, over the arms with a cache: {rank:.2f}."
+    )
+
+
 TABLES: dict[str, Tables] = {
     "reuse": reuse_tables,
     "hard_case": hard_case_tables,
-    "cache_size": partial(tables_of, cache_size.EXPERIMENT),
+    "cache_size": cache_size_tables,
 }
 
 

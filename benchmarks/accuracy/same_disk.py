@@ -83,8 +83,8 @@ def effective_samples(curves: Curves) -> dict[str, float]:
 
 
 def rank_correlation(curves: Curves) -> float:
-    """Return Spearman's rank correlation of effective samples and bits per byte, over the arms with a cache."""
-    metrics = final_metrics(curves, TASK)
-    sizes = effective_samples(curves)
-    measured = [float(np.mean(list(metrics[arm].values()))) for arm in sizes]
-    return float(spearmanr(list(sizes.values()), measured).statistic)
+    """Return Spearman's rank correlation of effective samples and the difference from full data, over the arms."""
+    metrics, sizes = final_metrics(curves, TASK), effective_samples(curves)
+    full = metrics[EXPERIMENT.reference]
+    worse = [float(EXPERIMENT.metric.differences(metrics[arm], full).mean()) for arm in sizes]
+    return float(spearmanr(list(sizes.values()), worse).statistic)
