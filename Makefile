@@ -24,7 +24,7 @@ CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-links release third-party test-lowest test-cloud clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-words docs-links release third-party test-lowest test-cloud clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -86,6 +86,9 @@ docs: $(VENV)/docs.installed  ## Build the site into site/; a link that leads no
 
 docs-serve: docs  ## Show the site at http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+docs-words: venv  ## Count the words of each page, and of its sentences
+	$(BIN)/python -m tests.prose
 
 docs-links: $(VENV)/docs.installed  ## Ask every host that the pages link to
 	$(SPHINX) -b linkcheck docs $(VENV)/linkcheck

@@ -153,7 +153,7 @@ def run(
         bool, typer.Option("--until-full", help="End when the cache is full or complete.")
     ] = False,
     duration: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="End after so long.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="End after this time.")
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="End after this number of draws in this run.")

@@ -1,0 +1,66 @@
+"""Words that the documentation does not use, because a reader stumbles over them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer.main
+from click import Command
+
+from growcache.cli.cli import app
+from growcache.cli.init_text import TEMPLATE
+from tests.prose import DOCS, ROOT, markdown_of, without_code
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *DOCS.rglob("*.md"),
+    *DOCS.rglob("*.ipynb"),
+]
+# Until they are rewritten.
+OLD = [
+    DOCS / "beside_others/benchmarks.md",
+    DOCS / "guides/joining.md",
+    DOCS / "guides/tensorflow.md",
+]
+# Each with what to write instead.
+BANNED = {
+    r"so many": "a number, or `as many as`",
+    r"so often": "how often, in numbers",
+    r"nobody|no one": "the component that does not do it",
+    r"lies|lie": "is, stands",
+    r"(?:is|are|was|were|be) told(?! apart)": "gets, learns, is given",
+    r"begun": "started",
+    r"how-?manieth": "number",
+    r"thereof|whereof|thereby": "of it, by it",
+    r"for so long": "for this time, or a number",
+    r"(?:process|loader|service|sampler|node|rank|reader)s? who": "which, that",
+}
+
+
+def help_texts() -> dict[str, str]:
+    commands: dict[str, Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {
+        f"growcache {name} --help": " ".join(
+            [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+        )
+        for name, command in commands.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    pages = {
+        str(page.relative_to(ROOT)): without_code(markdown_of(page))
+        for page in PAGES
+        if page not in OLD
+    }
+    return pages | help_texts() | {TEMPLATE.name: TEMPLATE.read_text(encoding="utf-8")}
+
+
+@pytest.mark.parametrize("pattern", BANNED)
+def test_a_word_is_not_used(pattern: str, texts: dict[str, str]) -> None:
+    banned = re.compile(rf"\b(?:{pattern})\b", re.I)
+    found = {name: found for name, text in texts.items() if (found := banned.findall(text))}
+    assert found == {}, f"write instead: {BANNED[pattern]}"
