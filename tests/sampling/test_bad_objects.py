@@ -192,9 +192,8 @@ def test_objects_of_a_bucket_that_cannot_be_used(
         bucket.delete(key)  # one by one: no list of keys, which is XML, can name an escape
     found = outcome(tmp_path / "c")
     assert found.holes.keys() == {*named, deleted, rewritten}
-    assert (
-        found.holes[deleted] == f"s3://{bucket.name}/{deleted} does not exist (404 NoSuchKey)"
-    )
+    gone = f"s3://{bucket.name}/{deleted} does not exist (404 NoSuchKey) (GC210)"
+    assert found.holes[deleted] == gone
     assert "was rewritten since it was listed (412" in found.holes[rewritten]
     assert len(found.samples) == 18
     for key, (sample,) in found.samples.items():

@@ -111,7 +111,10 @@ def test_a_part_that_comes_twice_in_a_group_has_other_noise() -> None:
 
 def test_what_can_be_read_of_a_visit_is_kept_beside_the_hole() -> None:
     partly, mixed = visit("partly", "mixed")
-    assert (partly.origins, partly.hole) == ([(0, 1), (1, 2), (2, 3)], "partly: line 3 is none")
+    assert (partly.origins, partly.hole) == (
+        [(0, 1), (1, 2), (2, 3)],
+        "partly: line 3 is none (GC301)",
+    )
     assert mixed.origins == [(0, 1), (2, 3)]
     assert mixed.hole.startswith("mixed: expected a sample with x: float32[2], found x: float3")
 

@@ -149,5 +149,5 @@ def test_objects_without_samples_are_no_failures(tmp_path: Path) -> None:
     assert (len(found["errors"]), found["passed_over"]) == (4, 3)
     assert "zz.npy: expected an .npy file" in found["errors"][0]
     assert found["errors"][1].endswith(
-        "000.npy: it holds no sample: expected at least 1 values along axis 0, found 0"
+        "000.npy: it holds no sample: expected at least 1 values along axis 0, found 0 (GC301)"
     )
