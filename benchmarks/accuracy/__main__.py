@@ -57,9 +57,11 @@ def main() -> None:
 
 
 def write_evidence() -> None:
-    from benchmarks.accuracy import figures  # needs matplotlib
+    from benchmarks.accuracy import drawing, figures, network, target_figures  # need matplotlib
 
     write_tables()
+    if by_arm := network.read_seconds():
+        drawing.save(target_figures.network_figure(by_arm), "network")
     for name in figures.FIGURES:
         figures.draw(name, read_rows(HERE / f"{name}.csv"))
 

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.accuracy.fragments import fragments, write_objects, write_table
-from benchmarks.accuracy.paced.loop import Plan, Record
+from benchmarks.accuracy.paced.loop import Plan, Record, Step
 from benchmarks.accuracy.paced.place import BUCKET, Place
 from benchmarks.peers.environments import PINNED, made
 from benchmarks.servers import Server, running_server
@@ -35,6 +35,7 @@ PINS = Path(__file__).parent / "environments"
 LATENCY_SECONDS = 0.05
 EVERY_SECONDS = 0.5  # between two looks at a run
 MEMORY_LOOKS = 4  # for one look at its memory, which costs more
+GRACE_SECONDS = 60.0  # for imports before a run, and evaluation after it
 OWN = "own"
 
 
@@ -67,8 +68,20 @@ class Cost:
         return int(np.interp(moment, times, sent))
 
 
-class FailedRunError(Exception):
-    """A loop that ended without a result; the message ends with its log."""
+class Ran(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        record: of all of it; None if it failed, or hung until its time was over.
+        steps: those that were made in any case.
+        cost: what it took.
+        log: the end of what it said.
+    """
+
+    record: Record | None
+    steps: list[Step]
+    cost: Cost
+    log: str
 
 
 class Far:
@@ -128,9 +141,9 @@ class Far:
         seed: int,
         link_bytes: float,
         disk_bytes: int,
-        meanwhile: Callable[[SlowLink, float], None] = lambda link, seconds: None,
-    ) -> tuple[Record, Cost]:
-        """Make a run; `meanwhile` is called every so often with the link and the seconds so far."""
+        meanwhile: Callable[[SlowLink], None] = lambda link: None,
+    ) -> Ran:
+        """Make a run; `meanwhile` is called every so often once the loader is opened."""
         with (
             tempfile.TemporaryDirectory(prefix="accuracy-") as scratch,
             slowlink(
@@ -160,9 +173,9 @@ class Far:
             log = Path(scratch) / "loop.log"
             with _process(self._command(loader, words), log) as process:
                 cost = _watched(process, link, folder, result, plan, meanwhile)
-            if not result.exists():
-                raise FailedRunError(f"{loader.module}:\n{log.read_text()[-3000:]}")
-            return Record(**json.loads(result.read_text(encoding="utf-8"))), cost
+            record = json.loads(result.read_text("utf-8")) if result.exists() else None
+            said = log.read_text("utf-8", errors="replace")[-3000:]
+            return Ran(record and Record(**record), steps_in(result), cost, said)
 
     def _command(self, loader: Loader, words: list[str]) -> list[str]:
         program = ["-m", "benchmarks.accuracy.paced.loop", *words]
@@ -185,10 +198,10 @@ def _watched(
     folder: Path,
     result: Path,
     plan: Plan,
-    meanwhile: Callable[[SlowLink, float], None],
+    meanwhile: Callable[[SlowLink], None],
 ) -> Cost:
     cost, began = Cost(), time.monotonic()
-    deadline = began + plan.seconds + 120
+    deadline = began + plan.seconds + GRACE_SECONDS
     for look in itertools.count():
         if process.poll() is not None or result.exists() or time.monotonic() > deadline:
             return cost
@@ -197,9 +210,18 @@ def _watched(
         cost.disk_bytes = max(cost.disk_bytes, _blocks(folder))
         if look % MEMORY_LOOKS == 0:
             cost.memory_bytes = max(cost.memory_bytes, _memory(process.pid))
-        meanwhile(link, time.monotonic() - began)
+        if result.with_suffix(".steps").exists():
+            meanwhile(link)
         time.sleep(EVERY_SECONDS)
     raise AssertionError
+
+
+def steps_in(result: Path) -> list[Step]:
+    """Return the whole lines of the steps beside a result, whether it is there or not."""
+    file = result.with_suffix(".steps")
+    lines = file.read_text("utf-8").split("\n")[1:-1] if file.exists() else []
+    fields = (line.split() for line in lines)
+    return [Step(float(a), float(w), int(n), int(m)) for a, w, n, m in fields]
 
 
 def _blocks(folder: Path) -> int:

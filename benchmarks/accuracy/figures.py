@@ -16,6 +16,7 @@ from benchmarks.accuracy.metrics import ACCURACY
 from benchmarks.accuracy.results import Curves, final_metrics
 from benchmarks.accuracy.statistics import Interval, mean_interval
 from benchmarks.accuracy.tables import Line, lines
+from benchmarks.accuracy.target_figures import to_target_figure
 from benchmarks.accuracy.worths import predicted_worths
 
 
@@ -109,6 +110,7 @@ FIGURES: dict[str, Callable[[Curves], Figure]] = {
     "reuse": reuse_figure,
     "hard_case": hard_case_figure,
     "cache_size": cache_size_figure,
+    "to_target": to_target_figure,
 }
 
 

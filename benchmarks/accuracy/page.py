@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.accuracy import cache_size, hard_case, reuse, same_disk
+from benchmarks.accuracy import (
+    cache_size,
+    hard_case,
+    network,
+    network_tables,
+    reuse,
+    same_disk,
+    target_tables,
+)
 from benchmarks.accuracy.experiment import Experiment
 from benchmarks.accuracy.results import HERE, Curves, Run, read_rows
 from benchmarks.accuracy.statistics import Interval
@@ -93,6 +101,7 @@ TABLES: dict[str, Tables] = {
     "reuse": reuse_tables,
     "hard_case": hard_case_tables,
     "cache_size": cache_size_tables,
+    "to_target": target_tables.tables,
 }
 
 
@@ -113,5 +122,6 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
 def write_tables() -> None:
     """Write all tables of the page again."""
     tables = {name: table(read_rows(HERE / f"{name}.csv")) for name, table in TABLES.items()}
+    tables["network"] = network_tables.table(network.read_seconds())
     PAGE.write_text(filled(PAGE.read_text("utf-8"), tables), encoding="utf-8")
     print(f"wrote {PAGE}")

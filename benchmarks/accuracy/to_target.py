@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import benchmarks.accuracy.to_target as about
-from benchmarks.accuracy.far_runs import OWN, Cost, FailedRunError, Far, Loader, far_store
+from benchmarks.accuracy.far_runs import Cost, Far, Loader, far_store
 from benchmarks.accuracy.fragments import WINDOW
 from benchmarks.accuracy.paced.loop import Plan, Record
 from benchmarks.accuracy.paced.place import BATCH
@@ -31,7 +31,8 @@ from benchmarks.accuracy.training import Point
 
 RESULTS = HERE / "to_target.csv"
 STEP_SECONDS = 0.04
-STEPS, EVALUATE_EVERY = 1_500, 25
+STEPS, EVALUATIONS = 1_500, 60
+LONGER_STEPS = 7_500  # as many as the limit holds
 QUICK_STEPS = 150
 LIMIT_SECONDS = 300.0
 CONSUMED = BATCH * WINDOW / STEP_SECONDS  # bytes per second
@@ -50,14 +51,17 @@ ARMS = {
     "DataLoader": Loader("dataloader"),
 }
 RIVALS = {
-    "WebDataset": Loader("webdataset", "libraries", "tar"),
-    "Hugging Face datasets": Loader("huggingface", "libraries", "parquet"),
-    "LitData": Loader("litdata", "libraries", "litdata"),
+    "WebDataset": Loader("webdataset", "streaming", "tar"),
+    "Hugging Face datasets": Loader("huggingface", "streaming", "parquet"),
+    "LitData": Loader("litdata", "streaming", "litdata"),
     "MosaicML Streaming": Loader("mosaicml", "mosaicml", "mds"),
     "LanceDB": Loader("lance", "lance", "lance"),
-    "insitubatch": Loader("insitubatch", "insitubatch", "zarr"),
-    "xbatcher": Loader("xbatcher", "insitubatch", "zarr"),
+    "insitubatch": Loader("insitubatch", "arrays", "zarr"),
+    "xbatcher": Loader("xbatcher", "arrays", "zarr"),
 }
+
+
+LONGER = "growcache, as long as streamed"
 
 
 class Planned(NamedTuple):
@@ -66,6 +70,7 @@ class Planned(NamedTuple):
     run: Run
     loader: Loader
     link_bytes: float
+    steps: int = STEPS
 
 
 def planned() -> Iterator[Planned]:
@@ -75,6 +80,8 @@ def planned() -> Iterator[Planned]:
         for link, link_bytes in LINKS.items():
             for arm, loader in ARMS.items():
                 yield Planned(Run(link, arm, seed), loader, link_bytes)
+        run = Run("a tenth", LONGER, seed)
+        yield Planned(run, ARMS["growcache"], LINKS["a tenth"], LONGER_STEPS)
     for seed in range(RIVAL_SEEDS):
         for arm, loader in RIVALS.items():
             yield Planned(Run("a tenth", arm, seed), loader, LINKS["a tenth"])
@@ -83,23 +90,31 @@ def planned() -> Iterator[Planned]:
 def make(far: Far, one: Planned, plan: Plan, results: Path, writing: threading.Lock) -> None:
     """Make a run and append its rows; a run of a machine that was too busy is made once more."""
     bound = round(CACHE_SHARE * far.data_bytes)
-    for last in (False, True):
-        record, cost = far.run(one.loader, plan, one.run.seed, one.link_bytes, bound)
-        found = figures(record, cost)
-        if last or found["late_percent"] <= LATE_PERCENT:
+    steps = min(plan.steps, one.steps)
+    plan = replace(plan, steps=steps, evaluate_every=max(1, steps // EVALUATIONS))
+    for _ in range(2):
+        record, _, cost, log = far.run(one.loader, plan, one.run.seed, one.link_bytes, bound)
+        if record is None:
+            print(f"{one.run} failed:\n{log}", file=sys.stderr, flush=True)
+            return
+        found = figures(record, cost) | {"store_bytes": far.converted_bytes(one.loader)}
+        rows = rows_of(one.run, points_of(record, cost), found)
+        if found["late_percent"] <= LATE_PERCENT:
             break
-    found["store_bytes"] = far.converted_bytes(one.loader)
-    points = [
-        (Point(step, at, value), cost.bytes_at(record.began + at))
-        for step, at, value in record.points
-    ]
-    rows = rows_of(one.run, points, found)
     with writing:
         append_run(results, rows)
         print(
             f"{', '.join(map(str, one.run))}: {rows[-1].metric:.2f} {json.dumps(found)}",
             flush=True,
         )
+
+
+def points_of(record: Record, cost: Cost) -> list[tuple[Point, int]]:
+    """Return the evaluations of a run, and the bytes that the store had sent by then."""
+    return [
+        (Point(step, at, value), cost.bytes_at(record.began + at))
+        for step, at, value in record.points
+    ]
 
 
 def figures(record: Record, cost: Cost) -> dict[str, float]:
@@ -126,7 +141,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--environments", type=Path, help="where other loaders are installed")
     given = parser.parse_args()
-    plan = Plan(STEPS, LIMIT_SECONDS, STEP_SECONDS, EVALUATE_EVERY, "")
+    plan = Plan(LONGER_STEPS, LIMIT_SECONDS, STEP_SECONDS, 1, "")
     seeds, results = given.seeds, RESULTS
     with tempfile.TemporaryDirectory(prefix="accuracy-") as scratch:
         if given.quick:
@@ -146,20 +161,17 @@ def main() -> None:
 
 def make_all(far: Far, wanted: list[Planned], plan: Plan, results: Path, jobs: int) -> None:
     """Make the runs, so many side by side; one that fails is named, and left for the next time."""
-    for loader in {one.loader.module: one.loader for one in wanted}.values():
-        if loader.format is not None and loader.environment != OWN:
-            seconds = far.convert(loader)
-            print(f"converted for {loader.module} in {seconds:.1f} s", flush=True)
+    convert(far, [one.loader for one in wanted])
     writing = threading.Lock()
-
-    def attempt(one: Planned) -> None:
-        try:
-            make(far, one, plan, results, writing)
-        except FailedRunError as error:
-            print(f"{one.run}: {error}", file=sys.stderr, flush=True)
-
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(attempt, wanted))
+        list(pool.map(lambda one: make(far, one, plan, results, writing), wanted))
+
+
+def convert(far: Far, loaders: list[Loader]) -> None:
+    """Write the formats that these loaders need."""
+    for loader in {one.module: one for one in loaders if one.format is not None}.values():
+        seconds = far.convert(loader)
+        print(f"converted for {loader.module} in {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

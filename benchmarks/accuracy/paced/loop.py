@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,21 @@ class Plan:
     test: str
 
 
+class Step(NamedTuple):
+    """A step: when its batch was asked for, how long it took to come, and how many samples were new."""
+
+    asked: float
+    waited: float
+    samples: int
+    new: int
+
+
 @dataclass
 class Record:
     """What a run was like; times are seconds since the loader was opened."""
 
     began: float
-    steps: list[tuple[float, float, int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     points: list[tuple[int, float, float]] = field(default_factory=list)
     late_seconds: float = 0.0
 
@@ -50,13 +59,14 @@ class Record:
 Weights = dict[str, Tensor]
 
 
-def run(arm: Any, place: Place, plan: Plan) -> Record:
-    """Train until the plan's end, then judge the weights that were kept."""
+def run(arm: Any, place: Place, plan: Plan, steps: IO[str]) -> Record:
+    """Train until the plan's end, then judge the weights that were kept; steps are written as they are made."""
     torch.set_num_threads(1)
     model = sources_model(place.seed)
     record = Record(time.monotonic())
+    print(record.began, file=steps)
     with closing(arm.batches(place)) as batches:
-        kept = list(_trained(model, batches, plan, record))
+        kept = list(_trained(model, batches, plan, record, steps))
     windows, labels = samples_of(Path(plan.test))
     test = Batch(model[0](torch.from_numpy(windows)), torch.from_numpy(labels))
     for step, at, weights in kept:
@@ -66,7 +76,7 @@ def run(arm: Any, place: Place, plan: Plan) -> Record:
 
 
 def _trained(
-    model: nn.Sequential, batches: Iterator[Batch], plan: Plan, record: Record
+    model: nn.Sequential, batches: Iterator[Batch], plan: Plan, record: Record, steps: IO[str]
 ) -> Iterator[tuple[int, float, Weights]]:
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
     seen: set[int] = set()
@@ -75,9 +85,9 @@ def _trained(
         batch = next(batches)
         came = time.monotonic()
         sums = {zlib.crc32(window) for window in batch.inputs.numpy()}
-        record.steps.append(
-            (asked - record.began, came - asked, len(batch.labels), len(sums - seen))
-        )
+        made = Step(asked - record.began, came - asked, len(batch.labels), len(sums - seen))
+        record.steps.append(made)
+        print(*made, file=steps)
         seen |= sums
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()  # type: ignore[no-untyped-call]
@@ -106,7 +116,8 @@ def main() -> None:
         arm.write(windows, labels, Path(given[1]))
         return
     place, plan, result = Place.from_json(given[0]), Plan(**json.loads(given[1])), given[2]
-    record = run(arm, place, plan)
+    with Path(result).with_suffix(".steps").open("w", buffering=1, encoding="utf-8") as steps:
+        record = run(arm, place, plan, steps)
     partial = Path(result).with_suffix(".partial")
     partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
     partial.rename(result)
