@@ -31,7 +31,6 @@ STYLE: dict[str, Any] = {
     "grid.color": "#e1e4e8",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "legend.frameon": False,
 }
 
 
@@ -66,9 +65,9 @@ def level(axes: Axes, value: float, color: str, label: str) -> None:
 
 def margin(axes: Axes, value: float) -> None:
     """Shade what is worse than the margin."""
-    bottom = axes.get_ylim()[0]
+    bottom, top = axes.get_ylim()
     axes.axhspan(bottom, value, color="#b31d28", alpha=0.06, linewidth=0)
-    axes.set_ylim(bottom=bottom)
+    axes.set_ylim(bottom, top)
 
 
 def plain_numbers(axes: Axes, places: Sequence[float]) -> None:

@@ -32,11 +32,12 @@ def reuse_figure(curves: Curves) -> Figure:
         if "full" in found and (difference := found["full"].difference):
             drawing.level(one, difference.value, GREEN, "full data")
         drawing.plain_numbers(one, [1, 2, 4, 8, 16, 32, 96])
-        drawing.margin(one, -ACCURACY.margin)
         one.set_xlabel("reuse: deliveries of each drawn sample")
         one.set_title(title.replace("reuse of ", ""), fontsize=10)
+    for one in axes:
+        drawing.margin(one, -ACCURACY.margin)
     axes[0].set_ylabel("accuracy, points from reuse 1")
-    axes[0].legend(loc="lower left", fontsize=8)
+    axes[0].legend(loc="lower left", fontsize=8, frameon=False)
     return figure
 
 
@@ -44,7 +45,8 @@ def _ladder(axes: Axes, found: dict[str, Line], kind: str, color: str, label: st
     rungs = [line for arm, line in found.items() if re.fullmatch(rf"{kind} \d+", arm)]
     rungs.sort(key=lambda line: line.reuse or 0)
     places = [line.reuse or 1.0 for line in rungs]
-    drawing.curve(axes, places, [_difference(line) for line in rungs], color, label)
+    if rungs:
+        drawing.curve(axes, places, [_difference(line) for line in rungs], color, label)
 
 
 def _single(axes: Axes, found: dict[str, Line], arm: str, color: str, label: str) -> None:
@@ -79,7 +81,8 @@ def hard_case_figure(curves: Curves) -> Figure:
             if (arm := f"visits of {per_visit}, {eviction}") in metrics
         }
         found = [mean_interval(list(by_seed.values())) for by_seed in arms.values()]
-        drawing.curve(by_visit, list(arms), found, color, f"growing, {eviction}")
+        if arms:
+            drawing.curve(by_visit, list(arms), found, color, f"growing, {eviction}")
     for arm, color in (("block shuffle", GREY), ("shuffle buffer", "#b31d28"), ("full", GREEN)):
         if arm in metrics:
             drawing.level(by_visit, float(np.mean(list(metrics[arm].values()))), color, arm)
@@ -88,7 +91,7 @@ def hard_case_figure(curves: Curves) -> Figure:
     by_visit.minorticks_off()
     by_visit.set_xlabel("samples of a visit (samples_per_object)")
     by_visit.set_ylabel("accuracy, %")
-    by_visit.legend(loc="lower left", fontsize=8)
+    by_visit.legend(loc="lower left", fontsize=8, frameon=False)
     for arm, worth in predicted_worths(curves).items():
         eviction = arm.split(", ")[1]
         by_worth.plot(
@@ -102,6 +105,8 @@ def hard_case_figure(curves: Curves) -> Figure:
             fontsize=8,
         )
     by_worth.set_xscale("log")
+    by_worth.set_xticks([300, 1_000, 3_000], ["300", "1,000", "3,000"])
+    by_worth.minorticks_off()
     by_worth.set_xlabel("predicted worth: effective samples / (1 + (k − 1) ρ)")
     return figure
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.accuracy import (
     cache_size,
+    claims,
     hard_case,
     network,
     network_tables,
@@ -21,7 +22,7 @@ from benchmarks.accuracy.experiment import Experiment
 from benchmarks.accuracy.results import HERE, Curves, Run, read_rows
 from benchmarks.accuracy.statistics import Interval
 from benchmarks.accuracy.tables import MIN_SEEDS, markdown, reuse_limit
-from benchmarks.accuracy.worths import predicted_worths, rank_correlation
+from benchmarks.accuracy.worths import predicted_worths
 
 PAGE = Path(__file__).parents[2] / "docs/evidence.md"
 NOTHING_YET = "No results yet."
@@ -45,7 +46,7 @@ def tables_of(experiment: Experiment, curves: Curves) -> str:
 
 
 def reuse_tables(curves: Curves) -> str:
-    """Return the tables of E4, and the reuse at which the margin is exceeded."""
+    """Return the tables of E4, what became of the claims, and the reuse at which the margin is exceeded."""
     enough = range(MIN_SEEDS)
     limits = [
         f"| {title} | {limit_text(reuse_limit(curves, title, 'growing'))} |"
@@ -55,7 +56,11 @@ def reuse_tables(curves: Curves) -> str:
         )
     ]
     tables = tables_of(reuse.EXPERIMENT, curves)
-    return "\n\n".join([tables, "\n".join([*LIMIT_HEAD, *limits])]) if limits else tables
+    if not curves:
+        return tables
+    judged = claims.table(claims.reuse_claims(curves))
+    limit = "\n".join([*LIMIT_HEAD, *limits])
+    return "\n\n".join([tables, judged, limit] if limits else [tables, judged])
 
 
 def limit_text(limit: Interval) -> str:
@@ -72,17 +77,14 @@ def limit_text(limit: Interval) -> str:
 
 
 def hard_case_tables(curves: Curves) -> str:
-    """Return the table of E3, the predicted worths, and how well they order the arms."""
+    """Return the table of E3, the predicted worths, and what became of the claims."""
     tables = tables_of(hard_case.EXPERIMENT, curves)
     worths = predicted_worths(curves)
     if not worths:
         return tables
     rows = "\n".join(f"| {arm} | {worth:,.0f} |" for arm, worth in worths.items())
-    rank = rank_correlation(curves)
-    return (
-        f"{tables}\n\n| arm | predicted worth, samples |\n| --- | --- |\n{rows}\n\n"
-        f"Rank correlation of predicted worth and measured accuracy: {rank:.2f}."
-    )
+    judged = claims.table(claims.hard_case_claims(curves))
+    return f"{tables}\n\n| arm | predicted worth, samples |\n| --- | --- |\n{rows}\n\n{judged}"
 
 
 def cache_size_tables(curves: Curves) -> str:

@@ -54,14 +54,17 @@ def mean_interval(values: npt.ArrayLike) -> Interval:
 def not_worse(difference: Interval, margin: float) -> Verdict:
     """Judge a difference (arm − reference) of a metric of which more is better.
 
+    An end of the interval that is within a tenth of its width of the margin decides nothing.
+
     >>> not_worse(Interval(-0.1, -0.3, 0.1), margin=0.5)
     'as good'
     >>> not_worse(Interval(-0.4, -0.6, -0.2), margin=0.5)
     'undecided'
     """
-    if difference.low > -margin:
+    near = (difference.high - difference.low) / 10
+    if difference.low - near > -margin:
         return "as good"
-    return "worse" if difference.high < -margin else "undecided"
+    return "worse" if difference.high + near < -margin else "undecided"
 
 
 def effective_samples(uses: npt.ArrayLike) -> float:
