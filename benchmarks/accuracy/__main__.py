@@ -62,6 +62,8 @@ def write_evidence() -> None:
     write_tables()
     if by_arm := network.read_seconds():
         drawing.save(target_figures.network_figure(by_arm), "network")
+    if to_target := read_rows(HERE / "to_target.csv"):
+        drawing.save(target_figures.first_screen_figure(to_target), "first_screen")
     for name in figures.FIGURES:
         figures.draw(name, read_rows(HERE / f"{name}.csv"))
 

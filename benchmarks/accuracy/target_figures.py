@@ -19,6 +19,7 @@ from benchmarks.accuracy.target_tables import (
     STREAMED,
     TARGETS,
     arms_of,
+    download_seconds,
     goals,
     megabytes_of,
     runs_of,
@@ -58,6 +59,33 @@ def to_target_figure(curves: Curves) -> Figure:
     panels[0].set_xlim(0, STEPS)
     panels[0].set_ylabel("accuracy, %")
     panels[0].legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def first_screen_figure(curves: Curves) -> Figure:
+    """Draw the picture of the README: accuracy over time at the slower link, with the download of full data."""
+    with mpl.rc_context(drawing.STYLE | {"font.size": 12}):
+        figure = Figure(figsize=(9.2, 4.0), layout="constrained")
+        axes = figure.subplots()
+    fetch = download_seconds(curves, SHOWN)
+    for arm in RIVALS:
+        _mean_curve(axes, curves, SHOWN, arm, seconds_of, GREY, 0.8)
+    _mean_curve(axes, curves, SHOWN, FROZEN, seconds_of, PURPLE, 1.8)
+    _mean_curve(axes, curves, SHOWN, STREAMED, seconds_of, ORANGE, 1.8)
+    _mean_curve(axes, curves, UNLIMITED, FULL, lambda row: fetch + seconds_of(row), GREEN, 1.8)
+    _mean_curve(axes, curves, SHOWN, LONGER, seconds_of, BLUE, 2.8)
+    for text, place, color in (
+        ("growcache", (40, 92.6), BLUE),
+        ("download everything, then train", (128, 66.0), GREEN),
+        ("a fixed subset, as large as the cache", (140, 81.5), PURPLE),
+        ("DataLoader over the store", (140, 77.5), ORANGE),
+        ("seven other streaming loaders", (140, 73.5), GREY),
+    ):
+        axes.annotate(text, place, color=color, fontsize=11.5, fontweight="bold")
+    axes.set_xlabel("seconds since the start")
+    axes.set_ylabel("held-out accuracy, %")
+    axes.set_ylim(60, 95)
+    axes.set_xlim(0, 300)
     return figure
 
 

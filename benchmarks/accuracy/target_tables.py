@@ -196,11 +196,19 @@ def _enough(seeds: object, verdict: str) -> str:
     return verdict if len(seeds) >= MIN_SEEDS else "too few seeds"  # type: ignore[arg-type]
 
 
+def store_bytes(curves: Curves) -> float:
+    run = next(iter(runs_of(curves, UNLIMITED, FULL).values()))
+    return float(figures_of(run)["store_bytes"])
+
+
+def download_seconds(curves: Curves, link: str) -> float:
+    return store_bytes(curves) / LINKS[link]
+
+
 def downloaded_first(curves: Curves, link: str) -> str:
     """Return when full data comes to the targets if it is fetched before training."""
     runs, full = runs_of(curves, UNLIMITED, FULL), goals(curves)
-    store = figures_of(next(iter(runs.values())))["store_bytes"]
-    fetch = store / LINKS[link]
+    store, fetch = store_bytes(curves), download_seconds(curves, link)
     times = [
         fetch + float(np.mean([s for s in reached(runs, full, p, seconds_of).values() if s]))
         for p in TARGETS
