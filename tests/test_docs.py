@@ -162,6 +162,8 @@ def test_no_link_leads_nowhere(page: Path) -> None:
         if "://" not in target:
             file = page.parent / target if target else page
             assert file.exists(), f"{page.name} links to {target}"
+            if page.is_relative_to(DOCS) and file.suffix == ".md":
+                assert file.resolve().is_relative_to(DOCS), f"{target} is no page of the site"
             if anchor:
                 assert anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
 
