@@ -194,10 +194,11 @@ def test_a_loader_of_a_cache_that_is_removed_says_so(front: str, config: Path) -
         assert reader.process.stderr is not None
         said = reader.process.stderr.read()
     assert batches  # batches made ahead from mapped shards are still delivered
-    last = said.strip().splitlines()[-1]
-    assert f"CacheMissingError: the cache at {cache} was removed while it was read" in last, (
+    *_, error, code = said.strip().splitlines()
+    assert f"CacheMissingError: the cache at {cache} was removed while it was read" in error, (
         said
     )
+    assert code == "(GC401; growcache explain GC401)"
 
 
 @pytest.mark.slow

@@ -390,8 +390,10 @@ def test_an_opened_object_has_its_name_and_can_be_sought() -> None:
 
 
 def test_a_draw_that_fails_is_named_with_its_line() -> None:
-    where = rf"(?m)user_formats.py:{line('zzz')} on draw 3$"
-    with pytest.raises(FormatError, match=f"ObjectMissingError: zzz does not exist at {where}"):
+    where = rf"user_formats.py:{line('zzz')} on draw 3$"
+    with pytest.raises(
+        FormatError, match=f"(?m)ObjectMissingError: zzz does not exist at {where}"
+    ):
         visited(opened("lost"), Held(b"", "f", BESIDE), 3, base.ENDLESS_PARTS)
 
 
