@@ -471,9 +471,11 @@ def _user_line(error: BaseException, root: str) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    lines = traceback.format_exception_only(error)
-    # Of a syntax error these show the source; its text is enough, and names file and line.
-    text = f"SyntaxError: {error}" if isinstance(error, SyntaxError) else "".join(lines)
+    if isinstance(error, SyntaxError | GrowcacheError):
+        # A syntax error's text names file and line; the code of an error of ours is that of the outer error.
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = "".join(traceback.format_exception_only(error))
     text = " ".join(text.split())
     most = (
         _MAX_ADVICE_CHARACTERS if isinstance(error, GrowcacheError) else _MAX_ERROR_CHARACTERS

@@ -31,6 +31,7 @@ def clear_question(root: Path) -> str:
 
 def empty_cache(root: Path) -> str:
     """Delete a cache's own files except its marker, its purge list and locks; return a text for the user."""
+    require_cache(CacheLayout(root))
     whole = root.absolute()
     before = allocated_tree(whole)
     layouts = [CacheLayout(path) for path in generation_paths(whole)]

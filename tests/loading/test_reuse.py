@@ -291,7 +291,7 @@ def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache, used_up: b
     barrier = threading.Barrier(2, timeout=30)
 
     def one(rank: int) -> list[list[int]]:
-        epochs = []
+        epochs: list[list[int]] = []
         with EpochLoader(
             cache.root, batch_size=5, min_samples=1, rank=rank, world_size=2
         ) as loader:
