@@ -73,7 +73,14 @@ bench: $(VENV)/bench.installed  ## Measure what the README quotes, but for bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-accuracy: $(VENV)/bench.installed  ## Measure accuracy, bytes and time against full data; hours, and it goes on after a stop
+ifeq ($(BENCH_ARGS),)
+	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.accuracy.to_target
+	$(BIN)/python -m benchmarks.accuracy.network
+	$(BIN)/python -m benchmarks.accuracy --figures
+else
 	$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
+endif
 
 bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/beside_others/benchmarks.md
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
