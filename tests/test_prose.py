@@ -20,7 +20,6 @@ PAGES = [
 ]
 # Until they are rewritten.
 OLD = [
-    DOCS / "beside_others/benchmarks.md",
     DOCS / "guides/joining.md",
     DOCS / "guides/tensorflow.md",
 ]
