@@ -290,7 +290,7 @@ def test_the_table_belongs_to_the_objects(tmp_path: Path) -> None:
     parsed = parse_table(table[0].encode(), "csv", "path", source.labels.columns)
     key = "recordings/sub-01/run-2.npy"
     assert Labels([source], [parsed]).joined([0], [key]) == [{"subject": "sub-01", "state": 1}]
-    ways = rows_below("joining", "of an object stands in the column")
+    ways = rows_below("joining", "is looked up in the column")
     for match, _ in ways[1:]:
         name = match.strip("`").strip('"')
         labels = source.labels.model_copy(update={"match": name})

@@ -20,7 +20,6 @@ PAGES = [
 ]
 # Until they are rewritten.
 OLD = [
-    DOCS / "guides/joining.md",
     DOCS / "guides/tensorflow.md",
 ]
 # Each with what to write instead.
