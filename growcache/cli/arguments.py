@@ -27,8 +27,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a setting; repeatable.",
+        help="Override a setting. Repeatable.",
         autocompletion=complete_setting,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -24,11 +24,9 @@ REFRESH_SECONDS = 0.5
 def status(
     cache: CacheArgument,
     json: JsonOption = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
 ) -> None:
-    """Show how full a cache is, what its service does, and its readers."""
+    """Show how full a cache is, what its service is doing, and its readers."""
     from growcache.cache.status import read_status
 
     found = read_status(cache)  # a missing cache is an error at once, not an empty picture
@@ -63,35 +61,39 @@ def dashboard(
     caches: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="CACHE...", help="Folders of caches.", autocompletion=complete_cache
+            metavar="CACHE...", help="The caches' folders.", autocompletion=complete_cache
         ),
     ] = None,
     http: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where it listens.")
+        str, typer.Option(metavar="HOST:PORT", help="The address to listen on.")
     ] = "127.0.0.1:8650",
     token_file: Annotated[
         Path | None,
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="Holds the token, instead of GROWCACHE_TOKEN.",
+            help="File with the token, instead of GROWCACHE_TOKEN.",
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option(metavar="PATH", help="Where a proxy shows it, such as /growcache.")
+        str,
+        typer.Option(
+            metavar="PATH", help="Path under which a proxy serves it, such as /growcache."
+        ),
     ] = "/",
     grafana: Annotated[
-        bool, typer.Option("--grafana", help="Print a dashboard for Grafana instead.")
+        bool, typer.Option("--grafana", help="Print a Grafana dashboard instead.")
     ] = False,
     alerts: Annotated[
-        bool, typer.Option("--alerts", help="Print alert rules for Prometheus instead.")
+        bool, typer.Option("--alerts", help="Print Prometheus alert rules instead.")
     ] = False,
     listen_fd: Annotated[int | None, typer.Option("--listen-fd", hidden=True)] = None,
 ) -> None:
-    """Show caches in a browser, and give their metrics to Prometheus, until Ctrl-C.
+    """Show caches in a browser, and serve their metrics to Prometheus, until Ctrl-C.
 
-    It only reads, and no service need run. It listens on this machine's loopback; from
-    elsewhere use ssh -L. Another address needs a token: each request must bring it.
+    It only reads, and needs no running service. By default it listens on the loopback
+    address; use ssh -L from another machine. Any other address needs a token, which each
+    request must carry.
     """
     from growcache.cli.dashboard import shipped_file, show_dashboard
 
@@ -109,14 +111,16 @@ def check(
     cache: CacheArgument,
     mend: Annotated[
         bool,
-        typer.Option("--repair", help="Mend it; no service may run. Exit 0: all is mended."),
+        typer.Option(
+            "--repair", help="Repair it. Stop the service first. Exit code 0: all is repaired."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Verify every file, row and checksum of a cache; exit code 1 where anything is wrong.
+    """Verify every file, row and checksum of a cache. Exit code 1 if anything is wrong.
 
-    With --repair the index is made anew from the shards, and shards that are
-    damaged are set aside, so that the next run draws them again.
+    --repair rebuilds the index from the shards and sets damaged shards aside, so that
+    the next run draws them again.
     """
     from growcache.cli.check import show_check
 
@@ -126,23 +130,25 @@ def check(
 def peek(
     cache: CacheArgument,
     sample: Annotated[
-        str | None, typer.Option(metavar="SHARD:I", help="Show this one sample.")
+        str | None, typer.Option(metavar="SHARD:I", help="Show only this sample.")
     ] = None,
     refetch: Annotated[
         bool,
-        typer.Option("--refetch", help="Make it again from the store; exit 1 if it differs."),
+        typer.Option(
+            "--refetch", help="Fetch it again and compare. Exit code 1 if it differs."
+        ),
     ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="Of the cache, where the store needs more than its URL, or samples code of yours.",
+            help="The cache's config, if the store needs more than a URL, or samples need your code.",
             autocompletion=complete_config,
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what the samples of a cache look like, and which object each came from."""
+    """Show samples of a cache, and the object that each came from."""
     if config is not None and not refetch:
         raise ConfigError(
             "--config is for --refetch; a look at the cache needs none", code="GC105"
@@ -165,35 +171,33 @@ def replay(
         Path,
         typer.Argument(
             metavar="JOURNAL",
-            help="What the loader got as journal=.",
+            help="The loader's journal (its argument journal=).",
             autocompletion=complete_path,
         ),
     ],
     step: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Which batch, over all epochs, from 0."),
+        typer.Option(min=0, metavar="N", help="The batch, counted over all epochs from 0."),
     ] = None,
-    rank: Annotated[int, typer.Option(min=0, help="Of several ranks, whose.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="The rank whose batch it is.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Write its arrays, as .npz."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the batch's arrays, as .npz."),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Keep shards that are drawn again there, for the next time."
-        ),
+        typer.Option(metavar="FOLDER", help="Keep redrawn shards there for the next call."),
     ] = None,
     check: Annotated[
-        bool, typer.Option(help="Ask the store whether the objects were changed since.")
+        bool, typer.Option(help="Ask the store whether the objects have changed.")
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Make a batch again that a loader with a journal delivered, and name its samples.
+    """Rebuild a batch that a loader with a journal delivered, and name its samples.
 
-    Bit for bit: what is not cached any more is drawn again from the store, on
-    this machine or another. A transform of the loader is not applied; in Python
-    growcache.replay does that, too. Exit code 1 where objects were changed since.
+    The batch is the same bit for bit, on this machine or another. Samples that are no
+    longer cached are drawn again from the store. The loader's transform is not applied;
+    growcache.replay in Python applies it. Exit code 1 if objects have changed.
     """
     from growcache.cli.replay import replay_step, show_steps
 
@@ -213,20 +217,20 @@ def report(
     ] = Path("report.html"),
     svg: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also pictures without script, for papers."),
+        typer.Option(metavar="DIR", help="Also write the charts as SVG files, for papers."),
     ] = None,
     plan: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What plan --json wrote, to compare with.",
+            help="Compare with the output of plan --json.",
             autocompletion=complete_path,
         ),
     ] = None,
 ) -> None:
-    """Write a cache's history into one file that works offline: charts, limits, coverage, cost.
+    """Write a cache's history into one HTML file: charts, limits, coverage, cost.
 
-    It has a paragraph for a paper. Nothing is written into the cache.
+    The file works offline, and has a paragraph for a paper. The cache is not changed.
     """
     from growcache.cli.report import write_report
 
@@ -235,20 +239,24 @@ def report(
 
 def export(
     cache: CacheArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")],
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="The newest shards that hold this number, instead of all."),
+        typer.Option(min=1, help="Copy only the newest shards with this number of samples."),
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="tfrecord or npy; else as it is."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="tfrecord or npy. Default: the cache's own format.",
+        ),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Let others read the copy, as your umask says.")
+        bool, typer.Option("--shared", help="Let others read the copy, as your umask allows.")
     ] = False,
 ) -> None:
-    """Copy what a cache holds now: to keep, to share, or to read without growcache."""
+    """Copy the current samples of a cache, to keep, to share, or to read without growcache."""
     from growcache.cli.export import export_cache
 
     _print(export_cache(cache, out, samples=samples, cache_format=format_, shared=shared))
@@ -267,18 +275,19 @@ def purge(
         typer.Option(
             "--keys-from",
             metavar="FILE",
-            help="A key a line, or the purge list of another cache; - for the standard input.",
+            help="File with a key per line, or another cache's purge list. - reads the standard input.",
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Until no reader holds a sample of them any more.")
+        bool, typer.Option("--wait", help="Wait until no reader holds their samples.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Remove every sample of some objects from a cache, for good.
 
-    The objects are never drawn again, wherever the cache's list of them is. A service may
-    run. Without keys an earlier purge is finished. Exit code 1 where some are left, or may be.
+    The objects are recorded in the cache's purge list, and are never drawn again. The
+    service may keep running. Without keys, an earlier purge is finished. Exit code 1 if
+    samples are left, or may be.
     """
     from growcache.cli.purge import purge_objects
 
@@ -288,14 +297,14 @@ def purge(
 def release(
     cache: CacheArgument,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only what readers of this job protect.")
+        str | None, typer.Option(metavar="NAME", help="Only the readers of this job.")
     ] = None,
 ) -> None:
-    """Let go of what dead readers still protect, because they will not come back.
+    """Release the shards of dead readers that will not resume.
 
-    A trainer that was killed keeps shards for as long as cache.resume_seconds, if it
-    ever gave a state_dict(). Readers that live keep theirs. Exit code 1 where a dead
-    reader's lease may not be changed by this user.
+    After a trainer is killed, its shards stay protected for cache.resume_seconds, if it
+    ever called state_dict(). Live readers keep theirs. Exit code 1 if this user may not
+    change a dead reader's lease.
     """
     from growcache.cli.clear import release_readers
 
@@ -306,9 +315,11 @@ def release(
 
 def clear(
     cache: CacheArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
+    ] = False,
 ) -> None:
-    """Delete every sample of a cache that no service and no reader uses."""
+    """Delete every sample of a cache. No service or reader may be using it."""
     from growcache.cli.clear import clear_question, empty_cache
 
     if not yes:

@@ -19,7 +19,7 @@ from growcache.errors import GrowcacheError, code_hint
 
 app = typer.Typer(
     name="growcache",
-    help="A bounded local cache of random samples from object storage that grows while you "
+    help="A bounded local cache of random samples from object storage. It grows while you "
     "train.\n\nExample: growcache demo",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -33,10 +33,12 @@ INTERRUPTED_EXIT_CODE = 130
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="[CODE]", help="Such as GC401.", autocompletion=complete_code),
+        typer.Argument(
+            metavar="[CODE]", help="The code, such as GC401.", autocompletion=complete_code
+        ),
     ] = None,
 ) -> None:
-    """Say what an error's code means, why it happens and what to do; without one, list all."""
+    """Explain an error code: its meaning, cause and remedy. Without a code, list all."""
     from growcache.cli.explain import explain_code
 
     explain_code(code)
@@ -72,7 +74,7 @@ def _root_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     no_color: Annotated[
-        bool, typer.Option(NO_COLOR, help="No colours; also after a command, or as NO_COLOR=1.")
+        bool, typer.Option(NO_COLOR, help="No colours. Also after a command, or as NO_COLOR=1.")
     ] = False,
 ) -> None:
     if version:

@@ -18,16 +18,14 @@ from growcache.errors import ConfigError
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs to train.")] = 12,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train.")] = 12,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Work in this new folder, and leave it behind."),
+        typer.Option(metavar="FOLDER", help="Work in this new folder, and keep it."),
     ] = None,
     notebook: Annotated[
         bool,
-        typer.Option(
-            "--notebook", help="Write the tutorials' notebooks into a folder, and run nothing."
-        ),
+        typer.Option("--notebook", help="Only write the tutorials' notebooks into a folder."),
     ] = False,
 ) -> None:
     """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
@@ -51,36 +49,38 @@ def demo(
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="Where to write it; - for the screen.")
+        Path, typer.Argument(metavar="[FILE]", help="Where to write the config; - prints it.")
     ] = Path("growcache.yaml"),
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the objects are, with globs.")
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="What they hold, instead of a guess."),
+        typer.Option("--format", metavar="FORMAT", help="Their format, instead of a guess."),
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where the cache is to be.")
+        str | None, typer.Option(metavar="FOLDER", help="The cache's folder.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Its bound, such as 50GB.")
+        str | None, typer.Option(metavar="SIZE", help="The cache's bound, such as 50GB.")
     ] = None,
     endpoint_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of an S3 store that is not Amazon's.")
+        str | None,
+        typer.Option(metavar="URL", help="The endpoint of an S3 store that is not Amazon's."),
     ] = None,
     anon: Annotated[bool, typer.Option("--anon", help="Read without credentials.")] = False,
     look: Annotated[
         bool, typer.Option(help="List the source and read the start of one object.")
     ] = True,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask questions.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the file; guess, if no look is possible.")
+        bool,
+        typer.Option("--force", help="Replace the file. Guess, if the source cannot be read."),
     ] = False,
 ) -> None:
-    """Write a config that explains every setting, after a look at the objects.
+    """Look at the objects, and write a config that explains every setting.
 
-    At a terminal it asks for what the options do not say.
+    At a terminal, it asks for settings that the options do not give.
     """
     from growcache.cli.init import InitOptions, init_config
 
@@ -89,7 +89,7 @@ def init(
 
 
 def schema() -> None:
-    """Print the JSON Schema of a config, with which editors complete and check it."""
+    """Print the JSON Schema of a config, so that editors can complete and check it."""
     import json
 
     from growcache.cli.config_schema import config_schema
@@ -102,36 +102,41 @@ def plan(
     consume: Annotated[
         str | None,
         typer.Option(
-            metavar="N/s", help="Samples per second that training takes; else a job is watched."
+            metavar="N/s", help="Samples per second that training takes. Default: watch a job."
         ),
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="BYTES/s", help="Of all reads together; else it is measured."),
+        typer.Option(
+            metavar="BYTES/s", help="Bandwidth of all reads together. Default: measure it."
+        ),
     ] = None,
     overrides: SetOption = None,
     horizon: Annotated[
-        str, typer.Option(metavar="TIME", help="For which coverage, reuse and the like hold.")
+        str,
+        typer.Option(metavar="TIME", help="The time for which coverage, reuse etc. are given."),
     ] = "1h",
     min_samples: Annotated[
         int | None,
-        typer.Option("--min-samples", min=1, help="As the loader gets it; 1000 if not given."),
+        typer.Option("--min-samples", min=1, help="The loader's min_samples. Default: 1000."),
     ] = None,
     price: Annotated[
         str | None,
-        typer.Option(metavar="REGION/CLASS", help="Of the store, or a YAML file with prices."),
+        typer.Option(
+            metavar="REGION/CLASS",
+            help="The store's region and class, or a YAML file with prices.",
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="KEY=A,B,C", help="Compare values of a setting."),
+        typer.Option(metavar="KEY=A,B,C", help="Compare several values of a setting."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict first batch, growth, reuse, coverage, requests, egress and cost of a config.
 
-    It lists the source for some seconds, reads a few samples (at most some tens
-    of MB), and simulates the service. Each figure says whether it is measured,
-    given or assumed.
+    It lists the source for some seconds, reads a few samples (at most some tens of MB),
+    and simulates the service. Each figure is marked as measured, given or assumed.
     """
     from growcache.cli.plan import number_of, seconds_of, show_plan, size_of
     from growcache.monitor.plan_inputs import Given
@@ -150,36 +155,35 @@ def run(
     config: ConfigArgument,
     overrides: SetOption = None,
     until_full: Annotated[
-        bool, typer.Option("--until-full", help="End when the cache is full or complete.")
+        bool, typer.Option("--until-full", help="Stop when the cache is full or complete.")
     ] = False,
     duration: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="End after this time.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after this time.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="End after this number of draws in this run.")
+        int | None, typer.Option(min=1, help="Stop after this number of draws in this run.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="List the store again, for new objects.")
+        bool, typer.Option("--refresh", help="List the store again, to find new objects.")
     ] = False,
     retry_holes: Annotated[
-        bool, typer.Option("--retry-holes", help="Try again what could not be read for good.")
+        bool,
+        typer.Option("--retry-holes", help="Retry objects and samples that could not be read."),
     ] = False,
     replace: Annotated[
         bool,
-        typer.Option(
-            "--replace", help="Let new samples replace those of another configuration."
-        ),
+        typer.Option("--replace", help="Replace the samples of another configuration."),
     ] = False,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Start the dashboard, in a process of its own."),
+        typer.Option(metavar="HOST:PORT", help="Also start the dashboard, in its own process."),
     ] = None,
 ) -> None:
-    """Fill the cache, and keep it fresh, until Ctrl-C: live on a terminal, else JSON lines.
+    """Fill the cache, and keep it fresh, until Ctrl-C.
 
-    A line is an object with the keys of `status --json`: one at each change
-    of state, one a second between, and a last one whose state is stopped.
-    Warnings and errors go to the error stream.
+    It shows a live view on a terminal, and writes JSON lines elsewhere, with the keys of
+    `status --json`: one at each change of state, one a second, and a last one whose state
+    is stopped. Warnings and errors go to the error stream.
     """
     from growcache.cli.dashboard import dashboard_beside
     from growcache.cli.reporter_choice import choose_reporter
@@ -216,15 +220,15 @@ def doctor(
     consume: Annotated[
         str | None,
         typer.Option(
-            metavar="N/s", help="Samples per second that training takes; else a job's own."
+            metavar="N/s", help="Samples per second that training takes. Default: watch a job."
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure store, disk, memory and machine; say what is wrong and which one limits.
+    """Measure store, disk, memory and machine. Report faults and the bottleneck.
 
     It reads from the store for a few seconds, and writes a temporary file next to the cache.
-    Exit code 1 where something is wrong.
+    Exit code 1 if something is wrong.
     """
     from growcache.cli.doctor import show_doctor
 
