@@ -91,9 +91,9 @@ def dashboard(
 ) -> None:
     """Show caches in a browser, and serve their metrics to Prometheus, until Ctrl-C.
 
-    It only reads, and needs no running service. By default it listens on the loopback
-    address; use ssh -L from another machine. Any other address needs a token, which each
-    request must carry.
+    It only reads, and needs no running service. By default it listens on the
+    loopback address; use ssh -L from another machine. Any other address needs a
+    token, which each request must carry.
     """
     from growcache.cli.dashboard import shipped_file, show_dashboard
 
@@ -119,8 +119,8 @@ def check(
 ) -> None:
     """Verify every file, row and checksum of a cache. Exit code 1 if anything is wrong.
 
-    --repair rebuilds the index from the shards and sets damaged shards aside, so that
-    the next run draws them again.
+    --repair rebuilds the index from the shards and sets damaged shards aside,
+    so that the next run draws them again.
     """
     from growcache.cli.check import show_check
 
@@ -195,9 +195,10 @@ def replay(
 ) -> None:
     """Rebuild a batch that a loader with a journal delivered, and name its samples.
 
-    The batch is the same bit for bit, on this machine or another. Samples that are no
-    longer cached are drawn again from the store. The loader's transform is not applied;
-    growcache.replay in Python applies it. Exit code 1 if objects have changed.
+    The batch is the same bit for bit, on this machine or another. Samples that
+    are no longer cached are drawn again from the store. The loader's transform
+    is not applied; growcache.replay in Python applies it. Exit code 1 if
+    objects have changed.
     """
     from growcache.cli.replay import replay_step, show_steps
 
@@ -230,7 +231,8 @@ def report(
 ) -> None:
     """Write a cache's history into one HTML file: charts, limits, coverage, cost.
 
-    The file works offline, and has a paragraph for a paper. The cache is not changed.
+    The file works offline, and has a paragraph for a paper. The cache is not
+    changed.
     """
     from growcache.cli.report import write_report
 
@@ -285,9 +287,9 @@ def purge(
 ) -> None:
     """Remove every sample of some objects from a cache, for good.
 
-    The objects are recorded in the cache's purge list, and are never drawn again. The
-    service may keep running. Without keys, an earlier purge is finished. Exit code 1 if
-    samples are left, or may be.
+    The objects are recorded in the cache's purge list, and are never drawn
+    again. The service may keep running. Without keys, an earlier purge is
+    finished. Exit code 1 if samples are left, or may be.
     """
     from growcache.cli.purge import purge_objects
 
@@ -302,9 +304,9 @@ def release(
 ) -> None:
     """Release the shards of dead readers that will not resume.
 
-    After a trainer is killed, its shards stay protected for cache.resume_seconds, if it
-    ever called state_dict(). Live readers keep theirs. Exit code 1 if this user may not
-    change a dead reader's lease.
+    After a trainer is killed, its shards stay protected for
+    cache.resume_seconds, if it ever called state_dict(). Live readers keep
+    theirs. Exit code 1 if this user may not change a dead reader's lease.
     """
     from growcache.cli.clear import release_readers
 

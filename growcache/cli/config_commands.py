@@ -135,8 +135,9 @@ def plan(
 ) -> None:
     """Predict first batch, growth, reuse, coverage, requests, egress and cost of a config.
 
-    It lists the source for some seconds, reads a few samples (at most some tens of MB),
-    and simulates the service. Each figure is marked as measured, given or assumed.
+    It lists the source for some seconds, reads a few samples (at most some tens
+    of MB), and simulates the service. Each figure is marked as measured, given
+    or assumed.
     """
     from growcache.cli.plan import number_of, seconds_of, show_plan, size_of
     from growcache.monitor.plan_inputs import Given
@@ -181,9 +182,10 @@ def run(
 ) -> None:
     """Fill the cache, and keep it fresh, until Ctrl-C.
 
-    It shows a live view on a terminal, and writes JSON lines elsewhere, with the keys of
-    `status --json`: one at each change of state, one a second, and a last one whose state
-    is stopped. Warnings and errors go to the error stream.
+    It shows a live view on a terminal, and writes JSON lines elsewhere, with
+    the keys of `status --json`: one at each change of state, one a second, and
+    a last one whose state is stopped. Warnings and errors go to the error
+    stream.
     """
     from growcache.cli.dashboard import dashboard_beside
     from growcache.cli.reporter_choice import choose_reporter
@@ -227,8 +229,8 @@ def doctor(
 ) -> None:
     """Measure store, disk, memory and machine. Report faults and the bottleneck.
 
-    It reads from the store for a few seconds, and writes a temporary file next to the cache.
-    Exit code 1 if something is wrong.
+    It reads from the store for a few seconds, and writes a temporary file next
+    to the cache. Exit code 1 if something is wrong.
     """
     from growcache.cli.doctor import show_doctor
 
