@@ -6,5 +6,5 @@ samples in its own format, and runs all of them in turns. `cases.py` says which 
 runs in a process (`child.py`) of the contestant's own environment. So what a child imports
 needs nothing but NumPy: `cases.py`, `proof.py`, `loops.py`, `cost.py`, `../noise.py`.
 `results.py` takes the medians, `goals.py` judges, `page.py` and `picture.py` write
-docs/beside_others/benchmarks.md.
+docs/reference/loader_benchmarks.md.
 """

@@ -1,4 +1,4 @@
-"""growcache compared with its peers, each in its best setting; writes docs/beside_others/benchmarks.md.
+"""growcache compared with its peers, each in its best setting; writes docs/reference/loader_benchmarks.md.
 
 `python -m benchmarks.peers` installs what it needs (about 5 GB), writes one kind of samples
 at a time in every format (about 7 GB; removed again), and measures for three quarters of an

@@ -1,4 +1,4 @@
-"""docs/beside_others/benchmarks.md: what stands between its markers is written from the results."""
+"""docs/reference/loader_benchmarks.md: what stands between its markers is written from the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.peers.goals import SPEED, SUBJECT, SUSTAINED, goals
 from benchmarks.peers.results import Results, Round, gaps, lost_seconds
 from benchmarks.peers.roster import CONTESTANTS, contestants
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "beside_others/benchmarks.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference/loader_benchmarks.md"
 BEGIN, END = "<!-- written by python -m benchmarks.peers: {} -->", "<!-- end: {} -->"
 NAMES = {
     "256KiB": "256 KiB: float32 64 × 1024",

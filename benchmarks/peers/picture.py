@@ -1,4 +1,4 @@
-"""docs/beside_others/benchmarks.svg: the speed of every contestant, a panel for each kind of samples."""
+"""docs/reference/loader_benchmarks.svg: the speed of every contestant, a panel for each kind of samples."""
 
 from __future__ import annotations
 
