@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from growcache.cache.history import HistoryRecord, history_columns, with_jobs_held
 from growcache.humanize import in_percent
+from growcache.loading.report_table import WARN_REUSE
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400)  # seconds
 HOURLY_FROM = 3 * 3600.0  # a history as long as that is shown hour by hour
 LEAST_GAP_SECONDS = 60.0  # without a service; a restart takes less
 MUCH_WAIT = 0.1
-MUCH_REUSE = 4.0
 FULL_SHARE = 0.97  # of max_bytes, where no record says that the cache is full
 _DURATION = re.compile(r" for \d[\d.,]* (?:s|min|h|d)(?: \d+ (?:s|min|h))?\b")
 
@@ -227,7 +227,7 @@ def limited_by(period: Period) -> str:
         return "no service ran: only cached samples"
     if period.reuse is None:
         return f"new samples: none came{_while(period)}"
-    if period.reuse > MUCH_REUSE:
+    if period.reuse > WARN_REUSE:
         return f"new samples: each was delivered {period.reuse:.1f} times{_while(period)}"
     return "training itself: it was fed"
 

@@ -11,13 +11,13 @@ from typing import Literal, Protocol
 
 from growcache.cache.status_model import JobStatus, Status
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
+from growcache.loading.report_table import WARN_REUSE
 
 Level = Literal["ok", "warn", "bad"]
 
 RECENT_SECONDS = 300.0
 LEAST_SECONDS = 5.0  # that a rate is taken over
 LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of the time of a loop
-MUCH_REUSE = 4.0  # deliveries of a sample that was drawn
 LONG_SNAPSHOT_SECONDS = 900.0  # after which a reader that holds one may hang
 STARVED_SECONDS = 10.0  # without a byte from the store
 FULL_COVERAGE = 0.9999
@@ -226,7 +226,7 @@ def _reused(status: Status, recent: Recently) -> Answer | None:
     """Return a warning where a job sees the same samples again and again, though there are others."""
     job = max(recent.deliveries, key=recent.deliveries.__getitem__, default="")
     delivered = recent.deliveries.get(job, 0)
-    if status.complete or delivered <= recent.drawn * MUCH_REUSE:
+    if status.complete or delivered <= recent.drawn * WARN_REUSE:
         return None
     span = _about(recent.seconds)
     if not recent.drawn:
