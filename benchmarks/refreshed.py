@@ -212,10 +212,11 @@ def section(rows: list[Refreshed]) -> str:
         [
             *lines,
             "",
-            f"New shards of a snapshot as a share of its shards (about {shards}): the mean over "
-            "all epochs and readers, and the tenth and ninetieth percentile; the cache's "
-            f"turnovers meanwhile, with and without. `min_uses` is 1. On {about['cores']} cores "
-            f"({about['cpu']}), load {about['load_before']} from other programs and this one.",
+            "Each cell: new shards as a share of a snapshot's shards "
+            f"(about {shards}), the mean over all epochs and readers (10th to 90th percentile). "
+            "Turnovers of the cache: with · without retiring ahead. `min_uses` is 1. "
+            f"On {about['cores']} cores ({about['cpu']}), load {about['load_before']} from "
+            "other programs and this one.",
         ]
     )
 

@@ -145,15 +145,17 @@ def section(seen: list[Seen], turned: float, held: int, said: str) -> str:
     epochs = ", ".join(f"{s.reader} {s.epochs:,}" for s in seen)
     return "\n".join(
         [
-            f"{samples:,} samples of 3 KiB were delivered to four readers in "
-            f"{max(s.seconds for s in seen):,.0f} s, while the cache, of about {held:,} samples, "
-            f"was turned over {turned:.1f} times: {wrong} wrong, no error in a reader; "
-            f"`growcache check` at the end: {said}. Epochs: {epochs}. On {about['cores']} cores, "
-            f"{about['memory_gib']} GiB.",
+            f"Four readers received {samples:,} samples of 3 KiB in "
+            f"{max(s.seconds for s in seen):,.0f} s, while the cache of about {held:,} samples "
+            f"was turned over {turned:.1f} times.",
             "",
-            "What is checked, of every delivered sample: its last word is a keyed hash of the "
-            "383 others, modulo 2^64, so that one changed word never passes, nor a row of "
-            "another sample.",
+            f"- Wrong samples: {wrong}. Errors in readers: none. `growcache check` at the end: "
+            f"{said}.",
+            f"- Epochs: {epochs}.",
+            f"- Machine: {about['cores']} cores, {about['memory_gib']} GiB.",
+            "",
+            "The last word of each sample is a keyed hash of its 383 others, modulo 2^64. So no "
+            "changed word passes, nor a row of another sample.",
         ]
     )
 

@@ -268,7 +268,7 @@ QUIET = {
 }
 PLACES = {
     "a shard's samples": "shards/00000003.tfrecord",
-    "a shard's description": "shards/00000003.json",
+    "a shard's sidecar": "shards/00000003.json",
     "leases/\\* of a dead reader": f"leases/{'a' * 32}.lease",
     "incoming/\\*": f"incoming/{permit_of(8)}-00000008.tfrecord",
 }

@@ -79,19 +79,19 @@ def markdown(tally: Tally) -> str:
     disk = "a tmpfs of its own" if tally.own_disk else "a shared file system (never filled)"
     watched = (
         f"The disk was looked at {tally.seen.looks:,} times, at most "
-        f"{tally.seen.longest_gap_seconds * 1000:.0f} ms apart; most in use: "
-        f"{tally.seen.most_bytes:,} bytes."
+        f"{tally.seen.longest_gap_seconds * 1000:.0f} ms apart. Most bytes in use: "
+        f"{tally.seen.most_bytes:,}."
     )
     samples = ", ".join(f"{role} {count:,}" for role, count in sorted(tally.samples.items()))
     lines = [
         f"Seed {tally.seed}, {tally.minutes:.0f} minutes, {tally.rounds} rounds, on "
-        f"{os.cpu_count()} cores with {memory:.0f} GiB; store: {tally.server} behind a link that "
-        f"refused {tally.link.unavailable:,} of {tally.link.requests:,} requests, reset "
-        f"{tally.link.resets:,} and stalled {tally.link.stalls:,}; cache on {disk}.",
+        f"{os.cpu_count()} cores with {memory:.0f} GiB, cache on {disk}. Store: {tally.server} "
+        f"behind a link that refused {tally.link.unavailable:,} of {tally.link.requests:,} "
+        f"requests, reset {tally.link.resets:,} and stalled {tally.link.stalls:,}.",
         "",
         f"**{tally.all_kills} kills, {tally.events['full disks']} full disks, "
         f"{sum(tally.flips.values())} bit flips, {len(tally.violations)} violations.** "
-        f"{tally.drawn:,} samples were drawn; {tally.redrawn} shards a second time, with equal "
+        f"{tally.drawn:,} samples were drawn; {tally.redrawn} shards were drawn twice, with equal "
         f"bytes. Verified by readers: {samples}.",
         "",
         *_kills(tally),
@@ -112,7 +112,7 @@ def _kills(tally: Tally) -> list[str]:
     for role in ROLES:
         counts = " | ".join(str(tally.kills[role, column]) for column in columns)
         rows.append(f"| {role} | {counts} |")
-    return [*rows, "", "A kill counts under every state that a file was in at that moment."]
+    return [*rows, "", "A kill counts in every state that a file had at that moment."]
 
 
 def _flips(tally: Tally) -> list[str]:
@@ -122,7 +122,7 @@ def _flips(tally: Tally) -> list[str]:
     return [
         *rows,
         "",
-        f"Flipped after the look and before the copy, and so delivered: {tally.raced}.",
+        f"Delivered, because they flipped between check and copy: {tally.raced}.",
     ]
 
 
