@@ -1,7 +1,8 @@
-"""Encoded images, as format ``image`` caches them, decoded while they are loaded.
+"""Decode encoded images, as format ``image`` caches them, while they are loaded.
 
-``transform=Decode(size=(224, 224), crop="random", flip=True)`` runs in the loader's threads, because
-Pillow releases the GIL while it decodes and resizes. It needs ``pip install 'growcache[image]'``.
+``transform=Decode(size=(224, 224), crop="random", flip=True)`` runs in the loader's threads,
+because Pillow releases the GIL while it decodes and resizes. It needs
+``pip install 'growcache[image]'``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can clai
 CROPS = (None, "center", "random")
 MAX_ASPECT_CHANGE = (
     4 / 3
-)  # a random crop is at most so much wider, or higher, than the images wanted
-RANDOM_BOX_ATTEMPTS = 10  # to find a random crop inside of the image
+)  # a random crop is at most this much wider, or higher, than the wanted images
+RANDOM_BOX_ATTEMPTS = 10  # to find a random crop inside the image
 
 
 class CropBox(NamedTuple):
@@ -40,25 +41,30 @@ class CropBox(NamedTuple):
 
 
 class Decode:
-    """Decodes one field of every sample; give it to a loader as ``transform``.
+    """A ``transform`` for loaders that decodes one field of every sample.
 
-    The field becomes uint8 [height, width, 3], or [height, width, 1] of grey images if ``color`` is False. The other
-    fields stay as they are. The orientation of EXIF is not applied. JPEGs are decoded at a half, a quarter or an
-    eighth of their size if that is enough.
+    The field becomes uint8 ``[height, width, 3]``, or ``[height, width, 1]`` if ``color`` is
+    False. Other fields are unchanged. The orientation in EXIF is not applied. JPEGs are decoded
+    at a half, a quarter or an eighth of their size if that is enough.
 
     Args:
-        size: (height, width) of all images. None keeps the size of each, so that batches
-            are ragged.
-        crop: treatment of other proportions. ``center`` cuts the middle out, ``random``
-            a part of the area within ``scale`` with up to 4/3 of the proportions, anywhere
-            (for training); None stretches.
-        scale: least and most share of the area that a random crop takes.
-        flip: mirror every other image, by chance.
+        size: (height, width) of all images, in pixels. None keeps the size of each image, so
+            the field is ragged.
+        crop: How an image of other proportions is fitted. ``"center"`` cuts out the middle.
+            ``"random"``, for training, cuts out a part at a random place: its share of the area
+            is within ``scale``, and its proportions differ by up to 4/3. None stretches the
+            image.
+        scale: Least and largest share of the area that a random crop takes.
+        flip: Mirror half of the images, at random.
         color: False makes grey images.
-        field: that holds the encoded images.
+        field: Name of the field that holds the encoded images.
 
     Raises:
-        ConfigError: arguments that are not valid, or no Pillow.
+        ConfigError: An argument is not valid, or Pillow is not installed.
+
+    Example::
+
+        loader = EpochLoader("/data/cache", batch_size=64, transform=Decode(size=(224, 224)))
     """
 
     def __init__(
@@ -101,7 +107,11 @@ class Decode:
     def __call__(
         self, sample: Sample, rng: np.random.Generator, origin: Origin | None = None
     ) -> Sample:
-        """Return the sample with its image decoded; FormatError without such a field, or for an invalid image."""
+        """Return the sample with its image decoded.
+
+        Raises:
+            FormatError: The sample has no bytes in this field, or the image is not valid.
+        """
         data = sample.get(self._field)
         if not isinstance(data, bytes):
             found = f"{type(data).__name__}" if self._field in sample else f"{list(sample)}"
@@ -126,13 +136,13 @@ class Decode:
             raise FormatError(
                 f"the image{where}: more than {MAX_PIXELS:,} pixels", code="GC305"
             ) from None
-        except Exception as error:  # Pillow's plugins raise any exception for a broken image
+        except Exception as error:  # Pillow's plugins raise anything for broken images
             raise FormatError(
                 f"the image{where} cannot be decoded: {type(error).__name__}: {error}; a "
                 "sampling.transform that opens images keeps such ones out of the cache",
                 code="GC601",
             ) from error
-        array = np.array(pixels)  # a copy, because Pillow's own memory is read-only
+        array = np.array(pixels)  # copied, because Pillow's own memory is read-only
         return array.reshape(*array.shape[:2], -1)
 
     def _pixels(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
@@ -161,7 +171,7 @@ class Decode:
 
 
 def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
-    """Return the largest part in the middle that is ``aspect`` times as wide as high.
+    """Return the largest central part that is ``aspect`` times as wide as high.
 
     >>> center_crop_box((500, 375), 1.0)
     CropBox(left=62.5, top=0.0, right=437.5, bottom=375.0)
@@ -175,7 +185,10 @@ def center_crop_box(size: tuple[int, int], aspect: float) -> CropBox:
 def random_crop_box(
     size: tuple[int, int], aspect: float, scale: tuple[float, float], rng: np.random.Generator
 ) -> CropBox:
-    """Return a random part of about this aspect; ``scale`` bounds its share of the area of ``size`` (width, height)."""
+    """Return a random part of about this aspect.
+
+    ``scale`` bounds its share of the area of ``size`` (width, height).
+    """
     width, height = size
     for _ in range(RANDOM_BOX_ATTEMPTS):
         area = width * height * rng.uniform(*scale)

@@ -1,4 +1,4 @@
-"""NumPy's front door, and that of JAX: epochs over a cache as dicts of arrays."""
+"""Loaders for NumPy and JAX: epochs over a cache as dicts of arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ __all__ = ["EpochLoader"]
 
 
 class EpochLoader(FromDataset, Loader):
-    """Batches from a growing cache; every iteration is a new epoch over the shards that are cached by then.
+    """Batches from a growing cache.
 
-    The next epoch's snapshot, plan and first batches are made before the current epoch ends.
-    Arrays may be kept: their memory is recycled only once nothing refers to it. A loader
-    pickles as its arguments. A new iteration ends the one before it.
+    Each iteration is a new epoch over the shards cached by then.
 
-    It takes the arguments of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``) but
-    ``device``, finds its ranks in ``RANK`` and ``WORLD_SIZE`` by default, and yields
-    dicts of field name to array ``[batch, *shape]`` in the dtype of the schema.
+    The arguments are those of `growcache.torch.EpochLoader` (see ``help(EpochLoader)``), except
+    ``device``. Batches are dicts of field name to array ``[batch, *shape]``, in the dtype of
+    the schema. The loader takes its rank from ``RANK`` and ``WORLD_SIZE`` by default.
+
+    The next epoch's snapshot, plan and first batches are prepared before the current epoch
+    ends. You may keep arrays, because their memory is recycled only after the last reference is
+    gone. A loader pickles as its arguments. A new iteration ends the previous one.
+
+    Example::
+
+        from growcache.numpy import EpochLoader
+
+        with EpochLoader("/data/cache", batch_size=64) as loader:
+            for epoch in range(90):
+                for batch in loader:
+                    step(batch["x"], batch["y"])
     """

@@ -1,7 +1,8 @@
 """Functions for ``source.format`` that read files which no format of growcache reads by range.
 
-``source: {format: "growcache.readers:mat", options: {variables: [eeg], axis: 1, window: 1000}}``. Each object is
-fetched whole. They need ``pip install 'growcache[scipy]'``.
+For example ``source: {format: "growcache.readers:mat", options: {variables: [eeg], axis: 1,
+window: 1000}}``. Each object is fetched whole. The functions need
+``pip install 'growcache[scipy]'``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from growcache.schema import Sample
 
 __all__ = ["mat", "netcdf3"]
 
-_MOST_BYTES = 1_000_000_000  # bytes of an object's arrays together
+_MOST_BYTES = 1_000_000_000  # of all arrays of an object together
 _ITEM_BYTES = {
     "int8": 1, "uint8": 1, "logical": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
     "uint64": 8, "single": 4, "double": 8, "char": 4,
@@ -38,19 +39,25 @@ def mat(
     axis: int | None = None,
     window: int | None = None,
 ) -> Iterator[Sample]:
-    """Yield the variables of a MAT-file of version 4 or 5 (`scipy.io.loadmat`), as fields.
+    """Yield the variables of a MAT-file of version 4 or 5 (`scipy.io.loadmat`) as samples.
 
-    Scalars have no dimension and text is a str; cells, structs, objects and sparse
-    arrays are left out.
+    Each variable is a field. Scalars have shape ``()``, and text is a str. Cells, structs,
+    objects and sparse arrays are left out.
 
     Args:
-        object: the MAT-file.
-        variables: those that become fields; None means all numbers and text.
-        axis: of all arrays, along which each value is a sample. None makes one sample of an object.
-        window: values of a sample along ``axis``; what is left at the end is dropped.
+        object: The MAT-file.
+        variables: Names of the variables that become fields. None takes all numbers and text.
+        axis: Axis of all arrays along which the samples follow each other. None makes one
+            sample of the object.
+        window: Values per sample along ``axis``. A shorter rest at the end is dropped. None
+            makes a sample of each value.
+
+    Yields:
+        Samples: dicts of field name to value.
 
     Raises:
-        FormatError: no such variable, or one that is no array.
+        FormatError: A variable does not exist or is no array, the lengths along ``axis``
+            differ, or all arrays together take more than 1 GB.
     """
     require_library("growcache.readers:mat", "scipy", "scipy")
     import scipy.io
@@ -63,7 +70,8 @@ def mat(
             object.key, sum(math.prod(plain[n][0]) * _ITEM_BYTES[plain[n][1]] for n in wanted)
         )
         file.seek(0)
-        # Others are never read: nobody says how large the contents of a cell are.
+        # Other variables are never read, because the file does not give the size of a cell's
+        # contents.
         found = scipy.io.loadmat(file, chars_as_strings=True, variable_names=wanted)
     held = {name: found.get(name) for name in about}
     chosen = _chosen(object.key, held, variables)
@@ -77,17 +85,26 @@ def netcdf3(
     window: int | None = None,
     scale: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the variables of a NetCDF file of version 3 (`scipy.io.netcdf_file`), as fields.
+    """Yield the variables of a NetCDF file of version 3 (`scipy.io.netcdf_file`) as samples.
+
+    Each variable is a field.
 
     Args:
-        object: the NetCDF file.
-        variables: those that become fields; None means all of numbers.
-        axis: of all arrays, along which each value is a sample. None makes one sample of an object.
-        window: values of a sample along ``axis``; what is left at the end is dropped.
-        scale: apply scale_factor and add_offset, and make missing values NaN.
+        object: The NetCDF file.
+        variables: Names of the variables that become fields. None takes all variables of
+            numbers.
+        axis: Axis of all arrays along which the samples follow each other. None makes one
+            sample of the object.
+        window: Values per sample along ``axis``. A shorter rest at the end is dropped. None
+            makes a sample of each value.
+        scale: Apply scale_factor and add_offset, and replace missing values by NaN.
+
+    Yields:
+        Samples: dicts of field name to array.
 
     Raises:
-        FormatError: no such variable, or one that is no array of numbers.
+        FormatError: A variable does not exist or is no array of numbers, or the lengths along
+            ``axis`` differ.
     """
     require_library("growcache.readers:netcdf3", "scipy", "scipy")
     import scipy.io
@@ -146,7 +163,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _matlab_value(value: Any) -> Any:
-    """All arrays of MATLAB have two dimensions or more."""
+    """Return the value without the two dimensions that MATLAB gives to scalars and text."""
     if value.dtype.kind in _TEXT:
         return str(value.item()) if value.size else ""
     return value.reshape(()) if value.shape == (1, 1) else value

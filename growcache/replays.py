@@ -1,4 +1,4 @@
-"""Replay: a batch of an earlier run again, bit for bit, with the origin of each of its samples."""
+"""Replay: deliver a batch of an earlier run again, bit for bit, with the origin of each sample."""
 
 from __future__ import annotations
 
@@ -35,32 +35,44 @@ from growcache.store.contract import Entry
 
 
 class ReplayedSample(NamedTuple):
-    """Where a sample of a batch was, in the cache and in the store."""
+    """The place of a batch's sample in the cache and in the store.
+
+    Attributes:
+        shard: Number of its shard.
+        row: Its row in the shard.
+        origin: The object, version and rows that it came from.
+        valid: False if it stood in for an unreadable sample, or filled up the batch.
+        drawn_again: Whether it was drawn from the store again, because the cache no longer
+            holds it.
+        store: Index of the configured URL that listed its object.
+    """
 
     shard: int
     row: int
     origin: Origin
-    valid: bool  # False: it took the place of one that could not be read, or filled the batch
-    drawn_again: bool  # from the store, because the cache does not hold it any more
-    store: int  # which of the configured URLs its object was listed by
+    valid: bool
+    drawn_again: bool
+    store: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A batch that was delivered earlier.
+    """A batch that an earlier run delivered.
 
     Attributes:
-        step: its number, over all epochs, from 0.
-        epoch: its epoch, and
-        epoch_step: its number there, from 0.
-        known: whether the journal shows that the run came so far; a killed run may have
-            ended up to half a minute before.
-        seconds: Unix time at which the journal last said where the run was, at or before the step.
-        earlier: how often the step came before, in runs that were resumed from an earlier state.
-        batch: as the loader delivered it, a dict of NumPy arrays (whatever ``as_tuple`` was), or
-            what ``batch_transform`` returned.
-        samples: where each sample of the batch came from.
-        objects: of the samples, as they were listed.
+        step: Number of the batch over all epochs, from 0.
+        epoch: Number of its epoch.
+        epoch_step: Number of the batch in its epoch, from 0.
+        known: Whether the journal proves that the run reached the step. A killed run may have
+            ended up to 30 seconds before it.
+        seconds: Unix time of the last journal entry about the run's progress at or before the
+            step.
+        earlier: How often the step occurred before, in runs that were resumed from an earlier
+            state.
+        batch: The batch as the loader delivered it: a dict of NumPy arrays (even with
+            ``as_tuple``), or the result of ``batch_transform``.
+        samples: The place of each sample of the batch.
+        objects: The objects of the samples, as they were listed.
     """
 
     step: int
@@ -84,25 +96,29 @@ def replay(
     batch_transform: Callable[[Any], Any] | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Replay:
-    """Make a batch again that a loader with ``journal=`` delivered.
+    """Deliver a batch again that a loader with ``journal=`` delivered.
 
-    Shards that the cache of the configuration still holds are read there. The others are drawn
-    again from the store, on this machine or another; each must have the bytes that it had.
+    Shards that the configured cache still holds are read there. All others are drawn from the
+    store again, on this machine or another. Each must have the same bytes as before.
 
     Args:
-        config: the configuration of the run.
-        journal: its journal.
-        step: the number of the batch, over all epochs, from 0; see `EpochLoader.global_step`.
-        rank: of several ranks, the one that received it.
-        transform: the loader's, to get the batch as it was delivered. Without it the
-            samples are as they are cached.
-        batch_transform: the loader's.
-        cache: a folder for shards that are drawn again, which the next call finds there;
-            None: a temporary one.
+        config: Configuration of the run.
+        journal: Path of the run's journal.
+        step: Number of the batch over all epochs, from 0; see `EpochLoader.global_step`.
+        rank: Rank that received the batch.
+        transform: The loader's ``transform``. Without it the samples are as they are cached.
+        batch_transform: The loader's ``batch_transform``.
+        cache: Folder for shards that are drawn again, where the next call finds them. None uses
+            a temporary folder.
+
+    Returns:
+        The batch, with the origin of each sample.
 
     Raises:
-        ConfigError: no such journal or step, or the configuration makes other samples.
-        JournalError: a shard cannot be made again, because objects were changed, removed or purged.
+        ConfigError: The journal or the step does not exist, or the configuration makes other
+            samples.
+        JournalError: A shard cannot be drawn again, because objects were changed, removed or
+            purged.
     """
     settings = load_config(config, environment=os.environ)
     read = Journal.read(Path(journal), rank)
@@ -146,12 +162,12 @@ def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
 def _cache_facts(
     journal: Journal, path: Path, found: JournaledBatch
 ) -> tuple[CacheFacts | None, bytes | None]:
-    """Return what the journal of the first rank on the machine says of the cache."""
+    """Return what the journal of this machine's first rank records about the cache."""
     facts, ranks = found.facts, found.session.ranks
     if not ranks.leads:
         journal = Journal.read(path, ranks.rank - ranks.local_rank)
         facts = journal.facts[-1] if journal.facts else None
-        with suppress(ConfigError):  # it was killed before that step
+        with suppress(ConfigError):  # the first rank was killed before that step
             facts = journal.find(found.batch.step)[0].facts
     if facts is None:
         return None, None
@@ -232,7 +248,7 @@ def _pieces(
 
 
 def _open(window: Window, places: Places, snapshot: Snapshot) -> OpenWindow:
-    """Map the batch's shards of a snapshot, in the place of a window's."""
+    """Map the shards of the batch that a snapshot holds, as a window maps its own."""
     needed = set(places.shards.tolist())
     numbers = tuple(row.number for row in snapshot.shards if row.number in needed)
     shards = [snapshot.mapped(number) for number in numbers]

@@ -1,7 +1,7 @@
 """A sample, which is a dict of named values, and the schema that all samples of a cache share.
 
-A value is an array, ``bytes`` or a ``str``. A dimension of an array is ragged if its size differs
-from sample to sample. Bytes and strings are always ragged.
+A value is an array, ``bytes`` or a ``str``. A dimension of an array is ragged if its size
+differs from sample to sample. Bytes and strings are always ragged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from growcache.errors import FormatError
 Array: TypeAlias = npt.NDArray[Any]
 Value: TypeAlias = Array | bytes | str
 
-# Of `Value`s. The type does not say so, because mypy would then refuse a dict of arrays alone.
+# The values are `Value`s. The type does not say so, because mypy would then refuse a dict of
+# arrays alone.
 Sample: TypeAlias = dict[str, Any]
 
 _STORED_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
@@ -33,39 +34,58 @@ _DTYPE_NAMES = (
     "uint64", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 
-_SHOWN_CHARACTERS, _SHOWN_FIELDS = 400, 3  # of schemas that differ
+_SHOWN_CHARACTERS, _SHOWN_FIELDS = 400, 3  # characters and fields, in messages
 
-# What loaders add to a ragged field's name to name the arrays that say where values are.
+# Suffixes of the arrays that give the places of a ragged field's values in a batch.
 RAGGED_SUFFIXES = ("_offsets", "_shapes", "_lengths")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The object, its version and the rows that a sample came from."""
+    """The object, its version and the rows that a sample came from.
+
+    A loader passes it to a ``transform`` that takes an argument ``origin``, and so does the
+    sampling service.
+
+    Attributes:
+        key: Key of the object in its store, without bucket or scheme. For a Dataset, the index
+            as text.
+        etag: Version of the object as its store reports it; None if the store has no versions.
+        start: First row of the sample in its object. Formats without rows count bytes; the
+            reference of each format says which.
+        stop: One after the last row or byte.
+    """
 
     key: str
-    etag: str | None  # None if the store has no versions
-    start: int  # row, or byte of formats without rows
+    etag: str | None
+    start: int
     stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named array of a sample."""
+    """One named array of a sample, or its bytes or string.
+
+    Attributes:
+        name: Name of the field.
+        dtype: Little-endian `numpy.dtype.str`, such as ``"<f4"``, or ``"bytes"`` or ``"str"``.
+        shape: Sizes of the dimensions, with None for ragged ones; ``()`` for bytes and strings.
+        classes: Names of the classes that the integers of the field stand for, from 0 on.
+    """
 
     name: str
-    dtype: str  # little-endian `numpy.dtype.str`, "bytes" or "str"
-    shape: tuple[int | None, ...]  # None if ragged; () of bytes and strings
-    classes: tuple[str, ...] = ()  # the names of its numbers, from 0 on
+    dtype: str
+    shape: tuple[int | None, ...]
+    classes: tuple[str, ...] = ()
 
     @property
     def is_blob(self) -> bool:
-        """Whether its values are bytes or strings."""
+        """Whether the values are bytes or strings."""
         return self.dtype in (BYTES, STR)
 
     @property
     def is_ragged(self) -> bool:
-        """Whether its values may differ in size."""
+        """Whether values may differ in size."""
         return self.is_blob or None in self.shape
 
     @property
@@ -75,12 +95,12 @@ class Field:
 
     @property
     def item_dtype(self) -> np.dtype[Any]:
-        """The dtype of its items as they are stored; bytes and strings (UTF-8) are uint8."""
+        """The dtype of the items as they are stored; uint8 for bytes and strings (UTF-8)."""
         return np.dtype("|u1" if self.is_blob else self.dtype)
 
     @property
     def dims(self) -> tuple[int | None, ...]:
-        """The shape, where bytes and strings have one ragged dimension, in bytes."""
+        """The shape, in which bytes and strings have one ragged dimension, in bytes."""
         return (None,) if self.is_blob else self.shape
 
     @property
@@ -90,36 +110,36 @@ class Field:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a value whose ragged dimensions are all 1."""
+        """Size in bytes of a value whose ragged dimensions are all 1."""
         return (
             math.prod(size for size in self.dims if size is not None) * self.item_dtype.itemsize
         )
 
     @property
     def fixed_shape(self) -> tuple[int, ...]:
-        """The shape of every value; ValueError if it is ragged."""
+        """The shape that all values have; ValueError if the field is ragged."""
         if self.is_ragged:
             raise ValueError(f"field {self} is ragged; its values have no common shape")
         return tuple(size for size in self.shape if size is not None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every value in C order; ValueError if it is ragged."""
+        """Size in bytes of each value in C order; ValueError if the field is ragged."""
         return math.prod(self.fixed_shape) * self.item_dtype.itemsize
 
     @property
     def needs_shape(self) -> bool:
-        """Whether the shape of a value does not follow from its bytes."""
+        """Whether the shape of a value cannot be computed from its number of bytes."""
         ragged = len(self.ragged_dims)
         return ragged > 1 or (ragged == 1 and not self.unit_bytes)
 
     def shape_of(self, ragged: Sequence[int]) -> tuple[int, ...]:
-        """Return `dims` with the sizes of the ragged dimensions put in."""
+        """Return `dims` with the sizes of the ragged dimensions filled in."""
         sizes = iter(ragged)
         return tuple(next(sizes) if size is None else size for size in self.dims)
 
     def allows(self, shape: Sequence[int | None]) -> bool:
-        """Whether a value (or another field's values) of this shape fits."""
+        """Whether a value of this shape fits, or values of another field with this shape."""
         if len(shape) != len(self.shape):
             return False
         # all() would take three times as long.
@@ -130,11 +150,11 @@ class Field:
 
     @property
     def is_of_an_empty_list(self) -> bool:
-        """Whether its value may be `[]`, of which NumPy makes float64[0] whatever it would hold."""
+        """Whether the value may be `[]`, because NumPy makes float64[0] of any empty list."""
         return (self.dtype, self.shape) == (_EMPTY_LIST.dtype.str, _EMPTY_LIST.shape)
 
     def emptied(self) -> Field:
-        """Return the field of its values that have no items."""
+        """Return this field with the shape of a value without items."""
         return replace(self, shape=(0, *(size or 0 for size in self.shape[1:])))
 
     def stores_as_is(self, value: object) -> bool:
@@ -175,7 +195,11 @@ class Schema:
 
     @classmethod
     def from_sample(cls, sample: object) -> Schema:
-        """Return the schema of one sample; FormatError unless it is a dict of arrays, bytes and strings."""
+        """Return the schema of one sample.
+
+        Raises:
+            FormatError: The sample is not a dict of arrays, bytes and strings.
+        """
         if not isinstance(sample, Mapping) or not sample:
             raise FormatError(
                 f"a sample must be a non-empty dict of arrays, found {type(sample).__name__}",
@@ -191,7 +215,14 @@ class Schema:
 
     @classmethod
     def declared(cls, fields: Mapping[str, str | Sequence[Any]]) -> Schema:
-        """Return the schema that a user wrote: per name a kind, or [dtype, size, ...] with None for ragged.
+        """Return the schema that a user declared.
+
+        Args:
+            fields: Per name ``"bytes"``, ``"str"`` or a dtype, or a list ``[dtype, size, ...]``
+                with None for ragged dimensions.
+
+        Raises:
+            FormatError: No field, a name that is not a string, or no such dtype or size.
 
         >>> str(Schema.declared({"x": ["float32", None, 64], "note": "str"}))
         'note: str, x: float32[?, 64]'
@@ -202,7 +233,10 @@ class Schema:
 
     @classmethod
     def covering(cls, schemas: Sequence[Schema]) -> Schema:
-        """Return the narrowest schema that fits all samples; FormatError if more than sizes of dimensions differ.
+        """Return the narrowest schema that fits the samples of all ``schemas``.
+
+        Raises:
+            FormatError: The schemas differ in more than the sizes of dimensions.
 
         >>> shapes = [(3, 8), (5, 8)]
         >>> str(Schema.covering([Schema((Field("x", "<f4", shape),)) for shape in shapes]))
@@ -234,7 +268,7 @@ class Schema:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every sample without framing; ValueError if it is ragged."""
+        """Size in bytes of each sample without framing; ValueError if the schema is ragged."""
         return sum(field.nbytes for field in self.fields)
 
     @property
@@ -244,11 +278,11 @@ class Schema:
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """The names of the classes that the numbers of a field stand for, of fields that have any."""
+        """Names of classes by field, for the fields that have classes."""
         return {field.name: list(field.classes) for field in self.fields if field.classes}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Schema:
-        """Return it with the classes of those of its fields that are one integer.
+        """Return the schema with these classes set on its integer fields.
 
         >>> Schema.declared({"y": "int64", "x": "float32"}).with_classes({"y": ["a", "b"]}).classes
         {'y': ['a', 'b']}
@@ -269,7 +303,7 @@ class Schema:
         raise KeyError(f"no field {name!r}; the schema has {', '.join(self.names)}")
 
     def to_json(self) -> list[list[Any]]:
-        """Return a value for `from_json`."""
+        """Return a JSON value that `from_json` reads."""
         return [
             [f.name, f.dtype, list(f.shape), *([list(f.classes)] if f.classes else ())]
             for f in self.fields
@@ -284,14 +318,18 @@ class Schema:
             raise FormatError(f"a schema is damaged: {error}", code="GC302") from None
 
     def allows(self, found: Schema) -> bool:
-        """Whether samples of the other schema fit this one."""
+        """Whether samples of the schema ``found`` fit this one."""
         return found._kinds() == self._kinds() and all(
             mine.allows(other.shape)
             for mine, other in zip(self.fields, found.fields, strict=True)
         )
 
     def conform(self, sample: Mapping[str, Any]) -> Sample:
-        """Return the sample in stored order, little-endian and C-ordered; FormatError if it does not fit."""
+        """Return the sample in stored order, with little-endian, C-ordered arrays.
+
+        Raises:
+            FormatError: The sample does not fit the schema.
+        """
         if self._is_of(sample):
             return dict(sample)
         sample = self._with_empty_lists(sample)
@@ -301,7 +339,7 @@ class Schema:
         return {f.name: _stored_value(f, sample[f.name]) for f in self.fields}
 
     def _with_empty_lists(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return empty lists as arrays without items, where fields are ragged along their first dimension."""
+        """Replace empty lists by arrays without items, in fields whose first dimension is ragged."""
         empty = {
             field.name: np.empty(field.emptied().fixed_shape, field.dtype)
             for field in self.fields
@@ -331,7 +369,7 @@ def _is_empty_list(value: object) -> bool:
 
 
 def sample_bytes(sample: Mapping[str, Value]) -> int:
-    """Return the bytes of a sample's values as they are stored, without framing."""
+    """Return the size of a sample's values in bytes, as they are stored, without framing."""
     return sum(map(_value_nbytes, sample.values()))
 
 
@@ -376,7 +414,10 @@ def _stored_dtype(name: str, dtype: np.dtype[Any]) -> str:
 def _field_from_json(
     name: object, dtype: object, shape: Sequence[object], classes: object = ()
 ) -> Field:
-    """Return the field of a file, strictly, because NumPy would accept any type."""
+    """Return the field that a file describes.
+
+    The checks are strict, because NumPy would accept any type.
+    """
     sizes = tuple(None if s is None else int(str(s)) for s in shape)
     if type(name) is not str or not name or any(s is not None and s < 0 for s in sizes):
         raise ValueError(f"no field: {name!r:.40} {sizes!r:.40}")
@@ -421,7 +462,7 @@ def _declared_field(name: object, declared: object) -> Field:
 
 
 def _differences(first: Schema, other: Schema) -> tuple[str, str]:
-    """Return both, of many fields only the first of those that differ."""
+    """Return both schemas as text; of large schemas, only the first fields that differ."""
     if len(str(first)) + len(str(other)) <= _SHOWN_CHARACTERS:
         return str(first), str(other)
     theirs, mine = set(other._kinds()), set(first._kinds())
@@ -450,7 +491,7 @@ def _stored_value(field: Field, value: object) -> Value:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether text can be written as UTF-8; lone surrogates, as of file names, cannot."""
+    """Whether the text can be encoded as UTF-8. Lone surrogates, as in file names, cannot."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A picture that is kept up to date: at a terminal, and in a notebook with ``growcache.watch``."""
+"""A status picture that is kept up to date: at a terminal, and in a notebook with ``growcache.watch``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ NOTEBOOK_HTML = (
 
 
 class LiveRegion:
-    """A place on the terminal where each drawing replaces the one before, until the block ends.
+    """A region of the terminal in which each drawing replaces the last one, until the block ends.
 
-    With ``transient`` nothing is left behind. The cursor stays on an empty line below the picture, so a terminal's
-    ``^C`` is written there, and the last drawing erases it.
+    With ``transient`` nothing stays on the screen. The cursor waits on an empty line below the
+    picture, so the terminal's ``^C`` appears there, and the last drawing erases it.
     """
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
         self._console = console
-        # No refresh thread: the picture changes when a status comes, and only then.
+        # No refresh thread, because the picture changes only when a status arrives.
         self._live = Live(
             console=console, auto_refresh=False, transient=transient, vertical_overflow="crop"
         )
@@ -55,7 +55,7 @@ class LiveRegion:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.update(SegmentLines(self._lines, new_lines=True))  # stop draws it
+        self._live.update(SegmentLines(self._lines, new_lines=True))  # stop draws them
         self._live.stop()
 
     def redraw(self, picture: RenderableType) -> None:
@@ -66,7 +66,10 @@ class LiveRegion:
         self._live.update(SegmentLines([*self._lines, []], new_lines=True), refresh=True)
 
     def _erase_wrapped(self) -> None:
-        """Erase lines that a narrower terminal wrapped, and leave the cursor where Rich expects it."""
+        """Erase lines that a narrower terminal wrapped.
+
+        The cursor ends where Rich expects it.
+        """
         lengths = map(Segment.get_line_length, self._lines)
         if broken := sum(max(1, -(-length // self._width)) for length in lengths):
             self._console.file.write(f"\r\x1b[{broken}A\x1b[J" + "\n" * len(self._lines))
@@ -93,7 +96,7 @@ class LiveView(StatusReporter):
         self._region.__exit__(*exception)
 
     def show(self, status: Status) -> None:
-        self._print_stderr()  # not line by line: each print draws the picture anew
+        self._print_stderr()  # together, because each print redraws the picture
         self._history.add(time.monotonic(), status)
         self._region.redraw(StatusPicture(status, self._history, self._region.height))
 
@@ -123,7 +126,7 @@ class CacheWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Draw a last time and leave the picture; a second call does nothing."""
+        """Draw a last time and leave the picture on the screen. A second call does nothing."""
         self._stopped.set()
         self._thread.join()
 
@@ -143,21 +146,21 @@ class CacheWatch:
     def _show(self) -> None:
         try:
             self._reporter.show(read_status(self._cache))
-        except CacheMissingError:  # the service has not made it yet, or it was cleared
+        except CacheMissingError:  # the service has not made it yet, or it was removed
             self._reporter.show(Status(path=str(self._cache), state="stopped"))
 
 
 def watch(cache: str | os.PathLike[str], *, seconds: float = WATCH_SECONDS) -> CacheWatch:
-    """Show a cache, live, while this process goes on with other work.
+    """Show the status of a cache, live, while this process does other work.
 
     Args:
-        cache: its folder; it need not exist yet.
-        seconds: between two looks at it.
+        cache: Path of the cache directory. It need not exist yet.
+        seconds: Seconds between two updates.
 
     Returns:
-        A `CacheWatch`: a context manager, and with ``stop()``.
+        A `CacheWatch`, which ends with ``stop()`` or as a context manager.
 
-    In a notebook, above the training loop::
+    Example, in a notebook above the training loop::
 
         with growcache.serve("growcache.yaml") as config, growcache.watch(config.cache.path):
             ...
@@ -171,7 +174,7 @@ class NotebookView(StatusReporter):
         self._output: Any = None
 
     def show(self, status: Status) -> None:
-        display = importlib.import_module("IPython.display").display  # a notebook has it
+        display = importlib.import_module("IPython.display").display  # every notebook has it
         self._history.add(time.monotonic(), status)
         data = notebook_picture(status, self._history)
         if self._output is None:

@@ -1,4 +1,4 @@
-"""The loader that all frameworks share."""
+"""The loader that the loaders of all frameworks share."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def refuse_torch_worker() -> None:
 
 
 class Loader:
-    """Epochs over a growing cache; a framework's loader decides the type of its batches.
+    """Epochs over a growing cache. The loader of a framework decides the type of the batches.
 
     Attributes:
-        framework: the functions that the front door lends.
+        framework: The functions that the framework's module provides.
     """
 
     framework: ClassVar[Framework] = NUMPY
@@ -84,75 +84,86 @@ class Loader:
         timeout_seconds: float = TIMEOUT_SECONDS,
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take the arguments; threads and processes start with the first iteration.
+        """Check the arguments. Threads and processes start with the first iteration.
 
         Args:
-            path: of the cache directory; it need not exist yet.
-            batch_size: samples per batch.
-            min_samples: wait until this many are cached, or the whole population is.
-            samples_per_epoch: None makes an epoch of everything that is cached, so it
-                grows; a number makes every epoch of that many samples over all ranks, in whole
-                batches unless ``drop_last`` is False: part of a pass over the cache or
-                several, with the cursor carried over.
-            seed: of the order, and of the transform's generators.
-            shuffle: False gives shards by number and samples as they were drawn.
-            drop_last: leave a last, smaller batch out.
-            fixed: wait until the cache is complete; then every epoch is one pass in order,
-                and its last batch is kept. For validation.
+            path: Path of the cache directory. It need not exist yet.
+            batch_size: Samples per batch.
+            min_samples: Samples that must be cached before an epoch starts, or the whole
+                population if that is smaller.
+            samples_per_epoch: Samples of an epoch over all ranks, in whole batches unless
+                ``drop_last`` is False. An epoch is then a part of a pass over the cache, or
+                several passes; the next epoch continues where it ended. With None an epoch is
+                one pass over everything that is cached, so epochs grow with the cache.
+            seed: Seed of the order and of the random generators of ``transform``.
+            shuffle: False delivers shards by number, and samples in the order in which they
+                were drawn.
+            drop_last: Leave out the last batch if it is smaller than ``batch_size``.
+            fixed: Wait until the cache is complete. Every epoch is then one pass in order, and
+                its last batch is kept. Use it for validation.
             transform: ``function(sample, rng, origin)``, called at every delivery, in threads
-                or in the processes of ``num_workers``; arguments but the first go by name and
-                may be left out. ``sample`` is a dict of arrays of its own (and of bytes and
-                str, as cached), ``rng`` a generator from (seed, pass, position), ``origin``
-                the sample's `growcache.Origin`. It returns a dict of arrays of equal shapes;
-                bytes, str, and fields named as a ragged one of the cache may differ.
-            batch_transform: ``function(batch)``, called with each batch, a dict, before
-                ``as_tuple``, in the thread that makes batches, so that the loop does not
-                wait for it. Its result is delivered.
-            fields: names of the cache's fields that are wanted; the others are not read.
-            as_tuple: names of fields; batches are tuples of these instead of dicts.
-            ragged: how fields whose values differ in size come. ``offsets``: ``x`` holds
-                all values back to back, ``[total, *inner]``, value i being
-                ``x[x_offsets[i]:x_offsets[i + 1]]``; where other dimensions than the first
-                alone are ragged, ``x`` is flat, the offsets count its numbers, and
-                ``x_shapes`` int64 [batch, rank] has the shapes. ``pad``: ``x`` ``[batch, longest, *inner]`` with zeros after each
-                value, and its sizes in ``x_lengths``, int64 [batch], or [batch, k] for k
-                ragged dimensions. ``list``: a list of arrays. bytes come as uint8, in
-                lists as bytes; str always in lists, which no loss takes: ``classes`` of ``source.labels``
-                makes numbers of texts.
-            rank: of this process among the ``world_size`` of its job. All ranks make the
-                same number of steps, and together they deliver what one process would. None
-                asks torch.distributed (PyTorch's loader) and then the variables ``RANK`` and
-                ``WORLD_SIZE``; ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` say which ranks are on
-                this machine, and share its cache. Growing epochs over several machines need
-                torch.distributed, by which all agree on their length. With ``fixed``, or without ``drop_last``,
-                ``_valid`` bool [batch] is False for samples that only fill a batch up.
-            world_size: goes with ``rank``; 1 makes a loader for this process alone.
-            job: in whose name uses are counted; each training on a cache needs its own.
-            num_workers: processes that call ``transform``, and do nothing else; 0: threads do, which
-                is as fast where the function releases the interpreter's lock. The batches
-                are the same. Functions of modules travel by name, those of scripts
-                and notebooks by value, so no ``__main__`` guard is needed.
-            gather: where batches are put together. ``thread``: in a thread of this process.
-                ``process``: in a process of growcache's own, through shared memory; for
-                loops whose own Python keeps the thread waiting for the interpreter's lock.
-                ``auto``: begins with the thread, and changes where measurement says so.
-            verify: ``first`` checks a shard when this process first maps it, ``always`` in
+                or in the processes of ``num_workers``. ``sample`` is a dict that the function
+                may change: its arrays are copies, and bytes and str are as cached. ``rng`` is a
+                NumPy generator seeded by (seed, pass, position), and ``origin`` the sample's
+                `growcache.Origin`. The function may omit both; they are passed by name. It
+                returns a dict of arrays, whose shapes must be equal for all samples. Exceptions
+                are bytes, str, and fields named like a ragged field of the cache.
+            batch_transform: ``function(batch)``, called with each batch as a dict, before
+                ``as_tuple``. Its result is delivered. It runs in the thread that makes batches,
+                so that the loop does not wait for it.
+            fields: Names of the fields to deliver; other fields are not read. None delivers
+                all.
+            as_tuple: Names of fields. Batches are tuples of these fields, in this order,
+                instead of dicts.
+            ragged: How a ragged field ``x`` is delivered. ``"offsets"``: ``x``
+                ``[total, *inner]`` holds all values back to back, and ``x_offsets`` int64
+                ``[batch + 1]`` their places: value i is ``x[x_offsets[i]:x_offsets[i + 1]]``.
+                If other dimensions than the first are ragged, ``x`` is flat, the offsets count
+                its items, and ``x_shapes`` int64 ``[batch, rank]`` has the shapes. ``"pad"``:
+                ``x`` ``[batch, longest, *inner]`` has zeros after each value, and ``x_lengths``
+                the sizes, int64 ``[batch]``, or ``[batch, k]`` for k ragged dimensions.
+                ``"list"``: ``x`` is a list of arrays. Bytes are delivered as uint8, and in
+                lists as bytes. Strings are always in lists, which no loss function accepts;
+                ``classes`` of ``source.labels`` replaces texts by numbers.
+            rank: Rank of this process among the ``world_size`` of its job. All ranks make the
+                same number of steps, and together they deliver the samples that one process
+                would deliver. With None, PyTorch's loader asks torch.distributed; without a
+                process group the variables ``RANK`` and ``WORLD_SIZE`` decide. ``LOCAL_RANK``
+                and ``LOCAL_WORLD_SIZE`` tell which ranks share this machine and its cache.
+                Growing epochs over several machines need torch.distributed, by which the ranks
+                agree on the length of an epoch. With ``fixed``, or without ``drop_last``,
+                batches have a field ``_valid``, bool ``[batch]``, which is False for samples
+                that only fill up a batch.
+            world_size: Number of ranks; give it together with ``rank``. 1 makes a loader for
+                this process alone.
+            job: Name under which uses are counted. Each training run on a cache needs its own.
+            num_workers: Number of processes that call ``transform`` and do nothing else. With
+                0, threads call it, which is as fast if the function releases the interpreter's
+                lock. The batches are the same. Functions of modules are pickled by name, and
+                those of scripts and notebooks by value, so no ``__main__`` guard is needed.
+            gather: Where batches are put together. ``"thread"``: in a thread of this process.
+                ``"process"``: in a separate process, through shared memory, for loops whose own
+                Python code keeps the interpreter's lock from that thread. ``"auto"``: starts
+                with the thread, and changes when measurements favour the process.
+            verify: ``"first"`` checks a shard when this process first maps it, ``"always"`` in
                 every pass.
-            device: where batches are delivered, such as ``"cuda"`` or ``"cuda:1"``; PyTorch's
-                loader alone has any. They are copied there concurrently with the loop, after
-                ``batch_transform``; large columns that it hands on as they are come from
-                page-locked memory. Up to 176 MB (360 MB with ``gather="thread"``), or five batches
-                if those are more, are there, the loop's among them. Not yet run on a GPU.
-                ``"cuda"`` is the device that is current in the loop's thread when it first
-                iterates. None leaves them in memory.
-            timeout_seconds: that ``transform`` may take for a sample before a warning names the
-                sample; training goes on waiting for it.
-            journal: a file that is appended to, such that `growcache.replay` can make any batch
-                again. It takes 24 bytes a shard and pass, and some tens an object of the store, once.
-                Of several ranks each writes its own, named by its rank.
+            device: Device for the batches, such as ``"cuda"`` or ``"cuda:1"``; only PyTorch's
+                loader accepts one. Batches are copied to the device concurrently with the loop,
+                after ``batch_transform``. Large columns that ``batch_transform`` passes on
+                unchanged are copied from page-locked memory. Up to 176 MB of batches are on the
+                device (360 MB with ``gather="thread"``), or five batches if these are larger,
+                including the loop's. ``"cuda"`` is the device that is current in the loop's
+                thread at its first iteration. None leaves batches in memory. This has not run
+                on a GPU yet.
+            timeout_seconds: Seconds that ``transform`` may take for a sample. Then a warning
+                names the sample, and training continues to wait for it.
+            journal: Path of a file to which the loader appends, so that `growcache.replay` can
+                deliver any batch again. It takes 24 bytes per shard and pass, and once a few
+                tens of bytes per object of the store. Each of several ranks writes its own
+                file, named by its rank.
 
         Raises:
-            ConfigError: arguments that cannot be meant.
+            ConfigError: An argument is not valid, or two arguments contradict each other.
         """
         self._as_tuple = field_names("as_tuple", as_tuple)
         self._rank_arguments = (rank, world_size)
@@ -179,13 +190,13 @@ class Loader:
             ranks=self._ranks(),
         )
         self._loaded: tuple[Position, MissingShards] | None = (
-            None  # and nothing delivered since
+            None  # reset by the next iteration
         )
         self._transfer = self._transfer_to(device)
         self._consumer = self._new_consumer()
 
     def _transfer_to(self, device: Any) -> Transfer | None:
-        """Return the transfer to a device; overridden by frameworks that have devices."""
+        """Return the transfer to a device. Frameworks that have devices override it."""
         if device is not None:
             raise ConfigError(
                 f"device: arrays are in memory, found {device!r}; growcache.torch.EpochLoader "
@@ -207,7 +218,7 @@ class Loader:
         """Return an iterator over the next epoch.
 
         Raises:
-            ConfigError: this is a worker process of torch's DataLoader.
+            ConfigError: This is a worker process of torch's DataLoader.
         """
         refuse_torch_worker()
         return self._epoch()
@@ -223,14 +234,14 @@ class Loader:
             return
         for batch in self._consumer.epoch():
             chosen = batch if transfer is None else transfer.receive(batch)
-            del batch  # or its memory would be held for one step longer
+            del batch  # or its memory would be held one step longer
             if self._as_tuple is not None:
                 chosen = self._tuple(chosen)
             yield chosen
             del chosen
 
     def _settle(self) -> None:
-        """Look for ranks again while none are known: trainers may join processes late."""
+        """Look for ranks again until some are found, because trainers may set them late."""
         if self._options.ranks.explicit:
             return
         ranks = self._ranks()
@@ -258,10 +269,12 @@ class Loader:
             ) from None
 
     def __len__(self) -> int:
-        """Return the batches of an epoch; for ``fixed`` this waits for the whole cache.
+        """Return the number of batches in an epoch.
+
+        With ``fixed`` this waits for the whole cache.
 
         Raises:
-            TypeError: epochs grow, so there is no such number.
+            TypeError: Epochs grow, so they have no fixed length.
         """
         share = self.rank_share()
         if share is None:
@@ -271,9 +284,9 @@ class Loader:
         return share.steps
 
     def rank_share(self) -> RankShare | None:
-        """Return this rank's share of an epoch; None where epochs grow.
+        """Return this rank's share of an epoch, or None if epochs grow.
 
-        For ``fixed`` this waits for the whole cache.
+        With ``fixed`` this waits for the whole cache.
         """
         options = self.options
         samples = options.samples_per_epoch
@@ -287,7 +300,7 @@ class Loader:
     def rest_share(self) -> RankShare | None:
         """Return this rank's share of the next iteration, which may be the rest of an epoch.
 
-        None where epochs grow.
+        Returns None if epochs grow.
         """
         whole, loaded = self.rank_share(), self._consumer.loaded
         if whole is None or loaded is None:
@@ -297,61 +310,70 @@ class Loader:
 
     @property
     def step(self) -> int:
-        """Batches that were delivered of the epoch in which the loader stands."""
+        """Number of batches that were delivered in the current epoch."""
         return self._consumer.step
 
     @property
     def global_step(self) -> int:
-        """Batches that were delivered in all epochs, also by the loaders whose states were loaded.
+        """Number of batches delivered in all epochs, including those before a loaded state.
 
-        The batch that was received last is step ``global_step - 1`` of the journal.
+        The last received batch is step ``global_step - 1`` in the journal.
         """
         return self._consumer.global_step
 
     @property
     def options(self) -> LoaderOptions:
-        """The arguments, with the ranks as they are known by now."""
+        """The arguments, with the ranks that are known by now."""
         self._settle()
         return self._options
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """The names that the numbers of a field stand for, of each field of the cache that has classes.
+        """Names of classes by field, for each field of the cache that has classes.
 
-        ``names[i]`` is the name of class ``i``. Waits until the cache knows its samples.
+        ``classes[field][i]`` is the name of class ``i``. This waits until the cache knows the
+        schema of its samples.
         """
         return cached_classes(self._options.root)
 
     @property
     def report(self) -> Report:
-        """Counts of deliveries: the latest epoch, reuse, coverage, and the bottleneck."""
+        """Figures about the deliveries: the latest epoch, reuse, coverage, and the bottleneck."""
         return self._consumer.report
 
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
-        """Return the numbers of the report by name, for TensorBoard, W&B, MLflow and the like.
+        """Return the numbers of the report by name, for TensorBoard, W&B, MLflow and others.
 
-        Nothing is logged: give them to the tracker with the metrics of a step of your own.
+        Nothing is logged. Pass the result to your tracker, with the step's other metrics.
 
         Args:
-            prefix: of each name; trackers group by what stands before the slash.
+            prefix: Prefix of each name. Trackers group names by the part before the slash.
+
+        Returns:
+            A dict of name to float, with the known numbers only.
         """
         return self.report.metrics(prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this loader's position: after the batch that was delivered last.
+        """Return this loader's position, which is after the last delivered batch.
 
-        Plain values, for `torch.save` as for `json.dumps`. After a batch, `load_state_dict`
-        makes a loader deliver the very batches that this one would have delivered for the rest
-        of its pass, in this process or another, on this machine or another: the same samples,
-        in the same order, with the same generators for the transform. Where
-        ``samples_per_epoch`` makes an epoch go on into another pass, and between epochs, a new
-        snapshot follows, as ever. Its order depends on the state and on the shards cached then.
+        The state consists of plain values, for `torch.save` and `json.dumps`. A loader that
+        loads it delivers the same batches that this loader would deliver for the rest of its
+        pass: the same samples in the same order, with the same random generators for the
+        transform. That holds in another process and on another machine, too.
 
-        Uses and the figures of `report` are not part of it. A journal is synced, so a power cut loses
-        nothing of the steps before the state.
+        Between epochs a new snapshot follows, as always. It also follows inside an epoch if
+        ``samples_per_epoch`` continues it in another pass. Its order depends on the state and
+        on the shards cached by then.
+
+        Uses and the figures of `report` are not part of the state. The journal is synced first,
+        so a power cut loses no step before the state.
+
+        Returns:
+            A dict of plain values for `load_state_dict`.
 
         Raises:
-            JournalError: it cannot be written.
+            JournalError: The journal cannot be written.
         """
         self._consumer.note_state()
         return self._consumer.position().to_dict(self._options)
@@ -359,25 +381,27 @@ class Loader:
     def load_state_dict(
         self, state: Mapping[str, Any], missing: MissingShards = "refetch"
     ) -> None:
-        """Continue from the position of another loader: the next iteration is the rest of its epoch.
+        """Continue from the position of another loader.
 
-        After the last batch of an epoch that rest is empty, and the iteration after it
-        begins the next one. Shards that are cached still are leased with the next iteration.
+        The next iteration is the rest of its epoch.
+
+        After the last batch of an epoch the rest is empty, and the iteration after it starts
+        the next epoch. The next iteration leases the shards that are still cached.
 
         Args:
-            state: of `state_dict`, of a loader with the same batch_size, seed, shuffle,
-                drop_last, samples_per_epoch and fixed. The functions must be the same, too. Of
-                another number of ranks: what is left of the pass is dealt anew. Each rank of a
-                machine may load the state of any of its ranks.
-            missing: the action where shards that the rest of the pass needs are not cached
-                (any more). ``refetch``: have the service draw them again, and wait for that.
-                ``substitute``: put other shards in their places, as far as there are others.
-                ``error``: raise CacheError.
+            state: Result of `state_dict`, from a loader with the same batch_size, seed,
+                shuffle, drop_last, samples_per_epoch and fixed. The functions must be the same,
+                too. If the number of ranks differs, the rest of the pass is divided anew among
+                them. Each rank of a machine may load the state of any of its ranks.
+            missing: What to do if shards that the rest of the pass needs are no longer cached.
+                ``"refetch"``: the service draws them again, and the loader waits for them.
+                ``"substitute"``: other shards take their places, as far as the cache has
+                others. ``"error"``: raise CacheError.
 
         Raises:
-            ConfigError: no such state, other arguments, or another cache's.
-            CacheError: shards are gone; a loss that is found only when the next iteration
-                leases them is raised there.
+            ConfigError: ``state`` is not a state, or belongs to other arguments or another
+                cache.
+            CacheError: Shards are gone. A loss that the next iteration finds is raised there.
         """
         if missing not in MISSING_SHARDS:
             raise ConfigError(
@@ -389,7 +413,10 @@ class Loader:
         self._loaded = loaded, missing
 
     def close(self) -> None:
-        """End threads and processes, and free the snapshots; a later iteration starts anew."""
+        """End threads and processes, and release the snapshots.
+
+        A later iteration starts them anew.
+        """
         self._consumer.close()
 
     def __repr__(self) -> str:
@@ -408,7 +435,7 @@ class Loader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # In another process it may be another rank.
+        # In another process the rank may differ.
         self._options = replace(self._options, ranks=self._ranks())
         self._loaded = None
         self._transfer = self._transfer_to(self._device)

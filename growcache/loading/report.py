@@ -1,8 +1,8 @@
 """Counts of deliveries: the user's report, and the counters in the lease.
 
 The lease belongs to the producer, which may be another process. The loop's process writes its
-counters into that file at fixed places: before a pass ends, and a few times a second from a thread,
-because each write releases the interpreter's lock.
+counters into the lease file at fixed offsets: before a pass ends, and a few times a second. A
+thread does this, because each write releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from growcache.loading.service_watch import ServiceWatches
 from growcache.loading.snapshot import Snapshot
 from growcache.seeding import hash64
 
-SMALL_VISIT_BYTES = 1_000_000  # below, a request takes longer to begin than to be answered
-WAIT_SHARE = 0.1  # an epoch that waited for more than this share of its time was held up
+SMALL_VISIT_BYTES = 1_000_000  # below this, a request takes longer to start than to transfer
+WAIT_SHARE = 0.1  # an epoch is held up if it waits for more than this share of its time
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -45,33 +45,36 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Counts of a loader, in its latest epoch and since it was made.
+    """Figures about a loader's deliveries, in its latest epoch and since it was made.
 
-    Deliveries are counted per shard. Each sample of a shard counts as delivered once before any
-    counts as delivered twice, which is so where passes are not left before their end; else
-    the figures that say "distinct", ``uses_max`` and ``ess_samples`` are estimates.
+    Deliveries are counted per shard: each sample of a shard counts as delivered once before any
+    counts as delivered twice. That is exact if every pass is read to its end. Otherwise the
+    figures about distinct samples, ``uses_max`` and ``ess_samples`` are estimates.
 
     Attributes:
-        samples: delivered in the latest epoch.
-        new_samples: of these, delivered for the first time by this loader.
-        passes: passes over the cache that have started.
-        cache_samples: in the latest snapshot.
-        reuse: delivered over distinct samples, since the loader was made.
-        reuse_recent: the same over the latest time in which the cache was turned over; before
-            the second such time has ended, since the loader was made.
-        uses_max: of a sample.
-        coverage_samples: distinct samples over the population; None while that is unknown.
-        coverage_objects: objects with a delivered sample, over all objects; None likewise.
-        ess_samples: effective sample size (Σu)²/Σu² of the uses u.
-        age_seconds_mean: since the samples of the latest snapshot were drawn.
-        age_seconds_max: of the oldest of them.
-        skipped: samples of corrupt shards that the loader went past, never delivered.
-        wait_seconds: that the latest epoch's consumer waited for batches.
-        limited_by: the bottleneck: ``training``, ``loading`` or ``cache`` (waiting for
+        samples: Samples delivered in the latest epoch.
+        new_samples: Samples of these that this loader delivered for the first time.
+        passes: Passes over the cache that have started.
+        cache_samples: Samples in the latest snapshot.
+        reuse: Delivered samples divided by distinct samples, since the loader was made.
+        reuse_recent: The same during the latest turnover, in which as many distinct samples
+            were delivered as the cache holds. Equal to ``reuse`` until the second turnover has
+            ended.
+        uses_max: Deliveries of the most used sample.
+        coverage_samples: Distinct samples divided by the population; None while the population
+            is unknown.
+        coverage_objects: Objects with a delivered sample divided by all objects; None while
+            their number is unknown.
+        ess_samples: Effective sample size (Σu)²/Σu² of the uses u.
+        age_seconds_mean: Mean seconds since the samples of the latest snapshot were drawn.
+        age_seconds_max: Seconds since the oldest of them was drawn.
+        skipped: Samples that were never delivered because their shards are corrupt.
+        wait_seconds: Seconds that the consumer waited for batches in the latest epoch.
+        limited_by: The bottleneck: ``"training"``, ``"loading"``, or ``"cache"`` (waiting for
             samples).
-        gather: where batches are put together: in a ``thread`` or a ``process``.
-        generation: that the latest snapshot is of; it grows with every ``--replace``.
-        fingerprint: of the configuration that drew that generation.
+        gather: Where batches are put together: ``"thread"`` or ``"process"``.
+        generation: Generation of the latest snapshot. Each ``--replace`` starts the next one.
+        fingerprint: Fingerprint of the configuration that drew this generation.
     """
 
     samples: int = 0
@@ -94,7 +97,7 @@ class Report:
     fingerprint: str | None = None
 
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
-        """Return all numbers that are known, by name after ``prefix``, for a tracker of experiments.
+        """Return all known numbers by name, each name with ``prefix``, for an experiment tracker.
 
         >>> Report(samples=64, reuse=1.5).metrics("")["reuse"]
         1.5
@@ -107,7 +110,7 @@ class Report:
         }
 
     def _repr_html_(self) -> str:
-        """Return a table for a cell of a notebook, warnings first."""
+        """Return a table for a notebook cell, with warnings first."""
         return report_table(self)
 
     def __str__(self) -> str:
@@ -122,7 +125,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """A snapshot's facts for the report, by column, because it may have ten thousand shards."""
+    """Facts of a snapshot for the report, as columns, because it may have ten thousand shards."""
 
     numbers: Integers
     samples: Integers
@@ -154,27 +157,30 @@ class UseSums:
     def add(self, delivered: Iterable[int], sizes: Iterable[int]) -> None:
         size = np.maximum(np.array(list(sizes), np.int64), 1)
         counts = np.array(list(delivered), np.int64)
-        uses, more = np.divmod(counts, size)  # of these many samples one use more
+        uses, more = np.divmod(counts, size)  # ``more`` samples have one use more
         self.once += float(counts.sum())
         self.squares += float(((size - more) * uses**2 + more * (uses + 1) ** 2).sum())
         self.most = max(self.most, float((uses + (more > 0)).max(initial=0)))
 
 
 class DeliveryCounts:
-    """Used by the consumer's thread. Evicted shards are kept as sums; a refetched one counts as new."""
+    """Counts of deliveries per shard, for the consumer's thread.
+
+    Evicted shards are kept as sums. A refetched shard counts as new.
+    """
 
     def __init__(self, root: Path) -> None:
         self._layout = CacheLayout(root)
         self._facts: PassFacts | None = None
-        self._fingerprint: str | None = None  # of the generation that is read
+        self._fingerprint: str | None = None  # of the generation that is being read
         self._passes = 0
         self._cached = 0  # samples in the latest snapshot
-        self._sizes: dict[int, int] = {}  # of shards that may be delivered yet, and
-        self._delivered: dict[int, int] = {}  # how many samples of them were
+        self._sizes: dict[int, int] = {}  # of shards that may still be delivered
+        self._delivered: dict[int, int] = {}  # samples delivered, by shard
         self._gone = UseSums()
-        self._held: deque[tuple[int, set[int]]] = deque()  # by pass, the shards that may be
-        self._objects = np.zeros(0, np.uint64)  # hashes of those seen, in order
-        self._objects_of: set[int] = set()  # shards
+        self._held: deque[tuple[int, set[int]]] = deque()  # such shards, by pass
+        self._objects = np.zeros(0, np.uint64)  # hashes of the delivered objects, in order
+        self._objects_of: set[int] = set()  # shards whose objects were counted
         self._total = self._distinct = self._skipped = 0
         self._turn = (0, 0, 0)  # delivered, distinct and cached when the turnover began
         self._recent: float | None = None
@@ -183,7 +189,7 @@ class DeliveryCounts:
         self.begin_epoch()
 
     def begin_epoch(self) -> int:
-        """Return the number of the epoch for `deliver`."""
+        """Return the epoch's number, which `deliver` takes."""
         self._epoch += 1
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -195,13 +201,16 @@ class DeliveryCounts:
         self._ended = time.monotonic()
 
     def begin_pass(self, number: int, facts: PassFacts, *, again: bool = False) -> None:
-        """Record the snapshot of a pass, ``again`` if it is continued; no array computes, see `deliver`."""
+        """Record the snapshot of a pass; ``again`` if the pass is continued.
+
+        No array operation runs here; see `deliver`.
+        """
         self._passes += not again
         self._waited_cache += facts.waited_seconds
         numbers, samples = facts.numbers.tolist(), facts.samples.tolist()
         self._enter_generation(facts.view)
         self._sizes.update(zip(numbers, samples, strict=True))
-        if again:  # the rest of the same pass over the same snapshot was leased again
+        if again:  # the rest of the same pass was leased again
             self._held.append((number, {*numbers, *facts.left_out.tolist()}))
             return
         self._facts = facts
@@ -213,7 +222,7 @@ class DeliveryCounts:
             self._turn = (0, 0, self._cached)
 
     def _enter_generation(self, view: IndexView) -> None:
-        """Shards of another generation have the same numbers, so those of the last one become sums."""
+        """Turn the shards of the last generation into sums, because a new one uses the same numbers."""
         root = view.root or self._layout.root
         if self._fingerprint not in (None, view.fingerprint):
             gone = [n for n in self._delivered if n in self._sizes]
@@ -232,10 +241,10 @@ class DeliveryCounts:
         self._waited += seconds
 
     def deliver(self, counts: Mapping[int, int], epoch: int) -> None:
-        """Count delivered samples per shard, also in an epoch that is over.
+        """Count delivered samples per shard, also for an epoch that has ended.
 
-        No array operation here: it releases the GIL, and getting that back can take the loop a
-        switch interval (5 ms).
+        No array operation runs here, because it would release the GIL. Getting it back can take
+        the loop a switch interval (5 ms).
         """
         for number, count in counts.items():
             before, size = self._delivered.get(number, 0), self._sizes.get(number, 0)
@@ -298,7 +307,7 @@ class DeliveryCounts:
             coverage_objects=(
                 min(1.0, self._count_objects() / editions[-1].objects)
                 if population and editions and editions[-1].objects
-                else None  # not listed to the end, or no list of objects at all
+                else None  # the listing has not ended, or there is none
             ),
             ess_samples=uses.once**2 / uses.squares if uses.squares else 0.0,
             age_seconds_mean=mean,
@@ -317,7 +326,7 @@ class DeliveryCounts:
         return "cache" if self._waited_cache > self._waited / 2 else "loading"
 
     def _count_objects(self) -> int:
-        """Count the objects seen, in eight bytes each, because there may be millions."""
+        """Count the delivered objects by hashes of 8 bytes, because there may be millions."""
         seen = [self._objects]
         for number in self._delivered.keys() - self._objects_of:
             try:
@@ -356,25 +365,30 @@ def _sample_ages(facts: PassFacts) -> tuple[float, float]:
 
 
 def _lease_file(layout: CacheLayout, lease: str) -> Path:
-    """Return the file of a lease in whatever generation its pass reads."""
+    """Return the file of a lease, in the generation that its pass reads."""
     paths = generation_paths(directory_of(layout.root))
     files = [lease_path(CacheLayout(path), lease) for path in paths]
     return next((file for file in files if file.exists()), files[-1])
 
 
 class ReaderCounters:
-    """Used by the loop's thread, except `flush` and `close`."""
+    """A reader's counters for the lease, used by the loop's thread except for `flush` and `close`."""
 
     def __init__(self, layout: CacheLayout, watched: Path | None = None) -> None:
-        """``watched``: the cache whose service the loop depends on; None: nothing depends on it."""
+        """Start with counters of 0.
+
+        Args:
+            layout: The cache that is read.
+            watched: The cache whose service the loop depends on; None if it depends on none.
+        """
         self._layout = layout
         self.watched = watched
         self._pid = os.getpid()
         self._counters = LeaseCounters(counts=True)
-        self._descriptor: int | None = None  # of the lease that they are written into
+        self._descriptor: int | None = None  # of the lease that has the counters
         self._written = True
         self._written_batches = 0
-        self._seen = (0, 0)  # pass and batches at the last look of the thread
+        self._seen = (0, 0)  # pass and batches when the thread last looked
         self._turn = threading.RLock()
 
     def begin_epoch(self, number: int) -> None:
@@ -385,12 +399,12 @@ class ReaderCounters:
         with self._turn:
             before, self._counters = self._counters, LeaseCounters(counts=True)
             self._let_go()
-            if not self._written:  # its lease was gone, so unwritten counts continue here
+            if not self._written:  # that lease was gone, so its unwritten counts continue here
                 self._counters = before
             self._counters.gave_state, self._counters.epoch = before.gave_state, before.epoch
             self._counters.pass_number = number
             self._written_batches = 0
-            # The lease is gone where another thread has closed the producer.
+            # The lease is gone if another thread has closed the producer.
             with suppress(OSError):
                 self._descriptor = open_owned(_lease_file(self._layout, lease), os.O_WRONLY)
             self._written = False
@@ -398,7 +412,7 @@ class ReaderCounters:
         counter_thread.write(self)
 
     def receive(self, samples: int) -> None:
-        counters = self._counters  # no call where none is needed: this is done for each batch
+        counters = self._counters  # no calls here, because this runs for each batch
         counters.delivered += samples
         counters.batches += 1
         self._written = False
@@ -419,17 +433,17 @@ class ReaderCounters:
             return
         with self._turn:
             if self._descriptor is not None and not self._written:
-                self._written = True  # first, so that a concurrent count unsets it
+                self._written = True  # first, so that a concurrent count clears it
                 if self._counters.batches != self._written_batches:
                     self._written_batches = self._counters.batches
                     self._counters.progress_at = time.time()
                 try:
                     os.pwrite(self._descriptor, self._counters.pack(), COUNTERS_AT)
-                except OSError:  # a full disk may refuse even to overwrite
+                except OSError:  # a full disk may refuse even an overwrite
                     self._written = False
 
     def has_progressed(self) -> bool:
-        """Whether batches were received since the last call, which one thread makes."""
+        """Whether batches were received since the last call. Only one thread calls it."""
         before, self._seen = self._seen, (self._counters.pass_number, self._counters.batches)
         return before != self._seen
 
@@ -459,9 +473,7 @@ class _CounterThread:
                 made = threading.Thread(
                     target=self._run, name="growcache-counters", daemon=True
                 )
-                with suppress(
-                    RuntimeError
-                ):  # at the interpreter's end Python 3.12.0 starts none
+                with suppress(RuntimeError):  # Python 3.12.0 starts none at its end
                     made.start()
                     self._runs = True
 

@@ -1,4 +1,4 @@
-"""A loader's report as a table for a cell of a notebook."""
+"""A loader's report as a table for a notebook cell."""
 
 from __future__ import annotations
 

@@ -32,17 +32,26 @@ def mean_sample_bytes(schema: Schema, shards: Sequence[ShardRow]) -> int:
 
 
 class Snapshot:
-    """The samples that a cache holds at one moment, kept until `close`.
+    """The samples that a cache holds at one moment, protected from eviction until `close`.
 
-    A context manager. ``snapshot[i]`` is sample i as a dict of arrays of its own; they
-    are ordered by shard, oldest first.
+    A sequence and a context manager. ``len(snapshot)`` counts the samples, and ``snapshot[i]``
+    is sample i as a dict of field name to array; its arrays are copies. Samples are ordered by
+    shard, oldest first.
 
     Attributes:
-        schema: of every sample.
-        shards: rows of the index, those with samples, oldest first.
-        view: the index when the snapshot was taken.
-        shard_bytes: of all shards.
-        lease: it protects the shards; a reader that opens files itself sets their states there.
+        schema: Schema of every sample.
+        shards: Rows of the index for the shards with samples, oldest first.
+        view: The index as it was when the snapshot was taken.
+        shard_bytes: Size of all shards together, in bytes.
+        lease: The lease that protects the shards. A reader that opens the files itself records
+            its use there.
+
+    Example::
+
+        import growcache
+
+        with growcache.Snapshot.take("/data/cache") as snapshot:
+            sample, origin = snapshot[0], snapshot.origin(0)
     """
 
     def __init__(
@@ -92,22 +101,27 @@ class Snapshot:
         """Lease the shards that are cached now.
 
         Args:
-            path: of the cache directory.
-            job: whose uses are counted.
-            verify: check a shard when this process first maps it, or before every use.
-            only: digests by number of the shards to take; None for all. ``{row.number:
+            path: Path of the cache directory.
+            job: Name under which uses are counted.
+            verify: ``"first"`` checks a shard when this process first maps it, ``"always"``
+                before each use.
+            only: Digests, by number, of the shards to take. None takes all. ``{row.number:
                 row.digest for row in snapshot.shards}`` takes the shards of another snapshot.
-            ranks: the note in the lease for the other ranks of the job; it is not settled then.
-            without: numbers of shards to leave out.
-            view: the index, as the caller read it just now; None: it is read.
+            ranks: Note in the lease for the other ranks of the job. The lease is then not
+                settled.
+            without: Numbers of shards to leave out.
+            view: The index, if the caller has just read it. None reads it.
+
+        Returns:
+            The snapshot; close it after use.
 
         Raises:
-            CacheMissingError: no cache there, or no sample in it yet.
-            CacheError: a shard of ``only`` is not there, or has another digest.
+            CacheMissingError: No cache is at the path, or it has no samples yet.
+            CacheError: A shard of ``only`` is not in the cache, or has another digest.
         """
         layout = CacheLayout(path)
         if view and view.root and not _is_same_folder(view.root, layout.root):
-            # The path led to the first generation when the index was read, and now leads to the next.
+            # The path led to one generation when the index was read, and now leads to the next.
             raise CacheMissingError(f"the cache at {layout.directory} was replaced meanwhile")
         view = view or read_index(layout.root)
         if view.schema is None:
@@ -130,9 +144,9 @@ class Snapshot:
             counters=LeaseCounters(counts=True),
         )
         try:
-            # Only shards that are still live once the lease is visible are safe, because the
-            # supervisor retires first and reads the leases then. Another shard may have taken a
-            # number meanwhile, because a purge rewrites shards.
+            # Only shards that are still live after the lease is visible are safe, because the
+            # supervisor first retires shards and then reads the leases. A number may belong to
+            # another shard meanwhile, because a purge rewrites shards.
             live = live_digests(layout.root)
             found = [row for row in wanted if live.get(row.number) == row.digest]
             if len(found) < len(wanted):
@@ -144,7 +158,7 @@ class Snapshot:
                     f"cache {layout.directory} any more; take what is there instead",
                     code="GC605",
                 )
-            if ranks is None:  # else `settle` tells other ranks that the list is final
+            if ranks is None:  # else `settle` announces the final list to the other ranks
                 lease.settle()
             return cls(layout, view, found, lease, job=job, verify=verify)
         except BaseException:
@@ -161,10 +175,13 @@ class Snapshot:
         verify: Verify,
         ranks: RankNote | None = None,
     ) -> Snapshot:
-        """Take the shards of another reader's settled lease, retired or not.
+        """Take the shards of another reader's settled lease, including retired ones.
 
-        The snapshot holds only if that lease is still open afterwards, which the caller checks.
-        CacheError if the index does not know a shard of it any more.
+        The snapshot is valid only if that lease is still open afterwards, which the caller must
+        check.
+
+        Raises:
+            CacheError: The index no longer knows one of the shards.
         """
         layout = CacheLayout(path)
         view = read_index(layout.root, retired=True)
@@ -220,17 +237,21 @@ class Snapshot:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a sample, a mean where they differ, with a format's overhead."""
+        """Mean size of a sample in bytes; with ragged fields including the format's overhead."""
         return mean_sample_bytes(self.schema, self.shards)
 
     def origin(self, i: int) -> Origin:
-        """Return where sample ``i`` came from."""
+        """Return the object, version and rows of sample ``i``.
+
+        Raises:
+            CorruptShardError: The sidecar of its shard is missing or damaged.
+        """
         row, place = self._locate(i)
         return self.sidecar(row.number).origin(place)
 
     def sidecar(self, number: int) -> Sidecar:
-        """Return the shard's sidecar; kept until a window leaves the shard."""
-        found = self._sidecars.get(number)  # which a window may drop meanwhile
+        """Return the shard's sidecar, which is kept in memory until a window leaves the shard."""
+        found = self._sidecars.get(number)  # a window may drop it meanwhile
         if found is None:
             path = self._layout.sidecar(number)
             try:
@@ -241,7 +262,7 @@ class Snapshot:
         return found
 
     def mapped(self, number: int) -> MappedShard:
-        """Return a checked shard; its memory is unmapped with the snapshot."""
+        """Return a checked, mapped shard; closing the snapshot unmaps it."""
         self._refuse_closed()
         row = self._rows[number]
         return self._maps.open(row, self.schema, self.view.cache_format, self._verify)
@@ -253,9 +274,12 @@ class Snapshot:
         self._maps.enter(self._keys(numbers))
 
     def leave(self, numbers: Iterable[int]) -> None:
-        """Undo one `enter`: of a cache beyond memory most shards leave it with that."""
+        """Undo one `enter`.
+
+        If the cache is larger than memory, most shards then leave memory.
+        """
         left = [number for number in numbers if number in self._rows]
-        for number in left:  # of millions of samples they would take gigabytes
+        for number in left:  # the sidecars of millions of samples would take gigabytes
             self._sidecars.pop(number, None)
         window_bytes = sum(self._rows[number].shard_bytes for number in left)
         share = resident_share(self.shard_bytes, self._maps.available_bytes(), window_bytes)
@@ -265,7 +289,7 @@ class Snapshot:
         return [shard_key(self._rows[number]) for number in numbers if number in self._rows]
 
     def is_whole(self, number: int) -> bool:
-        """Whether a shard's files are as they were written, without a map of them."""
+        """Whether a shard's files are as they were written, checked without mapping them."""
         self._refuse_closed()
         view = self.view
         try:
@@ -283,18 +307,18 @@ class Snapshot:
             )
 
     def file(self, number: int) -> Path:
-        """Return the path of a shard: a file, or a directory of files."""
+        """Return the path of a shard, which is a file or a directory of files."""
         return shard_path(self._layout, number, self.view.cache_format)
 
     def files(self, number: int) -> list[Path]:
         return shard_files(self._layout, number, self.view.cache_format)
 
     def counted(self, numbers: Iterable[int]) -> None:
-        """Do not count uses of these shards, because an earlier snapshot did."""
+        """Do not count uses of these shards, because an earlier snapshot counted them."""
         self._read.update(numbers)
 
     def mark_begun(self, numbers: Iterable[int]) -> None:
-        """Count a use of these shards (once per snapshot), of which more will be read."""
+        """Count a use of these shards (once per snapshot) before all of their samples are read."""
         if new := set(numbers) - self._read:
             self._read |= new
             self._begun |= new
@@ -312,7 +336,7 @@ class Snapshot:
             self.lease.mark_read(*new, mapped=True)
 
     def close(self) -> None:
-        """Let the shards go; twice is harmless."""
+        """Release the shards, which may then be evicted. A second call does nothing."""
         self._finalizer()
 
     @property

@@ -20,11 +20,14 @@ _PLAIN = re.compile(r"b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SUV][0-9]{1,9}")
 _DATE = re.compile(r"[mM]8")
 _UNITS = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")
 _ALIGNED = 0x80  # of the flags
-_MOST_COUNT = 1 << 31  # of units that one step of a date spans
+_MOST_COUNT = 1 << 31  # most units in one step of a date
 
 
 def dtype_from_state(name: str, state: Any, spend: Callable[[int], None]) -> np.dtype[Any]:
-    """``spend`` counts fields."""
+    """Return the dtype of a pickled state.
+
+    ``spend`` is called with the number of fields of a record.
+    """
     version, order, inner, names, fields, size, _alignment, flags, *more = state
     if version not in (3, 4) or order not in ("<", ">", "|", "="):
         raise ValueError
@@ -54,7 +57,7 @@ def _plain(name: str, order: Any) -> np.dtype[Any]:
 
 
 def _unit(more: list[Any]) -> str:
-    """Return the unit of a date as in ``M8[25s]``."""
+    """Return the unit of a date, as in ``M8[25s]``."""
     if not more:
         return ""
     unit, count, *_ = more[0][1]

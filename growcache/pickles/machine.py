@@ -16,15 +16,15 @@ from growcache.pickles.makers import (
     stand_in_for,
 )
 
-MOST_OBJECTS = 4_000_000  # containers, marks and notes, of 200 bytes at most: 1 to 3 bytes each
+MOST_OBJECTS = 4_000_000  # containers, marks and memo entries, of at most 200 bytes; each takes 1 to 3 bytes of a pickle
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
 class Machine:
     """The position in a pickle, the stack, and the remaining budget.
 
-    Everything on the stack was made here or in `makers`. Only the functions of `makers.CALLS`
-    are called, and no object's attributes are read or set.
+    Everything on the stack was made here or in `makers`. Only functions of `makers.CALLS` are
+    called, and no object's attributes are read or set.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Machine:
         return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1]
 
     def spend(self) -> None:
-        """Count an object that takes more memory than its instruction."""
+        """Count an object that takes more memory than its instruction has bytes."""
         self.left -= 1
         if self.left < 0:
             raise FormatError(

@@ -1,7 +1,8 @@
-"""Everything that a pickle may name, what is made for it, and which keys it may hash.
+"""Everything that a pickle may name, the values made for it, and the keys that it may hash.
 
-Python hashes text with a secret, but numbers and tuples by public rules. So keys are checked: a
-pickle could contain a million keys that collide, or nested tuples that take forever to hash.
+Keys are checked, because Python hashes text with a secret, but numbers and tuples by public
+rules. A pickle could contain a million keys that collide, or nested tuples that take forever to
+hash.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 from growcache.errors import FormatError
 from growcache.pickles import dtypes
 
-MOST_TEXT = 4096  # characters of a key: long ones that are equal are compared again and again
-SHORT_TEXT = 256  # characters; such text needs no further look
+MOST_TEXT = 4096  # characters of a key, because equal long keys are compared again and again
+SHORT_TEXT = 256  # characters; such text needs no further check
 MOST_TUPLES = 4096  # as keys, whose collisions cannot be predicted
 MOST_ITEMS = 64  # of a tuple as a key
-_MOST_INTEGER = 1 << 63  # numbers beyond would have the remainders of others as hashes
+_MOST_INTEGER = 1 << 63  # larger numbers could share their hashes with others
 _HARMLESS_KINDS = (bool, float, type(None))
 
 
@@ -63,22 +64,22 @@ def _is_plain(key: object) -> bool:
         return -_MOST_INTEGER <= key < _MOST_INTEGER  # type: ignore[operator]
     if kind in _HARMLESS_KINDS:
         return True
-    if isinstance(key, str | bytes):  # NumPy's are Python's as well
+    if isinstance(key, str | bytes):  # includes NumPy's, which are subclasses
         return len(key) <= MOST_TEXT
     return isinstance(key, np.bool_ | np.integer | np.float16 | np.float32 | np.float64)
 
 
 MOST_DIMENSIONS = 32
-MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
-MOST_EMPTY = 1 << 16  # elements of no bytes, which cost a pickle nothing
+MOST_ELEMENTS = 1 << 58  # as NumPy counts, which ignores empty dimensions
+MOST_EMPTY = 1 << 16  # elements without bytes, which cost a pickle nothing
 _SLACK = 4096
 _SHOWN = 100  # characters of a name
 
 
 class CopyBudget:
-    """The bytes and items that calls may copy, twice each byte of a sound pickle at most.
+    """The bytes and items that calls may copy: at most twice the size of a valid pickle.
 
-    Two bytes can use a memoized value again, so a pickle could ask for endless copies of it.
+    Two bytes can use a memoized value again, so a pickle could request endless copies of it.
     """
 
     __slots__ = ("_left",)
@@ -96,9 +97,9 @@ class CopyBudget:
 
 @dataclass(slots=True)
 class Unfinished:
-    """Its state, which comes next, completes it."""
+    """An array or dtype before the pickle gives its state."""
 
-    finish: Callable[[Any, CopyBudget], object]  # makes the value of its state
+    finish: Callable[[Any, CopyBudget], object]  # makes the value from the state
     places: list[int] = field(default_factory=list)  # its memo numbers
 
 
@@ -236,7 +237,7 @@ def _finish_array(state: Any, budget: CopyBudget) -> object:
         raise FormatError(dtypes.OBJECT_ARRAY_MESSAGE, code="GC304")
     values = _array(shape, dtype, raw, "F" if fortran else "C")
     budget.spend(values.nbytes)
-    return values.copy(order="K")  # its own memory, to be written on
+    return values.copy(order="K")  # a writable copy
 
 
 def _frombuffer(arguments: tuple[Any, ...], budget: CopyBudget, keys: KeyChecker) -> object:
@@ -284,7 +285,7 @@ _KNOWN: tuple[tuple[str, str, object, _Maker | None], ...] = (
     ("collections", "OrderedDict", OrderedDict, _ordered),
     ("collections", "defaultdict", defaultdict, _defaultdict),
     ("_codecs", "encode", NamedFunction("_codecs.encode"), _encode),
-    # Of old protocols: the class, which is refused by its own name, comes next.
+    # In old protocols the class comes next, and is refused by its own name.
     ("copyreg", "_reconstructor", NamedFunction("copyreg._reconstructor"), _refuse_object),
     ("copy_reg", "_reconstructor", NamedFunction("copyreg._reconstructor"), _refuse_object),
     ("numpy", "ndarray", np.ndarray, None),
@@ -294,7 +295,7 @@ _KNOWN: tuple[tuple[str, str, object, _Maker | None], ...] = (
     ("numpy._core.numeric", "_frombuffer", NamedFunction("_frombuffer"), _frombuffer),
 )
 _NAMES = {(module, name): stands for module, name, stands, _ in _KNOWN}
-# By identity, because a pickle may try to call an object that cannot be hashed.
+# By identity, because a pickle may try to call an unhashable object.
 MAKERS: dict[int, _Maker] = {
     id(stands): call for *_, stands, call in _KNOWN if call is not None
 }

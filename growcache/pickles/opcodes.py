@@ -148,7 +148,7 @@ def _byte(m: Machine) -> None:
 
 
 def _fixed(form: str) -> Callable[[Machine], None]:
-    """Avoid calls in the step, because such numbers are by far the most frequent."""
+    """Return a step that makes no calls, because such numbers are frequent."""
     packed = struct.Struct(form)
     unpack, size = packed.unpack_from, packed.size
 
@@ -284,7 +284,7 @@ _OTHER_KINDS = (
 
 
 def interpret(data: bytes) -> object:
-    """Does not recurse, because a pickle may nest to any depth."""
+    """Return the value of a pickle, without recursion, because a pickle may nest to any depth."""
     machine, steps = Machine(data), OPCODES
     try:
         while (code := data[machine.at]) != _STOP:

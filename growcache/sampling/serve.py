@@ -1,7 +1,7 @@
-"""The service as a child of the trainer: started with it, ended with it.
+"""The service as a child process of the trainer, which starts and ends with it.
 
-The child is the same supervisor as ``growcache run``. Its standard input comes from the trainer, whose death
-therefore ends it, and it has its own session.
+The child is the same supervisor as ``growcache run``. The trainer holds the other end of its
+standard input, so the trainer's death ends it. It has its own session.
 """
 
 from __future__ import annotations
@@ -58,21 +58,28 @@ log = logging.getLogger("growcache")
 
 @contextlib.contextmanager
 def serve(source: _Source, *, replace: bool = False) -> Iterator[Config]:
-    """Run the service as a child of this process while the ``with`` block lasts.
+    """Run the service as a child of this process during the ``with`` block.
 
-    Where a service of the same configuration runs on the cache already, it is joined, and
-    left running at the end.
+    If a service with the same configuration already runs on the cache, it is joined, and it
+    continues to run after the block.
 
     Args:
-        source: a configuration, or where it is; see `growcache.load_config`.
-        replace: let new samples take the place of those of another configuration, as they come.
+        source: A configuration, or the path of its file; see `growcache.load_config`.
+        replace: If another configuration filled the cache, let new samples replace the old ones
+            as they are drawn.
 
     Yields:
-        The checked configuration; ``config.cache.path`` is what loaders are given.
+        The checked configuration. Pass ``config.cache.path`` to loaders.
 
     Raises:
-        ConfigError: the configuration, or that of the running service, does not fit.
-        GrowcacheError: the service did not start.
+        ConfigError: The configuration is not valid, or a service with another configuration
+            runs on the cache.
+        GrowcacheError: The service did not start.
+
+    Example::
+
+        with growcache.serve("growcache.yaml") as config:
+            loader = EpochLoader(config.cache.path, batch_size=64)
     """
     config = with_launched_node(load_config(source, environment=os.environ))
     with served(config, file=_path_of(source), replace=replace):
@@ -87,7 +94,10 @@ def served(
     replace: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Run or join the service of a checked configuration; ``variables`` are for its environment."""
+    """Run or join the service of a checked configuration.
+
+    ``variables`` are added to the environment of the service.
+    """
     if _joins(config):
         yield
         return
@@ -99,18 +109,28 @@ def served(
 
 
 class Service:
-    """A sampling service that was started by `start`, or runs elsewhere on the same cache."""
+    """A sampling service that `start` started, or that another program runs on the same cache.
+
+    Attributes:
+        config: The checked configuration.
+    """
 
     def __init__(self, config: Config, child: _ServiceChild | None) -> None:
         self.config = config
-        self._child = child  # None: the service is another program's
+        self._child = child  # None: another program runs the service
 
     def status(self) -> Status:
-        """Return what ``growcache status`` shows: its fields are those of ``--json``."""
+        """Return the status that ``growcache status`` shows.
+
+        Its fields are those of ``--json``.
+        """
         return read_status(self.config.cache.path)
 
     def stop(self) -> None:
-        """Stop the service, if this process started it; the cache stays. Twice is harmless."""
+        """Stop the service if this process started it.
+
+        The cache stays. A second call does nothing.
+        """
         _started.pop(self.config.cache.path.absolute(), None)
         if self._child is not None:
             self._child.stop()
@@ -128,22 +148,30 @@ class Service:
 
 
 def start(source: _Source, *, replace: bool = False) -> Service:
-    """Start the service as a child of this process, which runs until `Service.stop` or the end of the process.
+    """Start the service as a child process, until `Service.stop` or the end of this process.
 
-    For notebooks, where no ``with`` block spans several cells; `serve` is for programs. A cell that is
-    run again gets the service that it started before. Where another program runs a service of the
-    same configuration on the cache, that one is joined, and `Service.stop` leaves it running.
+    Use it in notebooks, where no ``with`` block can span several cells; use `serve` in
+    programs. If a cell runs again, it gets the service that it started before. If another
+    program runs a service with the same configuration on the cache, that service is joined, and
+    `Service.stop` does not stop it.
 
     Args:
-        source: a configuration, or where it is; see `growcache.load_config`.
-        replace: let new samples take the place of those of another configuration, as they come.
+        source: A configuration, or the path of its file; see `growcache.load_config`.
+        replace: If another configuration filled the cache, let new samples replace the old ones
+            as they are drawn.
 
     Returns:
         The service, with ``status()``, ``stop()``, ``running`` and its checked ``config``.
 
     Raises:
-        ConfigError: the configuration, or that of the running service, does not fit.
-        GrowcacheError: the service did not start.
+        ConfigError: The configuration is not valid, or a service with another configuration
+            runs on the cache.
+        GrowcacheError: The service did not start.
+
+    Example::
+
+        service = growcache.start("growcache.yaml")
+        loader = EpochLoader(service.config.cache.path, batch_size=64)
     """
     config = with_launched_node(load_config(source, environment=os.environ))
     path = config.cache.path.absolute()
@@ -168,7 +196,7 @@ def _stop_all() -> None:
 
 
 def _path_of(source: _Source) -> str | None:
-    """Return the whole path of a file, which is followed though the trainer may change its directory."""
+    """Return the absolute path of a file, because the service follows it after the trainer changes directory."""
     return str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
 
 
@@ -198,22 +226,26 @@ class _ServiceChild:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        if self._pid == os.getpid():  # not a fork of it
+        if self._pid == os.getpid():  # a forked copy must not stop it
             end_child(self._process, STOP_SECONDS)
-            self._relay.join()  # the pipe is at its end now
+            self._relay.join()  # the pipe has ended by now
 
 
 def _joins(config: Config) -> bool:
-    """Whether a service with the same fingerprint runs on the cache; another is an error."""
+    """Whether a service with the same fingerprint runs on the cache.
+
+    Raises:
+        FingerprintError: A service with another fingerprint runs on it.
+    """
     layout = CacheLayout(config.cache.path)
     if not is_locked(layout.supervisor_lock):
         return False
     running = read_identity(config.cache.path)
     if running is None:
-        return True  # it has not measured its first object; what it draws will show
+        return True  # it has not measured its first object yet; its samples will show
     ranged = bool(running.sizes["ranged"])
     sizing = with_configured_sizes(config, stored_sizing(running.sizes), ranged=ranged)
-    # Known to the service only, and to its samplers, who have imported the user's code.
+    # Only the service and its samplers know these, because they import the user's code.
     digests = {name: running.parts.get(name) for name in (TRANSFORM, FORMAT, LABELS)}
     ours = identify(config, running.schema, sizing, digests, running.sizes)
     if ours.fingerprint != running.fingerprint:
@@ -234,7 +266,7 @@ def _start(setup: Message, variables: Mapping[str, str]) -> subprocess.Popen[byt
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it died already; its missing answer shows that
+    with contextlib.suppress(BrokenPipeError):  # it has died, as its missing answer shows
         process.stdin.write(pack(setup))
         process.stdin.flush()
     line = process.stdout.readline()
@@ -259,7 +291,7 @@ def _as_error(answer: Message) -> GrowcacheError:
 
 
 def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Log the error that ends the service while the trainer goes on with the cached samples."""
+    """Log the error that ends the service. The trainer goes on with the cached samples."""
     assert process.stdout is not None
     reported = False
     with process.stdout as messages:
@@ -284,7 +316,7 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
 
 
 def end_child(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """End a child by the end of its input; kill it after ``seconds``."""
+    """Close the input of a child, so that it ends; kill it after ``seconds``."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
@@ -296,10 +328,10 @@ def end_child(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def main() -> None:
-    """Be the child: ``python -m growcache serve``."""
+    """Run the child: ``python -m growcache serve``."""
     from growcache.sampling.run_service import run_service
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     setup = unpack(sys.stdin.buffer.readline())
     config = Config.model_validate(from_json_value(setup["config"]))
     file = ConfigFile(Path(setup["file"]), (), os.environ) if setup["file"] else None

@@ -1,4 +1,4 @@
-"""TensorFlow's front door: epochs over a cache as a `tf.data.Dataset`."""
+"""TensorFlow input from a cache: epochs as a `tf.data.Dataset`."""
 
 from growcache.tensorflow.datasets import EpochDataset, Files, dataset, files
 from growcache.tensorflow.native import CYCLE_SHARDS, SHUFFLE_BYTES, SHUFFLE_SAMPLES
@@ -13,6 +13,6 @@ __all__ = [
     "files",
 ]
 
-# Where users know them to be: in tracebacks and in help().
+# The public module, as users see it in tracebacks and help().
 EpochDataset.__module__ = dataset.__module__ = __name__
 Files.__module__ = files.__module__ = __name__

@@ -1,4 +1,4 @@
-"""`growcache.tensorflow.dataset`, and `files` for pipelines of the user's own."""
+"""`growcache.tensorflow.dataset`, and `files` for users' own pipelines."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from growcache.tensorflow.tensors import BatchForm, Spec
 
 
 class Files(Sequence[str]):
-    """The TFRecord files of one snapshot of a cache; none of them is deleted before `close`.
+    """The TFRecord files of one snapshot of a cache, which are not deleted before `close`.
 
-    A context manager, and a sequence of the paths. The lease ends with `close`, with the last
-    reference to this object, and with the process. So keep it for as long as a dataset reads
-    the files.
+    A sequence of the paths, and a context manager. The lease on the files ends with `close`,
+    with the last reference to this object, and with the process. Keep this object for as long
+    as a dataset reads the files.
 
     Attributes:
-        paths: of the files, in the order of an epoch.
-        samples: in all of them.
+        paths: Paths of the files, in the order of an epoch.
+        samples: Number of samples in all files.
     """
 
     def __init__(self, snapshot: Snapshot, numbers: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class Files(Sequence[str]):
         return iter(self.paths)
 
     def close(self) -> None:
-        """Let go of the files, which may be deleted from now on; twice is harmless."""
+        """Release the files, which may then be deleted. A second call does nothing."""
         self._snapshot.close()
 
     @property
@@ -85,23 +85,33 @@ def files(
     shuffle: bool = True,
     job: str = "default",
 ) -> Files:
-    """Return the TFRecord files that are cached now, and keep them from being evicted.
+    """Return the TFRecord files that are cached now, and protect them from eviction.
 
-    For pipelines written by hand, ``tf.data.TFRecordDataset(held.paths)``, on a cache whose service
-    runs. Without a lease files vanish while they are read. Each call takes a new
-    snapshot, and counts as a use of every sample in it. Held files cannot be evicted, so close them
-    after each epoch.
+    Use it for your own pipelines, ``tf.data.TFRecordDataset(held.paths)``, while a service runs
+    on the cache. Without the lease, files would be deleted while they are read. Each call takes
+    a new snapshot, and counts as a use of every sample in it. Close the files after each epoch,
+    because they cannot be evicted before.
 
     Args:
-        path: of the cache directory, whose format is tfrecord.
-        min_samples: wait until this many are cached, or the whole population is.
-        seed: of the order of the files; another one for each epoch.
+        path: Path of a cache directory of format tfrecord.
+        min_samples: Samples that must be cached before the call returns, or the whole
+            population if that is smaller.
+        seed: Seed of the order of the files. Use another one for each epoch.
         shuffle: False orders the files by number.
-        job: in whose name uses are counted.
+        job: Name under which uses are counted.
+
+    Returns:
+        The files; close them after use.
 
     Raises:
-        ConfigError: the cache is of another format, or arguments that cannot be meant.
-        CacheError: the cache is complete without a sample.
+        ConfigError: The cache has another format, or an argument is not valid.
+        CacheError: The cache is complete and has no samples.
+
+    Example::
+
+        with growcache.tensorflow.files("/data/cache", seed=epoch) as held:
+            for record in tf.data.TFRecordDataset(held.paths):
+                ...
     """
     options = LoaderOptions(
         path=path,
@@ -121,10 +131,8 @@ def files(
         )
     opened = open_stream_pass(options, 0, min_samples)
     numbers = [row.number for row in opened.rows]
-    opened.snapshot.mark_read(numbers)  # protected all the same, until it is closed
-    opened.snapshot.lease.count(
-        len(opened.snapshot)
-    )  # TensorFlow does not report what it reads
+    opened.snapshot.mark_read(numbers)  # they stay protected until the snapshot is closed
+    opened.snapshot.lease.count(len(opened.snapshot))  # TensorFlow does not report its reads
     return Files(opened.snapshot, numbers)
 
 
@@ -151,57 +159,72 @@ def dataset(
     verify: Verify = "first",
     reader: Reader = "native",
 ) -> EpochDataset:
-    """Return batches from a growing cache; every iteration is a new epoch over the shards cached by then.
+    """Return batches from a growing cache.
+
+    Each iteration is a new epoch over the shards cached by then.
+
+    The call waits until the cache knows the schema of its samples, and logs that it waits.
 
     The shards of an epoch are leased while TensorFlow needs them. The lease ends with the
-    iterator, or with its last reference. Two things outlast it: with ``samples_per_epoch``
-    the rest of the pass, for as long as there is this dataset or one made of it; with
-    ``reader="gather"`` the begin of the next epoch, which is let go where that has not come
-    after 5 seconds. Keras keeps the length of the first epoch that it sees, so give it
-    ``endless``, or ``samples_per_epoch``.
+    iterator or its last reference, with two exceptions. With ``samples_per_epoch`` the rest of
+    the pass stays leased as long as this dataset, or one made from it, exists. With
+    ``reader="gather"`` the start of the next epoch is prepared, and released if no iteration
+    starts within 5 seconds.
 
-    It knows no ranks: each process of a job gets all samples of its cache.
+    Keras keeps the length of the first epoch, so use ``endless`` or ``samples_per_epoch`` with
+    it. The dataset knows no ranks: each process of a job gets all samples of its cache.
 
     Args:
-        path: of the cache directory. It need not exist yet, but its samples must be known
-            before there is a dataset: this waits for the first ones, and says so.
-        batch_size: samples per batch.
-        min_samples: wait until this many are cached, or the whole population is.
-        samples_per_epoch: None makes an epoch of everything that is cached, so it grows; a
-            number makes every epoch of that many samples, in whole batches unless ``drop_last``
-            is False: part of a pass over the cache or several; the next iteration goes on
-            where the last one ended.
-        seed: of the order.
-        shuffle: False gives shards by number and samples as they were drawn.
-        drop_last: leave a last, smaller batch out.
-        fixed: wait until the cache is complete; then every epoch is one pass in order, and
-            its last batch is kept. For validation.
-        fields: names of the cache's fields that are wanted; the others are not decoded.
-        as_tuple: names of fields; batches are tuples of these instead of dicts.
-        ragged: how fields whose values differ in size come: ``offsets`` as
-            `tf.RaggedTensor`, ``pad`` as tensors with zeros after each value, whose sizes
-            are in ``x_lengths``, int64 [batch], or [batch, k] for k ragged dimensions.
-            bytes and str come as `tf.string`.
-        job: in whose name uses are counted.
-        endless: one pipeline that runs on from pass to pass without a gap, each over what
-            is cached by then: ``model.fit(endless, steps_per_epoch=400, epochs=90)``. It
-            has no epochs of its own, so ``samples_per_epoch`` has no bearing on it.
-        verify: check a shard before this process first reads it, or in every pass.
-        reader: ``native``, TensorFlow's own code reads, shuffles and parses; or ``gather``,
-            growcache's, whose memory becomes TensorFlow's tensors: faster, most so for
-            large samples, and for caches of any format. It needs Python once for each large or
-            ragged batch, and once for several small ones, so a training step in pure Python
-            holds it up more.
+        path: Path of the cache directory. It need not exist yet.
+        batch_size: Samples per batch.
+        min_samples: Samples that must be cached before an epoch starts, or the whole population
+            if that is smaller.
+        samples_per_epoch: Samples of an epoch, in whole batches unless ``drop_last`` is False.
+            An epoch is then a part of a pass over the cache, or several passes; the next
+            iteration continues where it ended. With None an epoch is one pass over everything
+            that is cached, so epochs grow with the cache.
+        seed: Seed of the order.
+        shuffle: False delivers shards by number, and samples in the order in which they were
+            drawn.
+        drop_last: Leave out the last batch if it is smaller than ``batch_size``.
+        fixed: Wait until the cache is complete. Every epoch is then one pass in order, and its
+            last batch is kept. Use it for validation.
+        fields: Names of the fields to deliver; other fields are not decoded. None delivers all.
+        as_tuple: Names of fields. Batches are tuples of these fields, in this order, instead of
+            dicts.
+        ragged: How ragged fields are delivered. ``"offsets"``: as `tf.RaggedTensor`. ``"pad"``:
+            as tensors with zeros after each value, and with the sizes in ``x_lengths``, int64
+            ``[batch]``, or ``[batch, k]`` for k ragged dimensions. Bytes and strings are
+            delivered as `tf.string`.
+        job: Name under which uses are counted.
+        endless: Return one dataset without end, which goes from pass to pass without a gap,
+            each pass over the shards cached by then:
+            ``model.fit(endless, steps_per_epoch=400, epochs=90)``. It has no epochs, so
+            ``samples_per_epoch`` has no effect.
+        verify: ``"first"`` checks a shard before this process first reads it, ``"always"`` in
+            every pass.
+        reader: ``"native"``: TensorFlow's own code reads, shuffles and parses. ``"gather"``:
+            growcache does, and its memory becomes TensorFlow's tensors. That is faster, most of
+            all for large samples, and works for caches of any format. It runs Python code once
+            per large or ragged batch, and once per several small ones, so a training step in
+            pure Python delays it more.
 
     Returns:
         A `tf.data.Dataset` of dicts of field name to tensor ``[batch, *shape]``, in the dtype
-        of the schema; the batch dimension is static where every batch is full.
+        of the schema. The batch dimension is static if every batch is full.
 
     Raises:
-        ConfigError: arguments that cannot be meant, or ``reader="native"`` on a cache of
-            another format than tfrecord.
-        FormatError: a field has a dtype that TensorFlow does not have.
-        CacheError: the cache is complete without a sample.
+        ConfigError: An argument is not valid, or ``reader="native"`` meets a cache of another
+            format than tfrecord.
+        FormatError: A field has a dtype that TensorFlow does not have.
+        CacheError: The cache is complete and has no samples.
+
+    Example::
+
+        train = growcache.tensorflow.dataset(
+            "/data/cache", batch_size=64, as_tuple=["x", "y"], endless=True
+        )
+        model.fit(train, steps_per_epoch=400, epochs=90)
     """
     options = LoaderOptions(
         path=path,
@@ -224,7 +247,7 @@ def dataset(
             code="GC601",
         )
     if endless:
-        # Its batches run on across passes, so there is no last one to leave out.
+        # Its batches continue across passes, so there is no last one to leave out.
         options = replace(options, samples_per_epoch=None, drop_last=False)
     if ragged not in ("offsets", "pad"):
         raise ConfigError(
@@ -249,9 +272,9 @@ def dataset(
 
 
 class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
-    """A `tf.data.Dataset` that waits for its cache in the thread that iterates it.
+    """A `tf.data.Dataset` that waits for its cache in the iterating thread.
 
-    TensorFlow would wait in one of its own threads, where Ctrl-C does not reach.
+    TensorFlow would wait in one of its own threads, which Ctrl-C does not reach.
     """
 
     def __init__(
@@ -262,7 +285,7 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
         self._made = made
         self._feed = feed
         self._alone = made.with_options(_unoptimized(tunes=not bare))
-        # TensorFlow keeps the feed for good, and does not say when its dataset goes.
+        # TensorFlow keeps the feed forever, and does not report when its dataset is freed.
         weakref.finalize(self, feed.close)
         super().__init__(tf.data.experimental.to_variant(made))
 
@@ -271,21 +294,22 @@ class EpochDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """The names that the numbers of a field stand for, of each field of the cache that has classes."""
+        """Names of classes by field, for each field of the cache that has classes."""
         return {name: list(names) for name, names in self._classes.items()}
 
     @property
     def element_spec(self) -> Spec:
-        """The spec of a batch: a dict, or a tuple, of `tf.TensorSpec`."""
+        """Spec of a batch: a dict or a tuple of `tf.TensorSpec`, or of `tf.RaggedTensorSpec`."""
         return self._made.element_spec
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch, once the cache holds enough for it."""
+        """Return an iterator over the next epoch, after the cache holds enough samples."""
         iterator: Any
         if tf.executing_eagerly():
             self._feed.wait()
             iterator = iter(self._alone)
-            # In `for batch in dataset(...)` nothing else keeps the dataset alive, which closes it.
+            # In `for batch in dataset(...)` nothing else keeps the dataset alive, and its end
+            # closes the feed.
             iterator._keeps = self
         else:
             iterator = super().__iter__()

@@ -1,4 +1,4 @@
-"""PyTorch's front door: epochs over a cache as dicts of tensors."""
+"""Loaders for PyTorch: epochs over a cache as dicts of tensors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,10 +7,10 @@ from growcache.torch.loader import EpochDataLoader, EpochLoader, join_parts, tak
 if TYPE_CHECKING:
     from growcache.torch.lightning import LightningMetrics as LightningMetrics
 
-# Without LightningMetrics: an import of all names must not need Lightning.
+# LightningMetrics is not among them, because importing all names must not need Lightning.
 __all__ = ["EpochDataLoader", "EpochLoader", "join_parts", "take_rows"]
 
-# Where users know them to be: in pickles, in tracebacks, in help().
+# The public module, as users see it in pickles, tracebacks and help().
 EpochDataLoader.__module__ = EpochLoader.__module__ = __name__
 
 

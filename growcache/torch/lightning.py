@@ -1,7 +1,8 @@
-"""The callback for Lightning; imported when `growcache.torch.LightningMetrics` is first asked for.
+"""The callback for Lightning, imported at the first use of `LightningMetrics`.
 
-Lightning is one project under two names, and a trainer of either calls only callbacks of its own class. So the callback
-is of every one that the program has imported, or else of the first that is installed.
+Lightning is one project under two names, and a trainer of either calls only callbacks of its
+own class. The callback therefore derives from the class of each imported package, or else of
+the first installed one.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ def _bases() -> tuple[type, ...]:
 
 
 class LightningMetrics(*_bases()):  # type: ignore[misc]
-    """Logs `loader.metrics` to the loggers of a Lightning trainer, at the end of each epoch.
+    """A Lightning callback that logs `loader.metrics` at the end of each epoch.
 
-    ``Trainer(callbacks=[LightningMetrics()])`` is enough where the training data is an `EpochDataLoader`. Of several ranks
-    the first one logs, as Lightning does; its figures are its own.
+    ``Trainer(callbacks=[LightningMetrics()])`` is enough if the training data is an
+    `EpochDataLoader`. With several ranks only the first one logs, as usual with Lightning, and
+    it logs its own figures.
     """
 
     def __init__(
         self, loader: Any = None, *, every_n_steps: int | None = None, prefix: str = "data/"
     ) -> None:
-        """Take the settings.
+        """Check the arguments.
 
         Args:
-            loader: with the method ``metrics``; None takes the trainer's own.
-            every_n_steps: log in the middle of epochs as well, each time that this number of batches is done.
-            prefix: of each name.
+            loader: A loader with the method ``metrics``. None takes the trainer's training
+                loader.
+            every_n_steps: Log within epochs, too, each time after this number of batches. None
+                logs at the end of epochs only.
+            prefix: Prefix of each logged name.
+
+        Raises:
+            ConfigError: ``every_n_steps`` is less than 1.
         """
         super().__init__()
         if every_n_steps is not None and every_n_steps < 1:
@@ -53,12 +60,12 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log each time that the number of batches is done."""
+        """Log if ``every_n_steps`` batches are done."""
         if self._every_n_steps is not None and (batch_idx + 1) % self._every_n_steps == 0:
             self._log(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the epoch."""
+        """Log at the end of the epoch."""
         self._log(trainer)
 
     def _log(self, trainer: Any) -> None:
@@ -74,5 +81,5 @@ class LightningMetrics(*_bases()):  # type: ignore[misc]
             logger.log_metrics(metrics, step=trainer.global_step)
 
 
-# Where users know it to be: in pickles, in tracebacks, in help().
+# The public module, as users see it in pickles, tracebacks and help().
 LightningMetrics.__module__ = "growcache.torch"

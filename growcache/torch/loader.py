@@ -1,4 +1,4 @@
-"""The loaders of PyTorch, and copies of rows by torch's operations, which release the GIL once for many."""
+"""The loaders for PyTorch, and row copies by torch, which release the GIL once for many rows."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from growcache.loading.resume import MissingShards
 from growcache.sampling.from_dataset import FromDataset
 from growcache.torch.transfer import call_loaded, transfer_to
 
-# Rows with fewer elements are copied by memcpy, those with more through a tensor iterator
-# that is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
+# Rows with fewer elements are copied by memcpy. Larger rows go through a tensor iterator, which
+# is a third slower and starts a parallel region per row (at::internal::GRAIN_SIZE).
 GRAIN_ELEMENTS = 32_768
 SMALLEST_CHUNK = 2048
-# NumPy releases the GIL to compute more numbers.
+# NumPy releases the GIL for computations on more numbers than this.
 UNLOCKED_NUMBERS = 500
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
     nbytes = out.shape[1]
-    chunk = _chunk_bytes(nbytes)  # long rows are copied as many short ones
+    chunk = _chunk_bytes(nbytes)  # long rows are copied as several short ones
     index = _chunk_starts(starts, nbytes, chunk)
-    # A view whose rows begin at every single byte. NumPy makes it, because each operation of
-    # torch's releases the GIL, and a busy loop then keeps it for as long as a copy takes.
+    # A view with a row at every byte. NumPy makes it, because each operation of torch releases
+    # the GIL, and a busy loop then keeps it for as long as a copy takes.
     shape = (max(0, len(memory) - chunk + 1), chunk)
     table = np.ndarray(shape, np.uint8, memory, strides=(1, 1))
     target = torch.from_numpy(out.reshape(-1, chunk))
@@ -49,14 +49,14 @@ def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
 
 
 def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
-    """Return the first place of each chunk of all rows: int64 [chunks]."""
+    """Return the start of each chunk of all rows: int64 [chunks]."""
     if chunk == nbytes:
         return starts
     before = np.arange(0, nbytes, chunk)
     index = np.empty((len(starts), len(before)), np.int64)
     if len(starts) > UNLOCKED_NUMBERS:
         np.add(starts[:, None], before, out=index)
-    else:  # column by column it does not
+    else:  # column by column NumPy keeps the GIL
         for column, by in enumerate(before.tolist()):
             np.add(starts, by, out=index[:, column])
     return index.reshape(-1)
@@ -64,7 +64,7 @@ def _chunk_starts(starts: Integers, nbytes: int, chunk: int) -> Integers:
 
 @functools.lru_cache(maxsize=256)
 def _chunk_bytes(nbytes: int) -> int:
-    """Return the largest divisor of a row below the grain, or the row where it has none."""
+    """Return the largest divisor of the row size below the grain, or else the row size."""
     if nbytes < GRAIN_ELEMENTS:
         return nbytes
     pieces = range(-(-nbytes // (GRAIN_ELEMENTS - 1)), nbytes // SMALLEST_CHUNK + 1)
@@ -76,7 +76,11 @@ def take_slices(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) 
 
 
 def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
-    """Tensors of short parts take as long as the copy; empty ones cost `torch.cat` its fast path."""
+    """Join byte arrays.
+
+    Short parts are joined by NumPy, because making their tensors takes as long as the copy.
+    Empty parts are left out, because `torch.cat` has no fast path with them.
+    """
     if len(out) < LONG_ROW_BYTES * len(parts):
         np.concatenate(parts, out=out)
         return
@@ -85,12 +89,13 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 
 
 def copy_in_this_thread_alone() -> None:
-    """Keep torch's operations of the calling thread out of its pool of threads.
+    """Keep torch's operations of the calling thread out of its thread pool.
 
-    A wait for a second thread that is preempted, or busy with the user's step, costs a factor of
-    ten. OpenMP keeps the number per thread; `torch.set_num_threads` would change all threads.
+    Waiting for a second thread takes ten times as long if that thread is preempted, or busy
+    with the user's step. OpenMP keeps the number of threads per thread; `torch.set_num_threads`
+    would change it for all.
     """
-    torch.get_num_threads()  # torch sets the number when a thread first asks for it
+    torch.get_num_threads()  # torch sets the number at a thread's first request
     call_loaded("gomp|iomp5|omp", "omp_set_num_threads", 1)
 
 
@@ -112,19 +117,30 @@ def _process_group() -> tuple[int, int] | None:
 
 
 def _agreement(options: LoaderOptions) -> Agreement:
-    from growcache.torch.node_group import node_group  # not every torch is built with gloo
+    from growcache.torch.node_group import node_group  # not every build of torch has gloo
 
     return node_group(options)
 
 
 class EpochLoader(FromDataset, Loader):
-    """Batches from a growing cache; every iteration is a new epoch over the shards cached by then.
+    """Batches from a growing cache.
 
-    The next epoch's snapshot, plan and first batches are made before the current epoch ends.
-    Tensors may be kept: their memory is recycled only once nothing refers to it. A loader
-    pickles as its arguments. Iterating anew ends the iteration before it.
+    Each iteration is a new epoch over the shards cached by then.
 
-    Yields dicts of field name to tensor ``[batch, *shape]`` in the dtype of the schema.
+    Batches are dicts of field name to tensor ``[batch, *shape]``, in the dtype of the schema.
+
+    The next epoch's snapshot, plan and first batches are prepared before the current epoch
+    ends. You may keep tensors, because their memory is recycled only after the last reference
+    is gone. A loader pickles as its arguments. A new iteration ends the previous one.
+
+    Example::
+
+        from growcache.torch import EpochLoader
+
+        with EpochLoader("/data/cache", batch_size=64) as loader:
+            for epoch in range(90):
+                for batch in loader:
+                    step(batch["x"], batch["y"])
     """
 
     framework = Framework(
@@ -145,7 +161,8 @@ class EpochLoader(FromDataset, Loader):
 
 
 P = ParamSpec("P")
-# Trainers that rebuild a loader, as Lightning does to predict, pass the old one's attributes.
+# Trainers that rebuild a loader, as Lightning does for predictions, pass the attributes of the
+# old one.
 REMADE_ARGUMENTS = ("dataset", "sampler", "batch_sampler")
 
 
@@ -155,9 +172,9 @@ class BatchRow(NamedTuple):
 
 
 class RowDataset(IterableDataset[BatchRow]):
-    """The rows of a loader's batches, which `collate_rows` puts together without a copy.
+    """The rows of a loader's batches, which `collate_rows` puts together again without a copy.
 
-    So a trainer may make a `DataLoader` of its own, with this batch size and ``collate_fn``.
+    A trainer can therefore make its own `DataLoader`, with this batch size and ``collate_fn``.
     """
 
     def __init__(self, loader: EpochLoader) -> None:
@@ -175,16 +192,16 @@ class RowDataset(IterableDataset[BatchRow]):
             del batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, as `StatefulDataLoader` asks; see `EpochLoader.state_dict`."""
+        """Return the loader's position for `StatefulDataLoader`; see `EpochLoader.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader stood; see `EpochLoader.load_state_dict`."""
+        """Continue from another loader's position; see `EpochLoader.load_state_dict`."""
         refuse_torch_worker()
         self.loader.load_state_dict(state)
 
     def __len__(self) -> int:
-        """Return the samples that an epoch of this rank delivers."""
+        """Return the number of samples that an epoch delivers to this rank."""
         share = self.loader.rank_share()
         assert share is not None
         return share.delivered
@@ -219,21 +236,31 @@ def _with_arguments_of(
 
 
 class EpochDataLoader(DataLoader[Any]):
-    """An `EpochLoader` that is a `torch.utils.data.DataLoader`, for trainers that ask for one.
+    """An `EpochLoader` that is a `torch.utils.data.DataLoader`, for trainers that require one.
 
-    It takes the arguments of `EpochLoader` (see ``help(EpochLoader)``), and needs
-    ``samples_per_epoch`` or ``fixed``: trainers ask for the length once and keep the answer.
-    Each iteration is the next epoch. There are no worker processes of torch: the batches
-    come ready, as those of `EpochLoader` do. So the attribute ``num_workers`` is 0, whatever
-    the argument of that name, which counts processes of growcache's own.
+    The arguments are those of `EpochLoader` (see ``help(EpochLoader)``). ``samples_per_epoch``
+    or ``fixed`` is required, because trainers ask for the length once and keep it. Each
+    iteration is the next epoch.
 
-    It deals with the ranks of a job itself. Lightning shards no iterable dataset, and
-    Accelerate's ``prepare`` returns this loader as it is; for a device give ``device``.
+    No worker processes of torch are used, because the batches arrive complete, as from
+    `EpochLoader`. The attribute ``num_workers`` is therefore always 0. The argument
+    ``num_workers`` counts growcache's own processes.
+
+    The loader divides the samples among the ranks of a job itself. Lightning does not shard
+    iterable datasets, and Accelerate's ``prepare`` returns this loader unchanged. Use
+    ``device`` for batches on a device.
 
     Attributes:
-        dataset: an `IterableDataset` of the rows of the batches.
-        batch_size: of one rank.
-        use_stateful_dataloader: Accelerate's ``save_state`` saves where this one stands.
+        dataset: An `IterableDataset` of the rows of the batches.
+        batch_size: Samples per batch of one rank.
+        use_stateful_dataloader: Accelerate's ``save_state`` saves the position of this loader.
+
+    Example::
+
+        from growcache.torch import EpochDataLoader
+
+        train = EpochDataLoader("/data/cache", batch_size=64, samples_per_epoch=100_000)
+        trainer.fit(model, train)
     """
 
     use_stateful_dataloader = True
@@ -274,25 +301,28 @@ class EpochDataLoader(DataLoader[Any]):
         left, batches = share.steps, iter(self.loader)
         for batch in batches:
             left -= 1
-            # Trainers count steps and do not ask again. So the epoch ends with its last batch, in
-            # the report and in the state while that batch is trained on.
+            # Trainers count steps and do not ask again. So the epoch ends with its last batch,
+            # both in the report and in the state that is saved while that batch is trained on.
             if not left:
                 next(batches, None)
             yield batch
             del batch
 
     def __len__(self) -> int:
-        """Return the batches of an epoch; for ``fixed`` this waits for the whole cache."""
+        """Return the number of batches in an epoch.
+
+        With ``fixed`` this waits for the whole cache.
+        """
         return len(self.loader)
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """The names of classes; see `EpochLoader.classes`."""
+        """Names of classes by field; see `EpochLoader.classes`."""
         return self.loader.classes
 
     @property
     def report(self) -> Report:
-        """Counts of deliveries; see `EpochLoader.report`."""
+        """Figures about the delivered samples; see `EpochLoader.report`."""
         return self.loader.report
 
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
@@ -300,21 +330,24 @@ class EpochDataLoader(DataLoader[Any]):
         return self.loader.metrics(prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this loader stands; see `EpochLoader.state_dict`."""
+        """Return this loader's position; see `EpochLoader.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(
         self, state: Mapping[str, Any], missing: MissingShards = "refetch"
     ) -> None:
-        """Go on where another loader stood; see `EpochLoader.load_state_dict`.
+        """Continue from another loader's position; see `EpochLoader.load_state_dict`.
 
-        A state that was saved while the last batch of an epoch was trained on begins the next
-        epoch, where that of an `EpochLoader` has an empty rest.
+        A state that was saved during the last batch of an epoch starts the next epoch, whereas
+        with an `EpochLoader` an empty rest comes first.
         """
         self.loader.load_state_dict(state, missing)
 
     def close(self) -> None:
-        """End threads and processes, and free the snapshots; a later iteration starts anew."""
+        """End threads and processes, and release the snapshots.
+
+        A later iteration starts them anew.
+        """
         self.loader.close()
 
     def __repr__(self) -> str:
