@@ -1,7 +1,7 @@
 """growcache: a bounded local cache of random samples that grows while you train.
 
-The front doors for trainers are `growcache.torch`, `growcache.tensorflow` and `growcache.numpy`.
-This module imports none of them. Each name is loaded at its first use.
+Training programs import `growcache.torch`, `growcache.tensorflow` or `growcache.numpy`. This
+module imports none of them. Each name is loaded at its first use.
 """
 
 from __future__ import annotations

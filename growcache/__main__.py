@@ -1,7 +1,7 @@
-"""``growcache`` and ``python -m growcache``: the command line and the entry of child processes.
+"""``growcache`` and ``python -m growcache``: the command line, and child processes.
 
-A child is dispatched before the command line is imported, because it needs neither typer nor rich and so starts
-in a third of the time.
+Children are dispatched before the command line is imported. They need neither typer nor rich,
+and therefore start in a third of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-# The hidden first argument of a child, and the module whose `main` it runs.
+# The hidden first argument of each child, and the module whose `main` it runs.
 CHILDREN = {
     "sampler": "growcache.sampling.sampler",
     "ray-writer": "growcache.sampling.engines.ray_writer",
@@ -23,15 +23,15 @@ CHILDREN = {
 
 
 def main() -> None:
-    """Run the child named by the first argument, else the command line."""
+    """Run the child that the first argument names, or else the command line."""
     exit_codes: list[int] = []
     atexit.register(_exit_if_obstore_ran, exit_codes)  # registered first, so called last
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "run" or command in CHILDREN:
-        # Nothing here multiplies matrices, and idle BLAS threads spin at every start.
+        # No matrices are multiplied here, and idle BLAS threads would spin at every start.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     child = CHILDREN.get(command)
-    gc.disable()  # modules stay, and looking for garbage in them takes a tenth of the start
+    gc.disable()  # modules stay, and scanning them for garbage takes a tenth of the start
     module = importlib.import_module(child or "growcache.cli.cli")
     if child:
         gc.freeze()
@@ -43,8 +43,9 @@ def main() -> None:
 def _exit_if_obstore_ran(exit_codes: list[int]) -> None:
     """Exit before the interpreter is finalized, because a thread of obstore would abort it.
 
-    Such a thread outlives the last request by a moment. It aborted one in twelve short commands on a bucket.
-    ``exit_codes`` is empty after an error, which Python prints.
+    Such a thread outlives the last request for a moment, and aborted one in twelve short
+    commands on a bucket. ``exit_codes`` is empty after an error, because Python prints the
+    error first.
     """
     if not exit_codes or "obstore" not in sys.modules:
         return

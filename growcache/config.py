@@ -1,7 +1,8 @@
 """The configuration: one frozen model with a section for each part of the service.
 
-README lists the names and defaults. An unknown key is an error. `config_text` reads a configuration
-from YAML, the environment and ``--set``; `config_source` has the section of a source.
+The README lists the names and defaults. Unknown keys are errors. `config_text` reads a
+configuration from YAML, the environment and ``--set``. `config_source` has the section of a
+source.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _source_tag(value: Any) -> str:
 ONE_SOURCE, SEVERAL_SOURCES = (
     "one",
     "several",
-)  # branches of ``source``, of which users need not know
+)  # branches of ``source``, which users need not know
 
 
 _SourceSetting: TypeAlias = Annotated[
@@ -49,21 +50,22 @@ _SourceSetting: TypeAlias = Annotated[
 
 
 class LabelGroup(ConfigModel):
-    """A column of the labels whose values are the groups."""
+    """Groups by a column of the labels: objects with equal values belong together."""
 
     label: str = Field(description="One of source.labels.columns.")
 
 
 class BlockGroup(ConfigModel):
-    """A group is a run of so many indices of a Dataset, because neighbours may be alike."""
+    """Groups of consecutive indices of a Dataset, because neighbours may be alike."""
 
     block: PositiveInt = Field(description="How many indices.")
 
 
 class SplitConfig(ConfigModel):
-    """The share of the objects to draw from: a subset, by a hash of an object's group.
+    """The share of the objects to draw from: a subset, by a hash of each object's group.
 
-    It has its own seed, so that caches of one split that draw in other orders have no group in common.
+    The split has its own seed, so two caches of one split with different ``sampling.seed``
+    share no group.
     """
 
     group: str | LabelGroup | BlockGroup | None = Field(
@@ -119,7 +121,7 @@ class SplitConfig(ConfigModel):
 
 
 class StrataConfig(ConfigModel):
-    """How often each stratum of the objects is drawn."""
+    """How often the objects of each stratum are drawn."""
 
     by: str = Field(
         description="What tells strata apart: a column of source.labels, a regular expression with "
@@ -151,7 +153,7 @@ DeclaredSchema: TypeAlias = dict[str, tuple[str | int | None, ...]]  # dtype, th
 
 
 def _declared_schema(value: Any) -> Any:
-    """Return ``{x: [float32, null, 64], note: str}`` as dtypes of NumPy and dimensions."""
+    """Return ``{x: [float32, null, 64], note: str}`` with NumPy dtypes and dimensions."""
     if value == "auto":
         return value
     if not isinstance(value, Mapping) or not value:
@@ -199,7 +201,7 @@ with warnings.catch_warnings():
         @model_validator(mode="before")
         @classmethod
         def _samplers_of_a_cluster_only(cls, values: Any) -> Any:
-            """With Ray there are samplers on this machine only where ``workers`` says so."""
+            """Default ``workers`` to 0 with Ray, so that no sampler runs on this machine."""
             if isinstance(values, Mapping) and values.get("engine") == "ray":
                 return {"workers": 0, **values}
             return values
@@ -212,12 +214,12 @@ with warnings.catch_warnings():
 
         @property
         def samplers(self) -> int:
-            """How many there are, on this machine and elsewhere."""
+            """Number of samplers, on this machine and elsewhere."""
             return self.workers + self.samplers_elsewhere
 
         @property
         def samplers_elsewhere(self) -> int:
-            """How many there are on the nodes of a cluster."""
+            """Number of samplers on the nodes of a cluster."""
             return self.ray.workers if self.engine == "ray" else 0
 
         @model_validator(mode="after")
@@ -236,7 +238,7 @@ with warnings.catch_warnings():
 
         @property
         def node_of_nodes(self) -> tuple[int, int]:
-            """This machine's number, and how many there are."""
+            """The number of this machine, and the number of machines."""
             if self.nodes == "auto":
                 raise ConfigError(
                     "sampling.nodes: auto was not replaced by what the launcher says; set "
@@ -247,7 +249,7 @@ with warnings.catch_warnings():
 
 
 def _parse_share_or_bytes(value: Any) -> Any:
-    """``"1%"`` becomes the float 0.01; everything else is a number of bytes."""
+    """Return ``"1%"`` as the float 0.01, and anything else as a number of bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*([\d.]+)\s*%\s*", value)):
         return float(match[1]) / 100
     return (
@@ -296,7 +298,14 @@ _BYTE_LIMITS = ("max_egress", "max_bytes_per_second")
 
 
 class Config(ConfigModel):
-    """The whole configuration; see `load_config`."""
+    """The whole configuration, frozen and checked; `load_config` makes it.
+
+    Attributes:
+        source: The source, or a tuple of several mixed sources with weights.
+        split: The subset of the objects to draw from; None draws from all.
+        sampling: How samples are drawn, and by how many processes.
+        cache: The cache's path, bound and order of eviction.
+    """
 
     source: _SourceSetting
     split: SplitConfig | None = None
@@ -322,17 +331,17 @@ class Config(ConfigModel):
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
-        """The source, or all sources that are mixed."""
+        """The source, or all mixed sources."""
         return self.source if isinstance(self.source, tuple) else (self.source,)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs of all sources; a listed object has the number of its URL among these."""
+        """The URLs of all sources. A listed object has the index of its URL in this tuple."""
         return tuple(url for source in self.sources for url in source.url)
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """The weights of mixed sources; None where there is one source."""
+        """The weights of mixed sources; None if there is one source."""
         if not isinstance(self.source, tuple):
             return None
         return tuple(source.weight for source in self.source)
@@ -381,7 +390,7 @@ class Config(ConfigModel):
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings with credentials, because Ray shows the arguments of tasks in errors."""
+    """Raise ValueError for settings with credentials, because Ray shows them in errors."""
     if found := list(secret_settings(values)):
         raise ValueError(
             f"{', '.join(found)}: sampling.engine: ray sends no credentials; set them in the "

@@ -11,11 +11,11 @@ from growcache.config_source import ConfigModel
 LOCAL, AUTO = (
     "local",
     "auto",
-)  # addresses: a Ray of the service's own, and the one of this machine
+)  # addresses: a Ray that the service starts itself, and the one on this machine
 
 
 class RayConfig(ConfigModel):
-    """Which cluster runs samplers, how many, on which of its nodes."""
+    """The cluster that runs samplers, their number, and the nodes to use."""
 
     address: str = Field(
         default=AUTO,
@@ -39,7 +39,7 @@ class RayConfig(ConfigModel):
 
     @property
     def cluster(self) -> str:
-        """How messages call the cluster."""
+        """The cluster's name in messages."""
         known = {AUTO: "the Ray of this machine", LOCAL: "a Ray of its own"}
         return known.get(self.address, f"Ray at {self.address}")
 

@@ -1,4 +1,4 @@
-"""The configuration of a source: where its objects are, and what belongs to them."""
+"""The configuration of a source: the place of its objects, and the settings that belong to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pydantic import (
 
 
 class ConfigModel(BaseModel):
-    """A section: it cannot change, and an unknown key is an error."""
+    """A section of the configuration: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
 def compiled(value: str) -> re.Pattern[str]:
-    """Compile a regular expression; ValueError says what is wrong with it."""
+    """Compile a regular expression; the ValueError of a wrong one explains it."""
     try:
         return re.compile(value)
     except re.error as error:
@@ -40,7 +40,7 @@ _Texts: TypeAlias = Annotated[
 ]
 
 
-AUTO = "auto"  # of classes: all texts that there are, sorted
+AUTO = "auto"  # value of classes: all texts of the column, sorted
 
 
 def _class_names(value: Any) -> Any:
@@ -63,9 +63,9 @@ _GivenClasses: TypeAlias = _GivenNames | dict[str, _GivenNames]
 
 
 class LabelsConfig(ConfigModel):
-    """A table whose columns are added to every sample, from the row of its object.
+    """A table whose columns are added to every sample, from the row of the sample's object.
 
-    ``classes`` makes numbers of texts: of one column, or of those that it names.
+    ``classes`` replaces texts by numbers, in one column or in the columns that it names.
     """
 
     url: Annotated[str, Field(min_length=1)] = Field(
@@ -127,7 +127,10 @@ TABLE_KINDS = ("csv", "tsv", "jsonl", "parquet")
 
 
 def table_kind(url: str) -> str:
-    """Return a table's kind, by the end of its name, with ``.gz`` if it is compressed, or raise ValueError.
+    """Return a table's kind from the end of its name, with ``.gz`` if it is compressed.
+
+    Raises:
+        ValueError: The name has none of the known endings.
 
     >>> table_kind("s3://b/labels.csv"), table_kind("https://h/labels.tsv.gz?v=1")
     ('csv', 'tsv.gz')
@@ -159,10 +162,10 @@ MANIFEST_KINDS = ("csv", "tsv", "jsonl", "txt", "parquet")
 
 
 class ManifestConfig(ConfigModel):
-    """A table of keys, with their sizes where it has them, that replaces a listing.
+    """A table of keys, and optionally of sizes, that replaces a listing.
 
-    ``key``, ``size`` and ``etag`` name its columns where they have other names, and ``columns`` all
-    of them where the file has no line of names.
+    ``key``, ``size`` and ``etag`` name its columns if their names differ. ``columns`` names all
+    columns if the file has no header line.
     """
 
     model_config = ConfigDict(json_schema_extra=_or_its_url)
@@ -199,7 +202,10 @@ class ManifestConfig(ConfigModel):
 
 
 def manifest_kind(url: str) -> str:
-    """Return a manifest's kind by the end of its name, with ``.gz`` if it is compressed, or raise ValueError.
+    """Return a manifest's kind from the end of its name, with ``.gz`` if it is compressed.
+
+    Raises:
+        ValueError: The name has none of the known endings.
 
     >>> manifest_kind("keys.txt"), manifest_kind("s3://inv/2024-01-01T00-00Z/manifest.json")
     ('txt', 'inventory')
@@ -219,9 +225,9 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 class FieldConfig(ConfigModel):
-    """One of several objects that make a sample together: its URL with placeholders, and its format.
+    """One of several objects that form a sample together: its URL with placeholders, and its format.
 
-    All else is as in the source.
+    All other settings are those of the source.
     """
 
     model_config = ConfigDict(json_schema_extra=_or_its_url)
@@ -253,7 +259,7 @@ class FieldConfig(ConfigModel):
 
     @property
     def names(self) -> set[str]:
-        """The names of the placeholders."""
+        """Names of the placeholders."""
         return set(PLACEHOLDER.findall(self.url))
 
 
@@ -266,7 +272,7 @@ DATASET_SCHEME = "dataset"
 
 
 def dataset_url(maker: str) -> str:
-    """Return the URL that stands for a Dataset, whose objects are its indices."""
+    """Return the URL that represents a Dataset, whose objects are its indices."""
     return f"{DATASET_SCHEME}://{maker}"
 
 
@@ -280,7 +286,7 @@ def _may_lack_url(schema: dict[str, Any]) -> None:
 class SourceConfig(ConfigModel):
     """The URLs of the objects, and their format.
 
-    With ``fields``, ``url`` are the globs of all fields, in their order. With ``dataset``, which
+    With ``fields``, ``url`` has the globs of all fields in their order. With ``dataset``, which
     makes a Dataset, each index is an object, and ``format`` is the maker.
     """
 
@@ -364,7 +370,7 @@ class SourceConfig(ConfigModel):
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any]]]:
-        """The formats of the objects, with their options: one, or that of each field."""
+        """Return the format of the objects with its options, or those of each field."""
         return [self.format_of(name) for name in self.fields] or [(self.format, self.options)]
 
     @field_validator("url")

@@ -1,7 +1,8 @@
-"""A configuration as text: YAML, ``GROWCACHE_…``, ``--set`` and JSON, and messages about its errors.
+"""A configuration as text: YAML, variables, ``--set`` and JSON, and messages about its errors.
 
-JSON has no not-a-number, dates, bytes, sets, or keys other than text. Such a value becomes a mapping with one tag,
-so that two values have the same JSON exactly if they are equal. Tuples come back as lists.
+JSON has no not-a-number, dates, bytes, sets, or keys other than text. Such a value becomes a
+mapping with one tag. So two values have the same JSON exactly if they are equal. Tuples become
+lists.
 """
 
 from __future__ import annotations
@@ -52,20 +53,30 @@ def load_config(
     """Return the checked configuration.
 
     Args:
-        source: a YAML file, or the same as a mapping.
-        overrides: ``section.key=value`` texts, values in YAML; they win over all else.
-        environment: ``GROWCACHE_SECTION__KEY`` variables win over the file.
+        source: Path of a YAML file, or its content as a mapping. A `Config` is returned
+            unchanged.
+        overrides: Texts ``section.key=value`` with values in YAML. They take precedence over
+            everything else.
+        environment: Variables such as ``os.environ``. Those named ``GROWCACHE_SECTION__KEY``
+            take precedence over the file. None uses no variables.
 
-    A relative ``cache.path`` of a file is meant relative to the working directory, as
-    on a command line.
+    A relative ``cache.path`` is relative to the working directory, also in a file.
+
+    Returns:
+        The checked, frozen configuration.
 
     Raises:
-        ConfigError: unreadable, unknown key (the nearest known one is named), bad value.
+        ConfigError: The file cannot be read, a key is unknown (the message names the nearest
+            known one), or a value is not valid.
+
+    Example::
+
+        config = growcache.load_config("growcache.yaml", ["cache.max_bytes=50GB"])
     """
     if isinstance(source, Config):
         return source
     label, values = read_values(source)
-    # A section of which every line is a comment is none.
+    # A section whose lines are all comments counts as absent.
     values = {name: value for name, value in values.items() if value is not None}
     for name, text in sorted((environment or {}).items()):
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
@@ -78,7 +89,7 @@ def load_config(
             raise ConfigError(f"--set expects key=value, found {found}", code="GC105")
         assign_dotted(values, dotted.strip(), parse_yaml(value, f"--set {dotted.strip()}"))
     refuse_oversized(values, label)
-    remember_secrets(values)  # before anything can be wrong with them
+    remember_secrets(values)  # before any message about a value
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -105,7 +116,10 @@ MAX_VALUES, MAX_LEVELS = 100_000, 64
 
 
 def refuse_oversized(values: object, label: str) -> None:
-    """Raise ConfigError for too large a configuration, because YAML aliases can multiply or contain themselves."""
+    """Raise ConfigError for too large a configuration.
+
+    Aliases of YAML can multiply values, or contain themselves.
+    """
     left = MAX_VALUES
     levels: list[Iterator[object]] = [iter((values,))]
     while levels:
@@ -137,7 +151,7 @@ def may_hold_secret(text: str) -> bool:
 def read_values(
     source: str | os.PathLike[str] | Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
-    """Return a configuration's name for messages, and its values."""
+    """Return the name of a configuration for messages, and its values."""
     if isinstance(source, Mapping):
         return "config", {key: _copy_nested(value) for key, value in source.items()}
     path = Path(source)
@@ -172,7 +186,10 @@ def _copy_nested(value: Any) -> Any:
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """Return the value of a YAML text; a ConfigError omits the text, because it may be a secret."""
+    """Return the value of a YAML text.
+
+    A ConfigError leaves the text out, because it may be a secret.
+    """
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -182,7 +199,11 @@ def parse_yaml(text: str, label: str) -> Any:
         raise ConfigError(
             f"{label}{line}: not valid YAML: {_without_quoted_text(what)}", code="GC104"
         ) from None
-    except (ValueError, RecursionError, OverflowError) as error:  # a date without such a day
+    except (
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # a date with an impossible day
         raise ConfigError(
             f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
             "quotes around text, and no brackets into a thousand others",
@@ -191,12 +212,12 @@ def parse_yaml(text: str, label: str) -> Any:
 
 
 def _without_quoted_text(problem: str) -> str:
-    """Return the parser's complaint without its quoted text, which may be a secret."""
+    """Return the parser's complaint without quoted text, which may be a secret."""
     return re.sub(r"\s*(['\"])(?!<).{4,}\1", "", problem)
 
 
 def assign_dotted(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the value at a place such as ``cache.max_bytes`` or ``source.0.url``."""
+    """Set the value at a dotted place such as ``cache.max_bytes`` or ``source.0.url``."""
     *sections, key = dotted.split(".")
     place: Any = values
     for section in sections:
@@ -221,7 +242,7 @@ def _list_index(word: str, among: list[Any], dotted: str) -> int:
 
 
 def explain_validation_error(error: ValidationError, label: str) -> str:
-    """Return a line per wrong key, at most two; ``label`` names the configuration."""
+    """Return a line per wrong key, at most two. ``label`` is the configuration's name."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors():
         found.setdefault(_dotted_place(item["loc"]) or "config", []).append(item)
@@ -233,8 +254,8 @@ def _dotted_place(loc: tuple[int | str, ...]) -> str:
     if loc[:1] == ("source",) and loc[1:2] in ((ONE_SOURCE,), (SEVERAL_SOURCES,)):
         loc = loc[:1] + loc[2:]
     place = _without_source_number(loc)
-    # What follows section, key and place in a list names the branch of a union, but for
-    # mappings of keys of their own.
+    # Parts after section, key and place in a list name the branch of a union. Mappings with
+    # keys of their own are the exception.
     most = 2
     if len(place) > 1 and place[:2] in MODELS_BY_PLACE:
         most = 4 if place[:2] == ("source", "fields") else 3
@@ -255,12 +276,12 @@ def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
         return f"unknown key {dotted}{_nearest_key_hint([str(part) for part in where])}"
     if kind == "missing":
         return f"{dotted} is missing"
-    if isinstance(items[0]["input"], Mapping):  # the errors inside of it say more
+    if isinstance(items[0]["input"], Mapping):  # the errors inside say more
         deepest = max(len(item["loc"]) for item in items)
         items = [item for item in items if len(item["loc"]) == deepest]
     said = [item["msg"].removeprefix("Value error, ") for item in items]
     said = [re.sub("^Input should be ", "expected " * (n == 0), m) for n, m in enumerate(said)]
-    if kind == "value_error" and "." not in dotted:  # about several settings together
+    if kind == "value_error" and "." not in dotted:  # an error about several settings together
         return said[0] if dotted == "config" else f"{dotted}: {said[0]}"
     said = [re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", m) for m in said]
     value = items[0]["input"]
@@ -277,7 +298,7 @@ def _explain_items(dotted: str, items: list[ErrorDetails]) -> str:
 
 
 def _show_without_secrets(dotted: str, value: object) -> str:
-    """Return a value for a message, or only its type if it may hold a credential."""
+    """Return a value for a message, or only its type if it may be a credential."""
     section, key, *_ = (*_without_source_number(tuple(dotted.split("."))), "", "")
     secret = (section, key) == ("source", "storage_options")
     if secret or isinstance(value, Mapping | list | tuple):
@@ -292,7 +313,7 @@ def _show_without_secrets(dotted: str, value: object) -> str:
 
 
 def _nearest_key_hint(where: list[str]) -> str:
-    """Return the nearest known key: in its section, then in any."""
+    """Return a hint with the nearest known key, first of its section and then of any."""
     inside = (
         MODELS_BY_PLACE[()]
         if len(where) == 1
@@ -312,11 +333,14 @@ def _nearest_key_hint(where: list[str]) -> str:
 MAP_TAG, FLOAT_TAG, INT_TAG, DATE_TAG, TIME_TAG, BYTES_TAG, SET_TAG = (
     "!map", "!float", "!int", "!date", "!time", "!bytes", "!set",
 )  # fmt: skip
-INTEGER_BOUND = 1 << 63  # JSON of ours has integers of 64 bits
+INTEGER_BOUND = 1 << 63  # our JSON has integers of 64 bits
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a JSON value that `from_json_value` reverses; ConfigError for a value that YAML cannot express.
+    """Return a JSON value that `from_json_value` reverses.
+
+    Raises:
+        ConfigError: YAML cannot express the value.
 
     >>> to_json_value({"fill": float("nan"), "names": {0: "cat"}, "shape": (3, None)})
     {'fill': {'!float': 'nan'}, 'names': {'!map': [[0, 'cat']]}, 'shape': [3, None]}
@@ -360,7 +384,7 @@ def _mapping_to_json_value(value: Mapping[Any, Any]) -> Any:
 
 
 def from_json_value(value: Any) -> Any:
-    """Return the value that `to_json_value` was called with.
+    """Return the value that `to_json_value` converted.
 
     >>> from_json_value({"!map": [[0, "cat"]]}), from_json_value({"!int": "36893488147419103232"})
     ({0: 'cat'}, 36893488147419103232)

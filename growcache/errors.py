@@ -26,15 +26,16 @@
     ├── FormatError(ValueError)            an object or sample is not what the format says
     └── SamplingError                      the service gives up, with its reasons        exit 1
 
-Every message says what was expected, what was found and what to do next. It holds none of the
-secrets that `secrecy` knows. The command line ends with the class attribute ``exit_code``.
+Every message states the expected value, the found value and the next step. It contains no
+secret that `secrecy` knows. The command line exits with the class attribute ``exit_code``.
 
-An error has a code, that of its class or of the place that raises it: ``ConfigError(text, code="GC102")``. Codes
-group errors by what to do about them. `growcache.cli.explanations` has a page for each, which ``growcache explain
-GC102`` prints. A code is never given to another error; the page of one that is no longer raised stays.
+Each error has the code of its class, or of the place that raises it:
+``ConfigError(text, code="GC102")``. Errors with the same remedy share a code.
+`growcache.cli.explanations` has a page for each code, which ``growcache explain GC102`` prints.
+A code is never reused for another error, and the page of an unused code stays.
 
-An uncaught error of this tree ends a script with a traceback of the user's own lines only, because
-frames of growcache help only its authors. Every other exception is shown whole. The environment
+The traceback of an uncaught error of this tree shows only the user's own lines, because frames
+of growcache help only its authors. All other exceptions are shown in full. The environment
 variable ``GROWCACHE_TRACEBACK`` shows everything.
 """
 
@@ -74,7 +75,7 @@ ErrorCode = Literal[
 
 
 class GrowcacheError(Exception):
-    """Base of every error that growcache raises on purpose."""
+    """Base class of every error that growcache raises deliberately."""
 
     exit_code = 1
     code: ErrorCode
@@ -83,11 +84,11 @@ class GrowcacheError(Exception):
         super().__init__(*(hide_secrets(a) if isinstance(a, str) else a for a in arguments))
         if code is not None:
             self.code = code
-        self.add_note(code_hint(self.code))  # which tracebacks show after the message
+        self.add_note(code_hint(self.code))  # tracebacks show it after the message
 
 
 def code_hint(code: str) -> str:
-    """Return how to learn more, for the end of a message.
+    """Return the hint at the end of a message that says how to learn more.
 
     >>> code_hint("GC401")
     '(GC401; growcache explain GC401)'
@@ -96,7 +97,7 @@ def code_hint(code: str) -> str:
 
 
 def coded_text(error: BaseException) -> str:
-    """Return the message for a status, a log or a list of reasons, where the bare code is enough.
+    """Return the message with its bare code, for a status, a log or a list of reasons.
 
     >>> coded_text(CacheFullError("no room")), coded_text(KeyError("x"))
     ('no room (GC411)', "'x'")
@@ -105,26 +106,26 @@ def coded_text(error: BaseException) -> str:
 
 
 class ConfigError(GrowcacheError, ValueError):
-    """A configuration, argument or URL that is not valid."""
+    """A configuration, argument or URL is not valid."""
 
     code: ErrorCode = "GC101"
     exit_code = 2
 
 
 class MissingLibraryError(ConfigError):
-    """A setting needs a library that is not installed; the message says how to install it."""
+    """A setting needs a library that is not installed. The message says how to install it."""
 
     code: ErrorCode = "GC801"
 
 
 class CacheError(GrowcacheError):
-    """Something about the cache directory."""
+    """Base class of errors about the cache directory."""
 
     code: ErrorCode = "GC416"
 
 
 class CacheMissingError(CacheError, FileNotFoundError):
-    """There is no cache at the path."""
+    """No cache is at the path."""
 
     code: ErrorCode = "GC401"
     exit_code = 2
@@ -144,51 +145,51 @@ class CacheBusyError(CacheError):
 
 
 class CachePathError(CacheError, ConfigError):
-    """No cache can be made at the path: a file, no permission, a network file system."""
+    """No cache can be made at the path: a file, no permission, or a network file system."""
 
     code: ErrorCode = "GC405"
     exit_code = 2
 
 
 class FingerprintError(CacheError, ConfigError):
-    """The cache was filled by a configuration that yields other samples."""
+    """The cache was filled with a configuration that yields other samples."""
 
     code: ErrorCode = "GC409"
     exit_code = 2
 
 
 class OtherSamplesError(FingerprintError):
-    """A cache holds samples that this configuration would not draw; they can be replaced."""
+    """The cache holds samples that this configuration would not draw. They can be replaced."""
 
     code: ErrorCode = "GC410"
 
 
 class CacheFullError(CacheError, OSError):
-    """The file system has no room, whatever the bound says."""
+    """The file system has no room, although the bound allows more."""
 
     code: ErrorCode = "GC411"
 
 
 class LeasesFullError(CacheFullError):
-    """Other readers' leases take all of the bound that is for leases."""
+    """The leases of other readers take all of the bound that leases may take."""
 
     code: ErrorCode = "GC412"
 
 
 class IndexInDoubtError(CacheError):
-    """The disk failed during a change of the index, which may or may not have been kept."""
+    """The disk failed during a change of the index, which may or may not have been saved."""
 
     code: ErrorCode = "GC413"
 
 
 class PurgedSampleError(CacheError):
-    """A sample is of an object that was purged, and is being removed."""
+    """A sample belongs to a purged object and is being removed."""
 
     code: ErrorCode = "GC414"
 
 
 class CorruptShardError(CacheError):
-    """The bytes of a shard are not those that were written."""
+    """The bytes of a shard differ from those that were written."""
 
     code: ErrorCode = "GC415"
 
@@ -200,23 +201,25 @@ class StoreError(GrowcacheError, OSError):
 
 
 class TransientStoreError(StoreError):
-    """A failure that another try may cure: timeout, throttling, reset."""
+    """A failure that a retry may cure: timeout, throttling, reset."""
 
     code: ErrorCode = "GC202"
-    since: float | None = None  # first failure of several tries, monotonic seconds
-    status: int | None = None  # of HTTP, where the store answered with an error
-    throttled: bool = False  # the store has too much to do, or did not answer in time
-    retry_after: float = 0.0  # seconds that the store asks to wait, where the client shows it
+    since: float | None = None  # first failure of several attempts, monotonic seconds
+    status: int | None = None  # of HTTP, if the store answered with an error
+    throttled: bool = False  # the store is overloaded, or did not answer in time
+    retry_after: float = (
+        0.0  # seconds to wait that the store asks for, if the client shows them
+    )
 
 
 class ObjectMissingError(StoreError):
-    """The object does not exist (any more)."""
+    """The object does not exist, or no longer exists."""
 
     code: ErrorCode = "GC210"
 
 
 class ObjectChangedError(StoreError):
-    """The object was rewritten since it was listed."""
+    """The object was rewritten after it was listed."""
 
     code: ErrorCode = "GC211"
 
@@ -229,9 +232,10 @@ class AccessError(StoreError, PermissionError):
 
 
 class StoreRefusedError(TransientStoreError):
-    """A refusal by the store, which says nothing about the requested object.
+    """The store refuses every request of this client, whichever object it asks for.
 
-    The service waits until the missing thing is there, and asks now and then, because a few retries would not help.
+    A few retries would not help. The service therefore waits until the missing thing is there,
+    and asks again from time to time.
     """
 
     code: ErrorCode = "GC203"
@@ -246,7 +250,7 @@ class CredentialsError(StoreRefusedError, AccessError):
 
 
 class BudgetSpentError(StoreRefusedError):
-    """`sampling.max_egress` does not let this run read any more."""
+    """`sampling.max_egress` does not allow this service to read more."""
 
     code: ErrorCode = "GC213"
 
@@ -259,7 +263,7 @@ class StoreMissingError(StoreRefusedError, ObjectMissingError):
 
 
 class JournalError(GrowcacheError):
-    """A loader's journal cannot be written, or what it says cannot be made again."""
+    """A loader's journal cannot be written, or a recorded step cannot be delivered again."""
 
     code: ErrorCode = "GC609"
 
@@ -271,7 +275,7 @@ class FormatError(GrowcacheError, ValueError):
 
 
 class SamplingError(GrowcacheError):
-    """The service gives up; the message carries the reasons."""
+    """The service gives up. The message has the reasons."""
 
     code: ErrorCode = "GC501"
 
@@ -282,7 +286,7 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib would 
 
 
 def install_excepthook() -> None:
-    """Show uncaught errors without frames of growcache, by the hook that was there before."""
+    """Show uncaught errors without frames of growcache, through the previous hook."""
     before = sys.excepthook
 
     def show(
@@ -290,7 +294,7 @@ def install_excepthook() -> None:
     ) -> Any:
         if isinstance(error, GrowcacheError) and not os.environ.get(TRACEBACK_VARIABLE):
             trace = without_own_frames(trace)
-            # The message names the cause.
+            # The message already names the cause.
             error.__cause__, error.__suppress_context__ = None, True
             error.__traceback__ = trace
         return before(kind, error, trace)
@@ -299,7 +303,7 @@ def install_excepthook() -> None:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of growcache, and of the standard library at its end."""
+    """Return a traceback without frames of growcache, or of the standard library at its end."""
     kept: list[TracebackType] = []
     while trace is not None:
         if not _is_own_frame(trace):

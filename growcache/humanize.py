@@ -1,4 +1,4 @@
-"""Numbers, sizes, durations and long names as a person reads them."""
+"""Numbers, sizes, durations and long names in a form for people."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from growcache.cache.files import directory_of, generation_in, generation_paths
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_OBJECT_NAME = re.compile(r"[^\s(]*/.*?(?=: )")  # a URL or key that a reason follows
+_OBJECT_NAME = re.compile(r"[^\s(]*/.*?(?=: )")  # a URL or key, before a reason
 MIN_NAME_CHARACTERS = 16
 
 
 def in_bytes(number: float) -> str:
-    """Return bytes in decimal units, three digits.
+    """Return bytes in decimal units, with three digits.
 
     >>> in_bytes(0), in_bytes(999), in_bytes(1000), in_bytes(6_240_000_000)
     ('0 B', '999 B', '1.00 kB', '6.24 GB')
@@ -27,7 +27,7 @@ def in_bytes(number: float) -> str:
 
 
 def as_size(number: int) -> str:
-    """Return bytes as a config has them.
+    """Return bytes in the notation of a configuration.
 
     >>> as_size(50_000_000_000), as_size(2_000_000)
     ('50GB', '2MB')
@@ -36,7 +36,7 @@ def as_size(number: int) -> str:
 
 
 def in_count(number: float) -> str:
-    """Return a count: exact below a million, rounded above.
+    """Return a count, exact below a million and rounded above.
 
     >>> in_count(31004), in_count(1_234_567), in_count(2.5e9)
     ('31,004', '1.23 million', '2.50 billion')
@@ -65,14 +65,14 @@ def in_time(seconds: float) -> str:
 
 
 def in_percent(share: float) -> str:
-    """Return a share of one, with more digits where it is small.
+    """Return a share of 1 in percent, with more digits if it is small.
 
     >>> in_percent(0), in_percent(0.00042), in_percent(0.031), in_percent(0.5), in_percent(1)
     ('0 %', '0.04 %', '3.1 %', '50 %', '100 %')
     """
     percent = 100 * share
     if percent == 0 or percent >= 10:
-        # 99.97 % is not everything.
+        # 99.97 % must not read as everything.
         return f"{min(percent, 99) if percent < 100 else percent:.0f} %"
     return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2f} %"
 
@@ -87,7 +87,7 @@ def plural(number: float, one: str, many: str | None = None) -> str:
 
 
 def shorten_name(text: str, length: int) -> str:
-    """Return a text of at most ``length`` characters, without the folders of the object that it names.
+    """Shorten a text to ``length`` characters, first by the folders of the object that it names.
 
     >>> shorten_name("s3://bucket/a/long/way/to/7.npy: 503 SlowDown", 32)
     '…long/way/to/7.npy: 503 SlowDown'
@@ -105,7 +105,7 @@ def shorten_name(text: str, length: int) -> str:
 
 
 def keep_end(text: str, length: int) -> str:
-    """Return a text of at most ``length`` characters, which keeps its end.
+    """Shorten a text to ``length`` characters, keeping its end.
 
     >>> keep_end("/a/long/way/cache", 9)
     '…ay/cache'
@@ -120,7 +120,10 @@ def _three_digits(value: float) -> str:
 
 
 def generation_note(root: Path) -> str:
-    """Return which of several generations is shown, and where the others are; nothing where there is one."""
+    """Return which generation of several is shown, and where the others are.
+
+    The text is empty if there is one generation.
+    """
     others = [str(path) for path in generation_paths(directory_of(root)) if path != root]
     shown = f" This is generation {generation_in(root)}; another one is {', '.join(others)}."
     return shown if others else ""

@@ -1,4 +1,4 @@
-"""Which of several machines this is, as their launcher says it (`sampling.nodes: auto`)."""
+"""The number of this machine among several, from their launcher (`sampling.nodes: auto`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from growcache.config import Config
 from growcache.errors import ConfigError
 
-COUNT = "GROWCACHE_NODES"  # for launchers that number their machines and do not count them
+COUNT = "GROWCACHE_NODES"  # for launchers that number their machines without counting them
 # A step of Slurm may have fewer nodes than its job, and numbers those that it has.
 _LAUNCHERS = (
     ("torchrun", "GROUP_RANK", ("GROUP_WORLD_SIZE",)),
@@ -22,7 +22,7 @@ _BY_HAND = "set sampling.node and sampling.nodes to numbers"
 
 
 class LaunchedNode(NamedTuple):
-    """The number of this machine, from 0, and how many machines there are."""
+    """The number of this machine, from 0, and the number of machines."""
 
     node: int
     nodes: int
@@ -30,15 +30,16 @@ class LaunchedNode(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What `growcache run` says."""
+        """The text that `growcache run` prints."""
         return f"node {self.node} of {self.nodes} (they count from 0), by {self.source}"
 
 
 def node_from_environment(env: Mapping[str, str], hostname: str) -> LaunchedNode:
-    """Return this machine's number, how many there are, and which launcher says so.
+    """Return this machine's number, the number of machines, and the launcher that named them.
 
     Raises:
-        ConfigError: no launcher says it, several contradict each other, or one says nonsense.
+        ConfigError: No launcher is found, several contradict each other, or the numbers are not
+            valid.
     """
     found = [*_launched(env), *_ordinal(env, hostname)]
     if not found:
@@ -114,14 +115,14 @@ def _why_none(env: Mapping[str, str], hostname: str) -> str:
 def launched_node(
     config: Config, environment: Mapping[str, str] = os.environ
 ) -> LaunchedNode | None:
-    """Return what the launcher says; None where the configuration says it itself."""
+    """Return the launcher's numbers, or None if the configuration has its own."""
     if config.sampling.nodes != "auto":
         return None
     return node_from_environment(environment, socket.gethostname())
 
 
 def with_launched_node(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
-    """Return the configuration with numbers in the place of ``nodes: auto``."""
+    """Return the configuration with numbers instead of ``nodes: auto``."""
     found = launched_node(config, environment)
     if found is None:
         return config

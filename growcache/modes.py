@@ -1,8 +1,9 @@
-"""Modes of what is in a cache: its owner's only, or shared with a group.
+"""File modes inside a cache: for its owner only, or shared with a group.
 
-A cache's folder of mode 2770 (the setgid bit, and all rights for the group) says that members of the group work
-on the cache as different users, such as service and trainer in two containers. Whatever is made in it is the
-group's too, whatever the umask. Otherwise it is its owner's only, and so is a folder that growcache makes for a cache.
+A cache folder of mode 2770 (the setgid bit, and all rights for the group) is shared: members of
+the group work on it as different users, such as service and trainer in two containers. All
+files and folders made in it are accessible to the group, whatever the umask. Any other cache is
+accessible to its owner only. So is a folder that growcache makes for a cache.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ ONE_USER_OR_GROUP = (
 
 
 def is_shared(folder: Path | int) -> bool:
-    """Whether the group of a folder shares what is made in it."""
+    """Whether the group of a folder shares the files and folders made in it."""
     found = os.fstat(folder) if isinstance(folder, int) else folder.stat()
     return found.st_mode & _GROUP_OF_DIRECTORY == _GROUP_OF_DIRECTORY
 
 
 def share_if_folder_is(descriptor: int, folder: Path | int) -> None:
-    """Give the group a new file or folder, where ``folder``, in which it was made, is shared."""
+    """Give the group access to a new file or folder if its parent ``folder`` is shared."""
     if not is_shared(folder):
         return
     mode = os.fstat(descriptor).st_mode
@@ -38,26 +39,27 @@ def share_if_folder_is(descriptor: int, folder: Path | int) -> None:
 
 
 def mode_of_new_directory(folder: Path | int) -> int:
-    """Return the mode for a folder that is made in ``folder``.
+    """Return the mode for a new folder in ``folder``.
 
-    It inherits the setgid bit. systemd's RestrictSUIDSGID forbids to set that later, so a umask of 0007
-    makes `share_if_folder_is` unnecessary.
+    The new folder inherits the setgid bit. systemd's RestrictSUIDSGID forbids setting it later,
+    so a umask of 0007 makes `share_if_folder_is` unnecessary.
     """
     return DIRECTORY_MODE | stat.S_IRWXG if is_shared(folder) else DIRECTORY_MODE
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner only, unless it is there."""
+    """Make a folder and its missing parents, for their owner only, unless it exists."""
     try:
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     except FileNotFoundError:
-        # Path.mkdir makes parents as the umask says; who may write there can replace a cache.
+        # Path.mkdir makes parents by the umask, and a user with write access there could
+        # replace a cache.
         make_private_directory(directory.parent)
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
 
 
 def make_inner_directory(directory: Path) -> None:
-    """Make a folder in a cache, shared as the cache is, unless it is there."""
+    """Make a folder in a cache, shared like the cache, unless it exists."""
     directory.mkdir(mode_of_new_directory(directory.parent), exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -67,5 +69,5 @@ def make_inner_directory(directory: Path) -> None:
 
 
 def may_share_with_group(folder: Path) -> bool:
-    """Whether this process belongs to the folder's group; else the kernel drops the setgid bit."""
+    """Whether this process belongs to the folder's group, without which the setgid bit is lost."""
     return os.geteuid() == 0 or folder.stat().st_gid in {os.getegid(), *os.getgroups()}

@@ -1,8 +1,8 @@
-"""Shards that a replay needs: from the cache that holds them still, else drawn again from the store.
+"""Shards that a replay needs: from the cache that still holds them, or drawn from the store again.
 
-They are drawn again by an ordinary service, into a cache of its own. That cache begins with what the
-journal says of the old one: its identity, editions, deferrals and listing. So every shard has the number and
-the bytes that it had, whatever was added to the store since.
+An ordinary service draws them again, into a separate cache. That cache starts with the
+journal's record of the old one: its identity, editions, deferrals and listing. So every shard
+has its old number and bytes, even if objects were added to the store since.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Lengths = Mapping[int, int]  # samples of shards, by number
 
 
 def refuse_other_config(config: Config, identity: Identity) -> None:
-    """Raise FingerprintError if the configuration makes other samples than the journal's cache had."""
+    """Raise FingerprintError if the configuration makes other samples than the journal has."""
     ours = configured_values(config)
     theirs = {name: value for name, value in identity.parts.items() if name in ours}
     if differing := describe_differences(theirs, ours):
@@ -71,7 +71,7 @@ def snapshots_with(
 ) -> Iterator[list[tuple[Snapshot, bool]]]:
     """Yield snapshots that hold all of the shards, and whether each was drawn again.
 
-    ``folder`` is for shards that are drawn again.
+    Shards are drawn again into ``folder``.
     """
     with ExitStack() as opened:
         found: list[tuple[Snapshot, bool]] = []
@@ -98,7 +98,7 @@ def _missing(digests: Digests, found: Collection[tuple[Snapshot, bool]]) -> list
 
 
 def _take_live(root: Path, digests: Digests) -> Snapshot | None:
-    """Return those shards of a cache that have these digests, and are whole."""
+    """Return a snapshot of the cache's intact shards with these digests, or None."""
     while True:
         try:
             view = read_index(root)
@@ -110,7 +110,7 @@ def _take_live(root: Path, digests: Digests) -> Snapshot | None:
             return None
         try:
             snapshot = Snapshot.take(root, job=NO_JOB, only=only)
-        except CacheError:  # one was evicted meanwhile
+        except CacheError:  # a shard was evicted meanwhile
             if read_index(root).shards == view.shards:
                 raise
             continue
@@ -125,7 +125,7 @@ def _take_live(root: Path, digests: Digests) -> Snapshot | None:
 
 
 def _seeded_cache(facts: CacheFacts | None, catalog: bytes | None, folder: Path) -> Path:
-    """Return a cache in ``folder`` in which the service draws the journal's shards again."""
+    """Return a cache in ``folder`` into which the service draws the journal's shards again."""
     if facts is None or facts.values["identity"] is None or not facts.values["editions"]:
         raise JournalError(
             "some shards are not cached any more, and the journal does not say how to draw "
@@ -136,7 +136,7 @@ def _seeded_cache(facts: CacheFacts | None, catalog: bytes | None, folder: Path)
             "the listing in the journal is cut off, so no shard can be drawn again"
         )
     identity = Identity.from_values(facts.values["identity"])
-    # Rounded up, so that the cache serves a journal that grows.
+    # Rounded up, so that the cache still serves the journal after it has grown.
     shards = 1 << max(10, facts.last_shard.bit_length())
     about = orjson.dumps([facts.values, shards], option=orjson.OPT_SORT_KEYS)
     root = folder / hashlib.blake2b(about, digest_size=8).hexdigest()
@@ -146,7 +146,7 @@ def _seeded_cache(facts: CacheFacts | None, catalog: bytes | None, folder: Path)
         adopt(layout)
         _write_side_files(layout, facts.values, identity, catalog)
         groups = shards // int(identity.sizes.get("group_shards", 1))
-        write_issued(layout, groups)  # last: all of them count as drawn, and as evicted
+        write_issued(layout, groups)  # last, because all groups then count as drawn and evicted
     return root
 
 
@@ -156,7 +156,7 @@ def _write_side_files(
     write_atomic(layout.catalog, catalog)
     with Catalog.open(layout.catalog) as copied:
         copied.complete = (
-            True  # nothing is listed: new objects belong to no shard of the journal
+            True  # no listing, because new objects belong to no shard of the journal
         )
     write_editions(layout, [Edition(*row) for row in facts["editions"]])
     if facts["deferrals"] is not None:

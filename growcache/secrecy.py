@@ -1,7 +1,7 @@
 """Credentials: find them in a configuration, and keep them out of messages and files.
 
-Secrets are known by the names of their settings and by their place in a URL. Messages hide them, and files hold
-hashes in their place.
+Secrets are recognized by the names of their settings and by their place in a URL. Messages hide
+them, and files have hashes in their place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "HIDDEN"
 
-MIN_SECRET_CHARACTERS = 6  # fewer are hardly a secret, and stand in sentences
-ANYWHERE_SECRET_CHARACTERS = 8  # shorter ones are hidden where they are a word of their own
-UNNAMED_SECRET_CHARACTERS = 12  # so long a text under an unknown name of storage_options is one
+MIN_SECRET_CHARACTERS = 6  # shorter texts are hardly secrets, and occur in sentences
+ANYWHERE_SECRET_CHARACTERS = 8  # shorter secrets are hidden only as whole words
+UNNAMED_SECRET_CHARACTERS = (
+    12  # a text this long under an unknown name of storage_options is secret
+)
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SECRET_WORDS = frozenset(
@@ -32,13 +34,13 @@ _COMMON_WORDS = frozenset(
 )
 _PUBLIC_OUTSIDE_STORAGE_OPTIONS = frozenset(
     {"key", "keys", "headers"}
-)  # but in storage_options
+)  # these are secret in storage_options
 _PUBLIC_NAMES = frozenset(
     {"endpoint_url", "endpoint", "base_url", "host", "port", "region", "region_name",
      "account_name", "project", "profile", "verify", "key_filename", "cache_storage", "path"}
 )  # fmt: skip
 
-# Parameters that change when a URL is signed anew, although it names the same object.
+# Parameters that change when a URL is signed again, although it names the same object.
 _SIGNED_PARAMETERS = re.compile(
     r"x-(amz|goog|oss|ms)-.*|sv|ss|srt|sr|sp|se|st|spr|sip|sdd|sk(oid|tid|t|e|s|v)"
     r"|expires|policy|awsaccesskeyid|googleaccessid|key-pair-id",
@@ -47,7 +49,7 @@ _SIGNED_PARAMETERS = re.compile(
 _SIGNATURES = frozenset({"x-amz-signature", "x-goog-signature", "sig", "signature"})
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
-# A password with an unquoted "/" or "@", which is therefore no port.
+# A password with an unquoted "/" or "@". Digits only would be a port.
 _UNQUOTED_USERINFO = re.compile(r"(?<=://)[^/?#\s:@]*:(?!\d+(?:[/?#]|$))\S*@")
 
 
@@ -62,14 +64,14 @@ def is_secret(name: str) -> bool:
 
 
 def without_userinfo(url: str) -> str:
-    """Return a URL, or a chain of them, without users and passwords."""
+    """Return a URL, or a chain of them, without user names and passwords."""
     return "::".join(
         _UNQUOTED_USERINFO.sub("", _USERINFO.sub("", part)) for part in url.split("::")
     )
 
 
 def query_without_secrets(query: str) -> str:
-    """Return the parameters of the object, without those that authorize the request.
+    """Return the parameters that belong to the object, without those that authorize the request.
 
     >>> query_without_secrets("v=1&X-Amz-Date=2&X-Amz-Signature=3")
     'v=1'
@@ -103,7 +105,7 @@ def _address_without_secrets(url: str) -> str:
 
 
 def hash_secrets(value: Any) -> Any:
-    """Return a JSON value with hashes in the place of secrets."""
+    """Return a JSON value with hashes in place of secrets."""
     if isinstance(value, Mapping):
         return {
             name: _hash_secret(inner)
@@ -118,7 +120,7 @@ def hash_secrets(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _hash_secret(secret: str) -> str:
-    # Slow, because a password may be one of few.
+    # A slow hash, because an attacker may guess passwords.
     digest = hashlib.scrypt(secret.encode(), salt=b"growcache", n=1 << 12, r=8, p=1, dklen=8)
     return f"{HIDDEN}-{digest.hex()}"
 
@@ -169,7 +171,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def remember_secrets(values: object) -> None:
-    """Hide the secrets of a configuration from all further messages."""
+    """Hide the secrets of a configuration in all further messages."""
     global _pattern
     found = set(filter(_may_be_secret, _secrets_within(values)))
     with _lock:
@@ -181,7 +183,7 @@ def remember_secrets(values: object) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a message without the known secrets."""
+    """Return a message with the known secrets hidden."""
     return text if _pattern is None else _pattern.sub(HIDDEN, text)
 
 
@@ -195,14 +197,14 @@ def _secrets_within(values: object, *, stored: bool = False) -> Iterator[str]:
     if isinstance(values, Mapping):
         for name, value in values.items():
             if name == "fields" and isinstance(value, Mapping) and not stored:
-                for field in value.values():  # whose names are the user's
+                for field in value.values():  # the user chose these names
                     yield from _secrets_within(field)
             elif _is_secret_setting(str(name), stored=stored):
                 yield from _texts_within(value)
             elif stored and str(name) not in _PUBLIC_NAMES and isinstance(value, str):
                 yield from _secrets_of_url(value)
                 yield from (t for t in _spellings(value) if len(t) >= UNNAMED_SECRET_CHARACTERS)
-            elif stored and isinstance(value, str):  # of an endpoint, the scheme may be missing
+            elif stored and isinstance(value, str):  # an endpoint may lack its scheme
                 yield from _secrets_of_url(value if "://" in value else f"://{value}")
             else:
                 yield from _secrets_within(value, stored=stored or name == "storage_options")
@@ -222,7 +224,7 @@ def _texts_within(value: object) -> Iterator[str]:
             yield from _texts_within(inner)
     elif isinstance(value, str):
         yield from _spellings(value)
-        # As of "Bearer …", or of a connection string.
+        # As in "Bearer …", or in a connection string.
         parts = [part.partition("=")[2] or part for part in re.split(r"[\s;,]", value)]
         yield from (part for part in parts if len(part) >= UNNAMED_SECRET_CHARACTERS)
 

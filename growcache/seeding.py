@@ -1,4 +1,4 @@
-"""Randomness as a function of the seed and a place, without the state of a generator."""
+"""Randomness as a function of the seed and a place, without a generator's state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def derive_seed(*where: int | str) -> int:
 
 
 def generator_at(*where: int | str) -> np.random.Generator:
-    """Return a fresh NumPy generator for the place ``where`` (see `derive_seed`)."""
+    """Return a new NumPy generator for the place ``where`` (see `derive_seed`)."""
     return np.random.Generator(np.random.PCG64(derive_seed(*where)))
 
 
@@ -37,7 +37,7 @@ def hash64(text: str) -> int:
 
 
 def stream64(seeds: Uint64Array, positions: Uint64Array) -> Uint64Array:
-    """Return the numbers at these positions of SplitMix64's sequences from these seeds.
+    """Return the numbers at these positions of SplitMix64's sequences with these seeds.
 
     Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -48,7 +48,7 @@ def stream64(seeds: Uint64Array, positions: Uint64Array) -> Uint64Array:
 
 
 def finalize64(words: Uint64Array) -> Uint64Array:
-    """Return SplitMix64's finalizer of each word: a bijection that mixes all 64 bits."""
+    """Apply SplitMix64's finalizer to each word: a bijection that mixes all 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Uint64Array = words ^ (words >> np.uint64(31))

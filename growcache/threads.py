@@ -1,6 +1,7 @@
 """Calls in daemon threads, made before their results are needed.
 
-A daemon never delays an exit; `concurrent.futures` joins its threads at the interpreter's end.
+Daemon threads never delay an exit, whereas `concurrent.futures` joins its threads at the
+interpreter's end.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from typing import Generic, TypeVar
 
 
 class StoppedError(Exception):
-    """Work ahead was asked to end; no user sees it."""
+    """A thread that works ahead was asked to end. Users never see it."""
 
 
 T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """One call of a `DaemonThread`, or of the thread that gets to it first."""
+    """One call of a `DaemonThread`, or of the thread that reaches it first."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
         self._value: list[T] = []
         self._error: BaseException | None = None
-        self._taken = threading.Lock()  # acquired by the thread that makes the call, for good
+        self._taken = threading.Lock()  # the thread that makes the call keeps it
         self._running = threading.Lock()
         self._running.acquire()
 
     def run(self) -> None:
-        """Make the call, unless another thread has, and keep only its result."""
+        """Make the call unless another thread has made it, and keep only its result."""
         if not self._taken.acquire(blocking=False):
             return
         function, self._function = self._function, None
         assert function is not None
         try:
             self._value.append(function())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
         finally:
             del function
@@ -45,18 +46,18 @@ class Future(Generic[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the call was made and raised."""
+        """Whether the call has raised."""
         return self._error is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait; return whether `result` returns at once."""
+        """Wait for the result; return whether it is available."""
         if not self._running.acquire(timeout=seconds):
             return False
         self._running.release()
         return True
 
     def result(self) -> T:
-        """Return the call's result or raise its error; waits for it."""
+        """Wait for the call; return its result or raise its error."""
         with self._running:
             if self._error is not None:
                 raise self._error
@@ -64,7 +65,7 @@ class Future(Generic[T]):
 
 
 class DaemonThread:
-    """A persistent thread, because starting one while another is busy takes two switch intervals."""
+    """A persistent thread, because a new one would take two switch intervals to start."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,7 +73,7 @@ class DaemonThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queue a call."""
+        """Queue a call and return its future."""
         if self._thread is None:
             thread = threading.Thread(
                 target=_run_calls,
@@ -80,7 +81,7 @@ class DaemonThread:
                 name=f"growcache-{self._name}",
                 daemon=True,
             )
-            thread.start()  # which may fail, and then there is none
+            thread.start()  # may fail, and then there is no thread
             self._thread = thread
         future = Future(function)
         self._calls.put(future.run)
@@ -99,11 +100,14 @@ def _run_calls(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         if call is None:
             return
         call()
-        del call  # it holds the result, which may be a snapshot
+        del call  # it references the result, which may be a snapshot
 
 
 class ConcurrentCalls(Generic[T]):
-    """Calls by at most ``most`` threads; the first error stops the calls that wait."""
+    """Calls in at most ``most`` threads.
+
+    The first error cancels the calls that have not started.
+    """
 
     def __init__(self, calls: Sequence[Callable[[], T]], most: int) -> None:
         self._futures = [Future(call) for call in calls]
@@ -123,7 +127,7 @@ class ConcurrentCalls(Generic[T]):
             self._has_failed |= future.has_failed
 
     def results(self) -> list[T]:
-        """Wait, and return the result of each call, or raise the first error."""
+        """Wait for all calls; return their results or raise the first error."""
         for thread in self._threads:
             thread.join()
         return [future.result() for future in self._futures]

@@ -1,7 +1,7 @@
-"""The user's own code: imported by name, called by keyword, and named with its file and line in errors.
+"""The user's own code: imported by name, called by keyword, and named with file and line in errors.
 
-Child processes start as ``python -m growcache …``, never by fork, with an environment in which they can import
-the same code.
+Child processes start as ``python -m growcache …``, never by fork, with an environment in which
+they can import the same code.
 """
 
 from __future__ import annotations
@@ -29,32 +29,37 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError, GrowcacheError
 from growcache.schema import Origin, Sample
 
-_MAX_KEY_CHARACTERS = 80  # characters of an object's key in a reason; the hole has all of it
+_MAX_KEY_CHARACTERS = (
+    80  # characters of an object's key in a reason; the hole has the whole key
+)
 _MAX_ERROR_CHARACTERS = 160  # of an exception's text
-_MAX_ADVICE_CHARACTERS = 500  # of one of growcache's own, which says what to do
+_MAX_ADVICE_CHARACTERS = 500  # of growcache's own errors, which say what to do
 
 
-MOST_STUCK = 32  # calls; a sampler with more of them is better started anew
+MOST_STUCK = 32  # calls; with more of them, a restart of the sampler is better
 
 
 class RunningCalls:
-    """The running calls of the user's code, by thread, and the number of ended ones."""
+    """The running calls of the user's code, by thread, and the number of ended calls."""
 
     def __init__(self) -> None:
         self.ended = 0
         self._running: dict[int, tuple[float, UserCode, str, Origin | None]] = {}
 
     def begin(self, code: UserCode, key: str, origin: Origin | None = None) -> None:
-        """Record that this thread calls the code for an object, or for a sample of it."""
+        """Record that this thread calls the code for an object, or for one of its samples."""
         self._running[threading.get_ident()] = (time.monotonic(), code, key, origin)
 
     def end(self) -> None:
         """Record that this thread's call ended."""
         del self._running[threading.get_ident()]
-        self.ended += 1  # a lost count does no harm: others follow
+        self.ended += 1  # losing a count is harmless, because others follow
 
     def give_up(self, seconds: float) -> None:
-        """Count a call that takes longer as ended, which is progress, unless too many threads are stuck."""
+        """Count a call of ``seconds`` or more as ended, which is progress.
+
+        Calls are not counted if too many threads are stuck.
+        """
         now = time.monotonic()
         stuck = sum(now - call[0] >= seconds for call in list(self._running.values()))
         if stuck <= MOST_STUCK:
@@ -76,12 +81,12 @@ RUNNING_CALLS = RunningCalls()
 class CodeDigest(NamedTuple):
     """Digests of the modules that hold the user's code."""
 
-    syntax: str  # of what Python runs: comments and docstrings change nothing
-    text: str  # of the files; caches from before had this one
+    syntax: str  # of the syntax tree, which comments and docstrings do not change
+    text: str  # of the files' text, as in old caches
 
     @classmethod
     def combined(cls, digests: Sequence[CodeDigest | None]) -> CodeDigest | None:
-        """Return one digest of several; None where no code of the user's runs."""
+        """Return one digest of several, or None if no code of the user runs."""
         if not any(digests):
             return None
         return cls(
@@ -94,23 +99,23 @@ class CodeDigest(NamedTuple):
         )
 
 
-# What a user's code may raise besides any Exception: it must not end the sampler.
+# Exceptions of the user's code must not end the sampler, including these besides Exception.
 _USER_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """A function of the user's, options bound."""
+    """A function of the user, with its options bound."""
 
     name: str  # package.module:function
-    role: str  # the key of the configuration that names it
+    role: str  # configuration key that names it
     digest: CodeDigest  # of its module
-    source_root: str  # file, or folder of the package
+    source_root: str  # its file, or the folder of its package
     function: Callable[..., Any]
     parameters: tuple[str, ...]  # besides its options, in its own order
 
     def __call__(self, key: str, values: Mapping[str, Any]) -> Any:
-        """Return the function's result for an object; ``values`` has all known parameters."""
+        """Return the function's result for an object. ``values`` has all known parameters."""
         RUNNING_CALLS.begin(self, key, values.get("origin"))
         try:
             return self.function(**{name: values[name] for name in self.parameters})
@@ -120,7 +125,11 @@ class UserCode:
             RUNNING_CALLS.end()
 
     def items(self, key: str, result: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of a user's generator or list; FormatError if the generator raises."""
+        """Yield the items of a user's generator or list.
+
+        Raises:
+            FormatError: The generator raised.
+        """
         found: Iterator[Any] | None = None
         while True:
             RUNNING_CALLS.begin(self, key)
@@ -136,12 +145,15 @@ class UserCode:
             yield item
 
     def failure(self, key: str, error: BaseException) -> FormatError:
-        """Return the error of a call that raised; its sample becomes a hole."""
+        """Return the error for a call that raised. Its sample becomes a hole."""
         what = f"raised {_error_text(error)} at {_user_line(error, self.source_root)}"
         return FormatError(f"{self.name} {what} on {short_key(key)}", code="GC309")
 
     def sample(self, key: str, result: object, given: Iterable[Any] = ()) -> Sample:
-        """Return the function's result as a sample; ``given`` arrays were made for this call and are not copied."""
+        """Return the function's result as a sample.
+
+        Arrays in ``given`` were made for this call and are not copied.
+        """
         source = f"{self.name} on {short_key(key)}"
         if not isinstance(result, Mapping) or not result:
             found = "an empty one" if isinstance(result, Mapping) else type(result).__name__
@@ -163,10 +175,10 @@ class UserCode:
 def load_code(
     name: str, options: Mapping[str, Any], known: tuple[str, ...], where: tuple[str, str]
 ) -> UserCode:
-    """Return the code called ``package.module:function``.
+    """Return the code with the name ``package.module:function``.
 
-    ``known`` are the parameters that growcache has values for. ``where`` has the keys of the configuration that hold
-    name and options, for errors.
+    ``known`` has the parameters for which growcache has values. ``where`` has the configuration
+    keys of name and options, for errors.
     """
     key = where[0]
     found, digest, root = find_code(name, key)
@@ -183,19 +195,19 @@ def load_code(
 
 
 class FoundCode(NamedTuple):
-    """What a name ``package.module:attribute`` means."""
+    """The object with a name ``package.module:attribute``."""
 
     found: Any
     digest: CodeDigest  # of its module
     source_root: str
 
 
-# Code of this process that came with a message: a Ray node need not have the user's modules.
+# Code that this process received in a message, because a Ray node may lack the user's modules.
 SENT_CODE: dict[str, FoundCode] = {}
 
 
 def find_code(name: str, key: str) -> FoundCode:
-    """Import what is called ``package.module:attribute``; ``key`` of the configuration names it."""
+    """Import ``package.module:attribute``. ``key`` is the configuration key of the name."""
     if name in SENT_CODE:
         return SENT_CODE[name]
     module_name, colon, attribute = name.partition(":")
@@ -208,21 +220,29 @@ def find_code(name: str, key: str) -> FoundCode:
     return FoundCode(found, _source_digest(module), _source_root(module))
 
 
-PICKLED = "pickled"  # module of a maker's name that a program gave, which no one can import
-PICKLED_PATH = "_GROWCACHE_DATASET_PICKLE"  # variable with the file that has it; no setting, hence the underscore
+PICKLED = (
+    "pickled"  # module part of the name of a maker that a program passed; it cannot be imported
+)
+PICKLED_PATH = (
+    "_GROWCACHE_DATASET_PICKLE"  # names its file; the underscore marks that it is no setting
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What makes a Dataset, or the Dataset itself."""
+    """A callable that makes a Dataset, or the Dataset itself."""
 
     name: str  # package.module:function
-    digest: CodeDigest | None  # of its module; None for an instance, which has a name only
+    digest: CodeDigest | None  # of its module; None for an instance, which has only a name
     source_root: str
     made: Callable[[], Any]
 
     def make(self) -> Any:
-        """Return the Dataset; ConfigError with the user's line if its code raises."""
+        """Return the Dataset.
+
+        Raises:
+            ConfigError: The user's code raised; the message has its line.
+        """
         try:
             return self.made()
         except _USER_ERRORS as error:
@@ -234,7 +254,10 @@ class Maker:
 
 
 def load_maker(name: str, options: Mapping[str, Any], where: tuple[str, str]) -> Maker:
-    """Return the function, class or instance called ``package.module:name``; see `load_code`."""
+    """Return the function, class or instance with the name ``package.module:name``.
+
+    See `load_code` for ``where``.
+    """
     key = where[0]
     if name.partition(":")[0] == PICKLED:
         return _unpickled(name, key)
@@ -263,7 +286,7 @@ def maker_of(
 
 
 def is_dataset(found: Any) -> bool:
-    """Whether it is a Dataset, or a sequence, rather than what makes one."""
+    """Whether the object is a Dataset or a sequence, rather than a callable that makes one."""
     return not isinstance(found, type) and hasattr(found, "__getitem__")
 
 
@@ -275,7 +298,7 @@ def _unpickled(name: str, key: str) -> Maker:
             "program can draw from it; give from_dataset a function of a module instead",
             code="GC109",
         )
-    # The program's own pickle, in a file that no one else may write.
+    # The program's own pickle, in a file that only this user can write.
     try:
         held = pickle.loads(Path(path).read_bytes())
     except _USER_ERRORS as error:
@@ -297,7 +320,7 @@ def short_key(key: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with escapes for characters that a terminal would obey or could not show.
+    r"""Return the text with escapes for characters that a terminal would interpret or cannot show.
 
     >>> printable("caf\u00e9 \x1b[31m\udcff")
     'café \\x1b[31m\\udcff'
@@ -400,7 +423,7 @@ def _source_digest(module: ModuleType) -> CodeDigest:
 
 
 def source_digest(source: bytes) -> CodeDigest:
-    """Return the digests of a module's, or function's, source."""
+    """Return the digests of the source of a module or function."""
     return CodeDigest(_digest(syntax_of(source)), _digest(source))
 
 
@@ -409,10 +432,10 @@ def _digest(data: bytes) -> str:
 
 
 def syntax_of(source: bytes) -> bytes:
-    """Return a text of the syntax tree; the source itself if it is not Python.
+    """Return the syntax tree as text, or the source itself if it is not Python.
 
-    Docstrings are left out, but not where the code may read one. Empty fields are left out,
-    because new versions of Python add such. `ast.dump` shows some of them.
+    Docstrings are left out unless the code may read one. Empty fields are left out, because new
+    versions of Python add them and `ast.dump` shows some of them.
 
     >>> syntax_of(b"def f(x): 'About.'; return x  # so") == syntax_of(b"def f(x): return x")
     True
@@ -427,7 +450,7 @@ def syntax_of(source: bytes) -> bytes:
         if any(word in text for word in _READING_DOCSTRINGS):
             text = repr(_shape_of(tree, docstrings=True))
         return text.encode("utf-8", "backslashreplace")
-    except (SyntaxError, ValueError, RecursionError):  # such as a compiled module
+    except (SyntaxError, ValueError, RecursionError):  # such as for a compiled module
         return source
 
 
@@ -472,7 +495,8 @@ def _user_line(error: BaseException, root: str) -> str:
 
 def _error_text(error: BaseException) -> str:
     if isinstance(error, SyntaxError | GrowcacheError):
-        # A syntax error's text names file and line; the code of an error of ours is that of the outer error.
+        # The text of a syntax error names file and line. For growcache's own errors, the outer
+        # error has the code.
         text = f"{type(error).__name__}: {error}"
     else:
         text = "".join(traceback.format_exception_only(error))
@@ -494,7 +518,7 @@ def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:
         raise FormatError(
             f"{source}: {name!r} is no array: {_error_text(error)}", code="GC309"
         ) from None
-    # A function may fill the same array for each of its samples, unless it is read-only.
+    # Copied unless read-only, because a function may reuse the array for its next sample.
     array = array.copy() if id(array) not in fresh and _is_writable(array) else array
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 

@@ -222,7 +222,7 @@ class DeliveryCounts:
             self._turn = (0, 0, self._cached)
 
     def _enter_generation(self, view: IndexView) -> None:
-        """Turn the shards of the last generation into sums, because a new one uses the same numbers."""
+        """Turn the last generation's shards into sums, because the new one reuses the numbers."""
         root = view.root or self._layout.root
         if self._fingerprint not in (None, view.fingerprint):
             gone = [n for n in self._delivered if n in self._sizes]
@@ -372,7 +372,10 @@ def _lease_file(layout: CacheLayout, lease: str) -> Path:
 
 
 class ReaderCounters:
-    """A reader's counters for the lease, used by the loop's thread except for `flush` and `close`."""
+    """Counters of a reader for the lease, used by the loop's thread.
+
+    Other threads call only `flush` and `close`.
+    """
 
     def __init__(self, layout: CacheLayout, watched: Path | None = None) -> None:
         """Start with counters of 0.
