@@ -52,7 +52,7 @@ def section(documents: Sequence[Mapping[str, Any]]) -> str:
         parts += [f"At {latency:g} ms per request:", _table(some, _COLUMNS | _FAR)]
     latency = max(row["ms"] for row in rows)
     far = [row for row in rows if row["ms"] == latency]
-    heading = f"Before and behind the middle, at {latency:g} ms per request:"
+    heading = f"Before and after the middle, at {latency:g} ms per request:"
     parts += [heading, _table(far, _STARTS)]
     return "\n\n".join(parts)
 
@@ -68,13 +68,13 @@ def _about(documents: Sequence[Mapping[str, Any]], rows: Sequence[Figures]) -> s
     rounds = min(row["rounds"] for row in rows)
     kept = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
     load = max(document["machine"].get("load_before", 0) for document in documents)
-    loaded = f"; others worked on the machine (load {load:.0f})" if load > 2 else ""
+    loaded = f" The machine had other work (load {load:.0f})." if load > 2 else ""
     servers = {document["title"].split(" from ")[1].split(",")[0] for document in documents}
     return (
-        f"{kept}, {' and '.join(sorted(machines))}, "
-        f"the server ({' and '.join(sorted(servers))}) and what makes the latency included; "
+        f"{kept} on {' and '.join(sorted(machines))}, "
+        f"which also ran the server ({' and '.join(sorted(servers))}). "
         f"{min(sizes):.0f} to {max(sizes):.0f} MB in "
-        f"{' or '.join(map(str, counts))} objects{loaded}."
+        f"{' or '.join(map(str, counts))} objects.{loaded}"
     )
 
 
