@@ -1,8 +1,9 @@
 """The pipeline whose batches growcache's own gather makes (``reader="gather"``).
 
-TensorFlow's tensors are the gather's recycled buffers, which each tensor refers to. A call into Python
-takes TensorFlow longer than copying a batch of small samples. So it gets several batches at once,
-where all fields are of fixed shape, and cuts them itself without copying.
+TensorFlow's tensors are the gather's recycled buffers, and each tensor keeps a reference to its
+buffer. A call into Python takes TensorFlow longer than copying a batch of small samples. So it
+gets several batches at once if all fields have fixed shapes, and cuts them itself without
+copying.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ from growcache.tensorflow.tensors import (
     tensor_spec,
 )
 
-# The next epoch is kept ready this long, with its lease, threads and memory.
+# How long the next epoch stays prepared, with its lease, threads and memory.
 IDLE_SECONDS = 5.0
 
 
 class ConsumerPool:
-    """One consumer per iterator, and one that makes the next iteration's epoch ahead.
+    """One consumer per iterator, and one that prepares the next iteration's epoch.
 
-    If no iterator comes in time, that one releases everything, because evictions wait for its
-    lease and TensorFlow does not report a dropped dataset. A consumer of a broken iteration is
-    closed, but the next one need not verify its shards again.
+    If no iterator starts in time, the prepared consumer releases everything, because evictions
+    wait for its lease and TensorFlow does not report a dropped dataset. The consumer of a
+    broken iteration is closed, but the next one need not verify its shards again.
     """
 
     def __init__(self, options: LoaderOptions, framework: Framework) -> None:
         self._options = options
         self._framework = framework
-        self._maps = MapPool.of(options.root)  # which remembers verified shards
-        # One that its own thread passes: the collector may close these in the middle of a call.
+        self._maps = MapPool.of(options.root)  # remembers verified shards
+        # Reentrant, because the garbage collector may close a consumer in the middle of a call.
         self._lock = threading.RLock()
         self._idle: Consumer | None = None
-        self._ahead = False  # the idle one is in the next epoch already
+        self._ahead = False  # the idle consumer has started the next epoch
         self._timer: threading.Timer | None = None
         self._made = 0
         self._closed = False
@@ -92,7 +93,7 @@ class ConsumerPool:
     def _keep(self, consumer: Consumer) -> None:
         self._pop()
         self._idle, self._ahead = consumer, True
-        # The consumer of a fixed cache may stay, because nothing there is evicted.
+        # The consumer of a fixed cache may stay, because a fixed cache evicts nothing.
         if not self._options.fixed and not self._closed:
             self._begin_timer(consumer)
 
@@ -127,7 +128,7 @@ class ConsumerPool:
 
 PREFETCH_BATCHES = 2
 BATCHES_AT_ONCE = 16
-PAUSE_SECONDS = 0.05  # at most, between two "nothing now": TensorFlow may want to end
+PAUSE_SECONDS = 0.05  # at most, between two "nothing now", because TensorFlow may want to end
 ENDLESS_STEPS = 2**40
 
 
@@ -145,7 +146,7 @@ class GatherPipeline(Pipeline):
         self._nothing = (np.empty(0, np.bool_), *nothing)
 
     def wait(self) -> None:
-        """Wait as every pipeline does, and begin, because TensorFlow asks late."""
+        """Wait like every pipeline, and then prepare the epoch, because TensorFlow asks late."""
         goes_on = super()._is_under_way
         super().wait()
         if not goes_on:
@@ -167,8 +168,8 @@ class GatherPipeline(Pipeline):
         made = GeneratorDataset(
             self._iterate, [tensor_spec(tf.bool, [None]), *specs.values()]
         ).dataset
-        # In this order, because a filter that waits for a passing element does not see the end. And
-        # without a map among them, because TensorFlow would run it ahead.
+        # Prefetch comes before the filter, because a filter that waits for a passing element
+        # does not notice the end. No map is among them, because TensorFlow would run it ahead.
         made = made.prefetch(1 if self._cuts else PREFETCH_BATCHES)
         made = made.filter(lambda there, *_: tf.size(there) > 0)
         if self._cuts:
@@ -188,7 +189,7 @@ class GatherPipeline(Pipeline):
             made |= column.tensors(values, rows)
         return self._form.batch(made)
 
-    # Called by TensorFlow's threads
+    # --- called by TensorFlow's threads ---
 
     def _iterate(self) -> Iterator[tuple[Any, ...]]:
         keep_freed_memory()
@@ -206,7 +207,7 @@ class GatherPipeline(Pipeline):
         few = PREFETCH_BATCHES * self._options.batch_size
         for made in map(self.arrays, consumer.epoch(PAUSE_SECONDS)):
             several, ready = len(made[0]) > few, [made]
-            del made  # its memory is wanted once TensorFlow has done with it
+            del made  # its memory is needed when TensorFlow is done with it
             yield ready.pop()
             if several:
                 # TensorFlow requests one element ahead. It gets this empty one, and requests the

@@ -1,7 +1,7 @@
 """The pipeline in which TensorFlow's own code reads, shuffles, batches and parses (``reader="native"``).
 
-TensorFlow calls Python once per shard, and once per block of batches to count their samples. Every
-record travels with a number that identifies its shard.
+TensorFlow calls Python once per shard, and once per block of batches to count their samples.
+Every record carries a number that identifies its shard.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ from growcache.tensorflow.tensors import (
     typed_tensor,
 )
 
-# Below, to hand a record from thread to thread takes as long as to read it.
+# Below this size, passing a record between threads takes as long as reading it.
 SMALL_RECORD_BYTES = 16 * 1024
 
-READ_BYTES = 256 * 1024  # as TensorFlow does by itself
-UNBUFFERED = 0  # to where it stays: a copy less
+READ_BYTES = 256 * 1024  # TensorFlow's default
+UNBUFFERED = 0  # into the record's final memory, which saves a copy
 
 
 class _FixedRecords:
-    """TFRecord's own checksums are not checked, because each shard's digest was."""
+    """Records of one size.
+
+    TFRecord's checksums are skipped, because the shard's digest was checked.
+    """
 
     def __init__(self, schema: Schema, form: BatchForm) -> None:
         where = record_layout(schema)
@@ -96,7 +99,7 @@ def _fixed_tensor(raw: Tensor, batch: Tensor, field: Field) -> Tensor:
 
 
 class _ExampleRecords:
-    """Records that differ in length: `tf.train.Example`s, parsed a batch at a time."""
+    """Records of different sizes: `tf.train.Example`s, parsed a batch at a time."""
 
     def __init__(self, form: BatchForm) -> None:
         self.threads: int | None = tf.data.AUTOTUNE
@@ -126,7 +129,7 @@ class _ExampleRecords:
         return self._form.batch(values)
 
 
-# How the records of a cache are read.
+# Readers of a cache's records.
 RecordReader: TypeAlias = _FixedRecords | _ExampleRecords
 
 
@@ -154,27 +157,27 @@ def _decode_field(field: Field, parsed: dict[str, Tensor], style: str) -> dict[s
 
 
 def _shapes(raw: Tensor, field: Field) -> Tensor:
-    """Return int64 [batch, rank]."""
+    """Return the shapes of the values: int64 [batch, rank]."""
     found = _lengths(raw, field)
     sizes = [found if size is None else tf.fill(tf.shape(raw), size) for size in field.dims]
     return tf.stack([tf.cast(size, tf.int64) for size in sizes], axis=1)
 
 
 def _lengths(raw: Tensor, field: Field) -> Tensor:
-    """Return int64 [batch], the sizes of the ragged dimension."""
+    """Return the sizes of the ragged dimension: int64 [batch]."""
     return tf.cast(tf.strings.length(raw), tf.int64) // field.unit_bytes
 
 
-SHUFFLE_BYTES = 64_000_000  # shards are mixtures already, so a small buffer mixes enough
+SHUFFLE_BYTES = 64_000_000  # a small buffer is enough, because shards are mixtures already
 SHUFFLE_SAMPLES = 16_384
 BUFFERS_PER_PASS = 4
 
-# To hand a record from thread to thread takes TensorFlow 15 us, and a core that has to wake up.
+# Passing a record between threads takes TensorFlow 15 us, and a core that must wake up.
 CHUNK_BYTES = 2_000_000
 CHUNK_SAMPLES = 64
-CHUNKS_PER_SHARD = 8  # at least, so that those that are read at a time are mixed
+CHUNKS_PER_SHARD = 8  # at least, so that the shards that are read together are mixed
 
-# To have Python count where a batch came from takes 0.14 ms of CPU time.
+# Counting the origins of a batch in Python takes 0.14 ms of CPU time.
 BLOCK_BYTES = 2_000_000
 BLOCK_BATCHES = 8
 BLOCKS_PER_PASS = 4
@@ -182,14 +185,18 @@ BLOCKS_PER_PASS = 4
 
 @dataclass(frozen=True)
 class PipelineSizes:
-    """The cached samples when an iteration begins."""
+    """Sizes of buffers and blocks, from the samples that are cached when an iteration starts."""
 
     samples: int
     sample_bytes: int
     runs_on: bool
 
     def buffer_samples(self) -> int:
-        """Endless passes need a small buffer, because a sample may stay for several times its size."""
+        """Return the size of the shuffle buffer.
+
+        It is small for endless passes, because a sample may stay for several times the buffer's
+        size.
+        """
         wanted = min(SHUFFLE_SAMPLES, self._fit(SHUFFLE_BYTES))
         most = self.samples // BUFFERS_PER_PASS if self.runs_on else self.samples
         return max(1, min(wanted, most))
@@ -199,7 +206,11 @@ class PipelineSizes:
         return max(1, min(most, shard_samples // CHUNKS_PER_SHARD))
 
     def block_samples(self, batch_size: int) -> int:
-        """Endless passes need small blocks, because a block waits for samples that are not cached yet."""
+        """Return the size of a block.
+
+        It is small for endless passes, because a block waits for samples that are not cached
+        yet.
+        """
         batches = min(BLOCK_BATCHES, self._fit(BLOCK_BYTES) // batch_size)
         if self.runs_on:
             batches = min(batches, self.samples // (BLOCKS_PER_PASS * batch_size))
@@ -209,13 +220,13 @@ class PipelineSizes:
         return nbytes // max(1, self.sample_bytes)
 
 
-CYCLE_SHARDS = 4  # shards that are read at a time
+CYCLE_SHARDS = 4  # shards that are read together
 PREFETCH_BATCHES = 4
-# Blocks that are decoded ahead count as used, so there is not one for each core; decoding copies,
-# and a few threads copy as fast as memory can.
+# Fewer than one per core, because samples of blocks decoded ahead count as used. A few threads
+# are enough, because decoding only copies memory.
 MAX_DECODED_BLOCKS = 4  # blocks of batches, at a time
-ROW_BITS = 32  # of a record's number; the token of its shard stands above
-ENDLESS_TURNS = 1 << 62  # of an iteration without end
+ROW_BITS = 32  # of a record's number; the higher bits are the token of its shard
+ENDLESS_TURNS = 1 << 62  # of an endless iteration
 
 
 class NativeIteration:
@@ -229,7 +240,10 @@ class NativeIteration:
         self._lock = threading.Lock()
 
     def shard(self, turn: int) -> tuple[str, int, int] | None:
-        """Return the next (path, token, samples); threads ask in any order, and again after an error."""
+        """Return the next (path, token, samples).
+
+        Threads ask in any order, and again after an error.
+        """
         with self._lock:
             while turn not in self._waiting:
                 self._waiting[next(self._turns)] = self._next()
@@ -246,12 +260,16 @@ class NativeIteration:
 
 
 class NativePipeline(Pipeline):
-    """It holds no lease itself: an iteration's are in its `ShardStream`, which its generator closes."""
+    """The pipeline of TensorFlow's own readers.
+
+    It holds no lease itself: each iteration's leases are in its `ShardStream`, which its
+    generator closes.
+    """
 
     def __init__(self, options: LoaderOptions, records: RecordReader, *, runs_on: bool) -> None:
         super().__init__(options, runs_on=runs_on)
         self._records = records
-        self._maps = MapPool.of(options.root)  # which remembers verified shards
+        self._maps = MapPool.of(options.root)  # remembers verified shards
         self._passes, self._tokens = itertools.count(), itertools.count()
         self._names = itertools.count()
         self._iterations: dict[int, NativeIteration] = {}
@@ -262,12 +280,12 @@ class NativePipeline(Pipeline):
     def pipeline(self) -> Dataset:
         """Return the dataset of decoded batches.
 
-        An iteration is one element of the outermost dataset, whose generator stands still while the
-        inner pipeline runs: TensorFlow closes it with the iterator.
+        An iteration is one element of the outermost dataset. Its generator is suspended while
+        the inner pipeline runs, and TensorFlow closes it with the iterator.
 
-        TensorFlow prepares each function of a pipeline for each iterator anew, which takes
-        milliseconds, and twice as long where one makes the dataset that another one is in. So the
-        functions are few, and as far outside as possible.
+        TensorFlow prepares each function of a pipeline anew for each iterator. This takes
+        milliseconds, and twice as long for a function that makes an inner dataset. So there are
+        few functions, as far outside as possible.
         """
         iterations = GeneratorDataset(self._iterate, [tensor_spec(tf.int64)] * 5).dataset
         sizes, full = self._epoch_sizes(), self._full_batches
@@ -278,7 +296,7 @@ class NativePipeline(Pipeline):
         if self._records.cuts:
             made = made.rebatch(sizes or self._options.batch_size, drop_remainder=full)
         options = tf.data.Options()
-        # The order is the same for the same seed and cache, unless the cache is waited for.
+        # The same seed and cache give the same order, unless the pipeline waits for the cache.
         options.deterministic = True
         return made.prefetch(PREFETCH_BATCHES).with_options(options)
 
@@ -286,7 +304,7 @@ class NativePipeline(Pipeline):
     def _full_batches(self) -> bool:
         return self._runs_on or not self._options.keep_last
 
-    # Traced into TensorFlow's graph
+    # --- traced into TensorFlow's graph ---
 
     def _groups(
         self,
@@ -296,7 +314,11 @@ class NativePipeline(Pipeline):
         buffer_samples: Tensor,
         block_samples: Tensor,
     ) -> Dataset:
-        """Count records here, because the iteration releases its shards when the last were asked for."""
+        """Return the batches of an iteration, and count their records.
+
+        They are counted here, because the iteration releases its shards after the last was
+        requested.
+        """
         threads, shuffles = self._records.threads, self._options.is_shuffled
         samples = tf.data.Dataset.range(turns).interleave(
             lambda turn: self._samples(name, turn),
@@ -314,7 +336,10 @@ class NativePipeline(Pipeline):
         return groups.map(self._delivered)
 
     def _samples(self, name: Tensor, turn: Tensor) -> Dataset:
-        """Return (number, record), the number first: one more is requested after the last record."""
+        """Return (number, record) pairs of a shard.
+
+        Numbers come first in the zip, because one more is requested after the last record.
+        """
         types = [tf.string, *[tf.int64] * 4]
         found = tf.numpy_function(self._shard, [name, turn], types)
         for value, shape in zip(found, ([None], [], [], [], []), strict=True):
@@ -336,7 +361,7 @@ class NativePipeline(Pipeline):
         with tf.control_dependencies([counted]):
             return tf.identity(records)
 
-    # Called by TensorFlow's threads
+    # --- called by TensorFlow's threads ---
 
     def _iterate(self) -> Iterator[tuple[int, ...]]:
         keep_freed_memory()
@@ -353,7 +378,7 @@ class NativePipeline(Pipeline):
             self._begun = True
             if self._options.fixed:
                 self._refuse_change(first)
-            # One turn more, in which the stream learns that no shard is wanted any more.
+            # One more turn, in which the stream learns that no further shard is wanted.
             turns = ENDLESS_TURNS if self._runs_on else len(first.rows) + 1
             samples = sum(row.samples for row in first.rows)
             cached = PipelineSizes(samples, first.snapshot.sample_bytes, self._runs_on)
@@ -370,11 +395,11 @@ class NativePipeline(Pipeline):
             stream.close()
 
     def _shard(self, name: np.int64, turn: np.int64) -> tuple[Any, ...]:
-        """Return (paths, first number, end, chunk, read bytes); there is one path, or none."""
+        """Return (paths, first number, end, chunk, read bytes), with one path or none."""
         iteration = self._iterations.get(int(name))
         found = iteration.shard(int(turn)) if iteration else None
         if iteration is None or iteration.stream.closed:
-            raise StopIteration  # which ends the iteration
+            raise StopIteration  # ends the iteration
         path, token, samples = found or ("", NOTHING_NOW, 0)
         first = token << ROW_BITS
         chunk = iteration.cached.chunk_samples(samples)

@@ -1,7 +1,7 @@
 """Code that both readers share: epochs, generators as datasets, and their end.
 
-`tf.data.Dataset.from_generator` makes a dataset anew for each iterator, within a `flat_map`, which
-takes TensorFlow twice as long to prepare as everything here.
+`tf.data.Dataset.from_generator` makes a new dataset for each iterator, in a `flat_map`.
+TensorFlow needs twice as long to prepare that as everything here.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from growcache.loading.streams import wait_for_stream
 from growcache.tensorflow.tensors import Spec, tensor_spec
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-MAX_MMAP_THRESHOLD = 32 << 20  # the highest that glibc takes, and where its own adjusting ends
+MAX_MMAP_THRESHOLD = (
+    32 << 20
+)  # the largest that glibc accepts, and at which its adjustment ends
 
 
 def keep_freed_memory() -> None:
-    """Restore glibc's reuse of freed memory, as it is before a generator is used.
+    """Restore glibc's reuse of freed memory, as before the first generator.
 
-    With the first generator TensorFlow sets M_TRIM_THRESHOLD, which ends glibc's adjusting of
-    the mmap threshold: it stays at 128 KiB, less than most batches, so each is mapped, cleared
-    and unmapped, and reading takes two to four times as long.
+    With its first generator TensorFlow sets M_TRIM_THRESHOLD, which stops glibc from adjusting
+    the mmap threshold. The threshold stays at 128 KiB, less than most batches. Each batch would
+    be mapped, cleared and unmapped, and reading would take two to four times as long.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
-        return  # another C library, which TensorFlow does not touch
+        return  # another C library, which TensorFlow does not change
     mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
     mallopt(M_TRIM_THRESHOLD, 2 * MAX_MMAP_THRESHOLD)
 
 
-QUIET_SECONDS = 0.05  # is enough for calls that are under way
+QUIET_SECONDS = 0.05  # enough for calls in progress
 
 
 class _Closable(Protocol):
@@ -57,7 +59,7 @@ def close_at_exit(what: _Closable) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Keep TensorFlow's threads, which it waits for, from calling a finalized interpreter."""
+    """Close everything, so that no thread of TensorFlow calls a finalized interpreter."""
     live = list(_live)
     for what in live:
         what.close()
@@ -69,19 +71,22 @@ Dataset: TypeAlias = Any
 
 
 class Pipeline(ABC):
-    """TensorFlow keeps it for the life of the process, so its resources end with its iterations."""
+    """Code that both pipelines share.
+
+    TensorFlow keeps it for the life of the process, so each iteration frees its own resources.
+    """
 
     def __init__(self, options: LoaderOptions, *, runs_on: bool) -> None:
         self._options = options
         self._runs_on = runs_on
-        self._begun = False  # so the cache held ``min_samples`` once
-        self._shares = False  # one iterator for all epochs
+        self._begun = False  # the cache held ``min_samples`` once
+        self._shares = False  # one iterator serves all epochs
 
     @abstractmethod
     def pipeline(self) -> Dataset: ...
 
     def epochs(self) -> Dataset:
-        """Cut the pipeline into epochs that continue where the last one ended."""
+        """Cut the pipeline into epochs, each of which continues where the last one ended."""
         steps = self._options.steps_per_epoch
         assert steps is not None
         iterator, self._shares = iter(self.pipeline()), True
@@ -112,7 +117,10 @@ class Pipeline(ABC):
 
 
 class GeneratorDataset:
-    """Each iterator is one of Python's; TensorFlow keeps this for the life of the process."""
+    """A dataset whose iterators are Python generators.
+
+    TensorFlow keeps it for the life of the process.
+    """
 
     def __init__(
         self, begin: Callable[[], Iterator[tuple[Any, ...]]], specs: Sequence[Spec]
@@ -121,7 +129,7 @@ class GeneratorDataset:
         self._types = [each.dtype for each in specs]
         self._names = itertools.count()
         self._running: dict[int, Iterator[tuple[Any, ...]]] = {}
-        with tf.init_scope():  # it is one of no graph that may be in the making
+        with tf.init_scope():  # it must not belong to a graph in the making
             self._functions = self._traced()
             made = tf.raw_ops.GeneratorDataset(
                 **self._functions,
@@ -154,7 +162,7 @@ class GeneratorDataset:
             "finalize_func": traced(end, name),
         }
 
-    # Called by TensorFlow's threads
+    # --- called by TensorFlow's threads ---
 
     def _begin(self) -> np.int64:
         name = next(self._names)
@@ -162,8 +170,8 @@ class GeneratorDataset:
         return np.int64(name)
 
     def _next(self, name: np.int64) -> tuple[Any, ...]:
-        return next(self._running[int(name)])  # StopIteration is the dataset's end
+        return next(self._running[int(name)])  # StopIteration ends the dataset
 
     def _end(self, name: np.int64) -> np.int64:
-        del self._running[int(name)]  # the last reference, which closes it
+        del self._running[int(name)]  # the last reference, whose end closes the generator
         return name

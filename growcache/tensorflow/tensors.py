@@ -1,4 +1,4 @@
-"""Fields of the cache as tensors of TensorFlow."""
+"""Fields of the cache as TensorFlow tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from growcache.schema import Array, Field, Schema
 Tensor: TypeAlias = Any  # TensorFlow has no types
 Spec: TypeAlias = Any
 
-# Types without a kernel of decode_raw are read as an integer of that size first.
+# Types that decode_raw lacks; they are read as integers of the same size first.
 SAME_SIZE = {"uint32": "int32", "uint64": "int64"}
 DECODABLE = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32"}
@@ -89,7 +89,7 @@ def decode_numbers(raw: Tensor, field: Field) -> Tensor:
 
 
 def ragged_rows(flat: Tensor, lengths: Tensor, field: Field) -> Tensor:
-    """Return values with a ragged first dimension only: `nested`, in fewer steps."""
+    """Return values whose first dimension alone is ragged: `nested_ragged` in fewer steps."""
     values = tf.reshape(flat, [tf.reduce_sum(lengths), *field.dims[1:]])
     return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
 
@@ -142,7 +142,7 @@ class TensorColumn:
         return {name: tensor_spec(dtype, [None]), f"{name}_shapes": shapes}
 
     def arrays(self, batch: Mapping[str, Any]) -> list[Array]:
-        """Return this field's arrays, in the order of `specs`."""
+        """Return the arrays of this field, in the order of `specs`."""
         if self.field.is_blob:
             return [self._blobs(batch)]
         return [batch[name] for name in self.specs]

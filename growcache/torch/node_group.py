@@ -1,11 +1,12 @@
-"""Ranks on several machines agree on the length of each pass, by one all-reduce of a gloo group of growcache's own.
+"""Ranks on several machines agree on the length of each pass, in a separate gloo group.
 
-The group is made of the store that `init_process_group` left, and is registered nowhere: a collective in a
-thread of growcache cannot come between those of the training loop, whatever their backend.
+One all-reduce is enough for an agreement. The group is made from the store that
+`init_process_group` left, and is not registered with torch. So a collective in a thread of
+growcache never mixes with those of the training loop, whatever their backend.
 
-Each rank joins a round when it has an offer, and otherwise every few seconds without one. So a round with all offers
-takes one all-reduce, all others are signs of life, and a machine that is gone fails the round long before
-the timeout of the loop's own collectives.
+A rank joins a round as soon as it has an offer, and otherwise every few seconds without one. A
+round in which all ranks have offers takes one all-reduce. All other rounds are signs of life: a
+lost machine fails the round long before the loop's own collectives time out.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from growcache.threads import DaemonThread, StoppedError
 from growcache.torch.stuck_loop import end_stuck_loop
 
 ROUND_SECONDS = 2.0  # between two rounds without an offer
-# A rank whose threads do not run for that long, because the interpreter's lock is held, counts as gone.
+# A rank counts as lost if its threads do not run for this time, for example because the
+# interpreter's lock is held.
 ANSWER_SECONDS = 30.0
-NAMING_SECONDS = ROUND_SECONDS + 1.5  # in which the ranks that are left notice it, too
+NAMING_SECONDS = ROUND_SECONDS + 1.5  # in which the remaining ranks notice it, too
 WARN_SECONDS = 5.0
 REPEAT_SECONDS = 60.0  # between two warnings
-PATIENCE_SECONDS = 1800.0  # for ranks to begin to iterate, as torch.distributed has
+PATIENCE_SECONDS = 1800.0  # for all ranks to start iterating, as in torch.distributed
 LOOK_SECONDS = 0.2
 REASON_BYTES = 512
 
@@ -59,12 +61,13 @@ def node_group(options: LoaderOptions) -> NodeGroup:
 
 
 class NodeGroup:
-    """The agreement of one walk of a loader; see `growcache.loading.agreement.Agreement`."""
+    """The agreement of one iteration of a loader; see `growcache.loading.agreement.Agreement`."""
 
     def __init__(self, options: LoaderOptions, store: Store) -> None:
         self._options = options
         self._rank, self._world = options.ranks.rank, options.ranks.world_size
-        # Connections of their own: a store serves one call after another, and some wait.
+        # Separate connections, because a store serves its calls one after another, and some
+        # calls wait.
         self._store, self._naming_store = store.clone(), store.clone()  # type: ignore[attr-defined]
         self._changed = threading.Condition()
         self._offer: Offer | None = None
@@ -101,7 +104,7 @@ class NodeGroup:
             return self._agreed
 
     def close(self) -> None:
-        """Tell the others in a last round, for which they may need until their next one."""
+        """Tell the other ranks in a last round, which they join within `ROUND_SECONDS`."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -113,17 +116,19 @@ class NodeGroup:
             self._meet()
             while not self._ended():
                 self._round()
-            self._group = None  # gloo's threads free tensors, which aborts a process whose interpreter ends
-        except Exception as error:  # noqa: BLE001 - torch's errors and defects: the loop must not wait for ever
+            self._group = (
+                None  # gloo's threads abort a process if they free tensors while it ends
+            )
+        except Exception as error:  # noqa: BLE001 - torch's errors must not leave the loop waiting
             self._fail(error)
 
     def _ended(self) -> bool:
         return bool(self._left) or self._error is not None
 
-    # --- who takes part ---
+    # --- the members ---
 
     def _meet(self) -> None:
-        """Connect with all ranks, once all of them iterate."""
+        """Connect with all ranks after all of them have started iterating."""
         self._store.set(f"here/{self._rank}", f"{socket.gethostname()} {os.getpid()}")
         began = time.monotonic()
         while absent := self._absent_after(self._store, "here", ROUND_SECONDS):
@@ -142,12 +147,15 @@ class NodeGroup:
         self._names = [value.decode() for value in self._store.multi_get(keys)]
 
     def _ends_before_all_are_here(self) -> bool:
-        """Whether another rank left, or this one does: it says so before it looks for the others again."""
+        """Whether this rank leaves before all are here, or another rank left.
+
+        A leaving rank announces it before it looks for the others again.
+        """
         if not self._closing:
             return self._others_left()
         self._store.set(f"left/{self._rank}", "")
         if not self._absent_after(self._store, "here", 0.0):
-            return False  # they connect, and it leaves in a round
+            return False  # they connect, and this rank leaves in a round
         self._left = _rank_names([self._rank])
         return True
 
@@ -164,7 +172,10 @@ class NodeGroup:
         return [rank for rank in others if store.check([f"left/{rank}"])]
 
     def _absent_after(self, store: Store, key: str, seconds: float) -> list[int]:
-        """Return the ranks that did not set their key; a wait of the store's would log each timeout."""
+        """Return the ranks that have not set their key.
+
+        The store is polled, because its own wait would log each timeout.
+        """
         keys = [f"{key}/{rank}" for rank in range(self._world)]
         deadline = time.monotonic() + seconds
         while not store.check(keys) and time.monotonic() < deadline:
@@ -215,7 +226,7 @@ class NodeGroup:
         return found
 
     def _texts(self, text: str) -> list[str]:
-        """Return one text of each rank."""
+        """Return the text of each rank."""
         data = text.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         all_of_them = [torch.zeros_like(mine) for _ in range(self._world)]
@@ -224,7 +235,7 @@ class NodeGroup:
         return [one.decode(errors="ignore") for one in found]
 
     def _report(self, offer: Offer | None) -> None:
-        """Say which ranks are waited for, on those that wait."""
+        """Warn which ranks are missing, on the ranks that wait for them."""
         reasons = self._texts("" if offer is not None else self._reason_now())
         if offer is not None:
             waited_for = [
@@ -240,7 +251,7 @@ class NodeGroup:
         except (
             GrowcacheError,
             OSError,
-        ) as error:  # the cache may be gone; the loop will say it
+        ) as error:  # the cache may be gone, which the loop will report
             return str(error)
 
     def _warn_of_wait(self, event: str) -> None:
@@ -280,20 +291,20 @@ class NodeGroup:
         host, pid = self._names[rank].rsplit(" ", 1)
         return f"rank {rank} (pid {pid} on {host})"
 
-    # --- a rank is gone ---
+    # --- a lost rank ---
 
     def _raise_in_loop(self, error: GrowcacheError) -> None:
-        """Raised where the loop next waits for a pass."""
+        """Raise the error where the loop next waits for a pass."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
     def _fail(self, why: Exception) -> None:
-        self._group = None  # its connections close, and the others notice at once
+        self._group = None  # its connections close, so the others notice at once
         thread = DaemonThread("naming")
         naming = thread.submit(self._missing_ranks)
         thread.close(wait=False)
-        # Over a link that is cut it may take for ever.
+        # Over a cut link this may take forever.
         found = naming.wait(NAMING_SECONDS + 2) and not naming.has_failed
         missing = naming.result() if found else None
         error = (
@@ -301,7 +312,7 @@ class NodeGroup:
             if self._left
             else CacheError(self._loss_text(missing, why), code="GC704")
         )
-        if missing != [] and not self._left:  # else all of them run, or ended as they meant to
+        if missing != [] and not self._left:  # else all of them run, or ended deliberately
             _log.error("%s", error)
             if not self._closing:
                 end_stuck_loop(self._loop_thread, lambda: self._closing)
@@ -335,7 +346,7 @@ class NodeGroup:
 
 
 def _short(message: str) -> str:
-    """Return an error of gloo's without its place and advice.
+    """Return an error of gloo without its source location and advice.
 
     >>> _short("[/pair.cc:553] Connection closed by peer [10.0.0.1]:29. This is typically …")
     'Connection closed by peer [10.0.0.1]:29'
@@ -348,7 +359,7 @@ def _not_asked_yet() -> str:
 
 
 def _rank_names(ranks: Sequence[int]) -> str:
-    """Return the ranks in words.
+    """Return the ranks as text.
 
     >>> _rank_names([1, 2])
     'ranks 1, 2'

@@ -1,6 +1,7 @@
-"""End this process when its loop waits in a collective for a rank that is gone.
+"""End this process if its loop waits in a collective for a lost rank.
 
-Gloo cannot be interrupted there, and waits for half an hour by default. NCCL's own watchdog ends the process likewise.
+Gloo cannot be interrupted there, and waits for half an hour by default. NCCL's own watchdog
+ends the process in the same case.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-STUCK_SECONDS = 8.0  # in one and the same call
+STUCK_SECONDS = 8.0  # in the same call
 LOOK_SECONDS = 0.5
-# Python's innermost modules in a collective, and in a backward pass that holds one.
+# Python's innermost modules in a collective, and in a backward pass with one.
 WAITING_MODULES = ("torch.distributed", "torch.autograd", "torch.nn.parallel")
 
 _log = logging.getLogger(__name__)
 
 
 def end_stuck_loop(thread: int, over: Callable[[], bool]) -> None:
-    """Watch a thread, by its identity, until ``over``; returns at once."""
+    """Start to watch a thread, given by its identity, until ``over`` returns True."""
     threading.Thread(
         target=_watch, args=(thread, over), name="growcache-stuck", daemon=True
     ).start()
@@ -42,10 +43,12 @@ def _watch(thread: int, over: Callable[[], bool]) -> None:
             )
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # a closed one, or none
+                with suppress(
+                    OSError, ValueError, AttributeError
+                ):  # a stream is closed or missing
                     stream.flush()
             os._exit(1)
-        del frame  # it holds the loop's variables
+        del frame  # it references the loop's variables
         time.sleep(LOOK_SECONDS)
 
 
@@ -54,7 +57,7 @@ def waits_in_torch(frame: FrameType) -> bool:
 
 
 def caller(frame: FrameType | None) -> str:
-    """Return where the innermost code outside of torch calls."""
+    """Return file and line of the innermost code outside torch."""
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch."):
         frame = frame.f_back
     if frame is None:

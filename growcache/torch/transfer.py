@@ -1,17 +1,18 @@
-"""Bring batches to a device concurrently with the loop, from memory that is page-locked.
+"""Copy batches to a device concurrently with the loop, from page-locked memory.
 
-The thread that makes batches begins the copies in a stream of its own, where `batch_transform`
-computes, too. The loop's stream waits for an event after them, which costs the process nothing. Two
-kinds of memory must not be reused too early:
+The thread that makes batches starts the copies in a separate stream, in which `batch_transform`
+computes, too. The loop's stream waits for an event after them, which costs the process nothing.
+Two kinds of memory must not be reused too early:
 
-- the source of a copy: buffers are recycled when nothing refers to them, so a reference is kept
-  until the event has happened;
-- the target of a copy: it belongs to the copying stream, and the user's stream may still compute with
-  a tensor that the user has dropped, so that use is registered (``record_stream``).
+- The source of a copy. Buffers are recycled when nothing refers to them, so a reference is kept
+  until the event has happened.
+- The target of a copy. It belongs to the copying stream, but the user's stream may still
+  compute with a tensor after the user has dropped it. This use is therefore registered
+  (``record_stream``).
 
-Buffers are page-locked where they are (``cudaHostRegister``), so shared memory can be locked as well.
-The first call of CUDA in a thread opens a context on its current device, GPU 0 at first, so every
-thread sets its device before.
+Buffers are page-locked in place (``cudaHostRegister``), so shared memory can be locked as well.
+The first CUDA call in a thread opens a context on its current device, which is GPU 0 at first.
+Each thread therefore sets its device before.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from growcache.loading.framework import Bytes
 
 
 def call_loaded(names: str, function: str, *arguments: int) -> None:
-    """Call by file, because a library loaded by its name may be another copy with its own state."""
+    """Call a function of each loaded library whose name matches ``names``, by file.
+
+    A library that is loaded by its name may be another copy with its own state.
+    """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -74,7 +78,7 @@ class PassedEvent:
 
 
 class BlockingCopies:
-    """For any device except CUDA."""
+    """Copies to any device except CUDA, which block."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,12 +117,12 @@ class CudaEvent(NamedTuple):
 
 class CudaCopies:
     def __init__(self, device: torch.device) -> None:
-        found: int | None = device.index  # its type says that there always is one
+        found: int | None = device.index  # torch's annotation lacks None
         self._device = torch.device(
             "cuda", torch.cuda.current_device() if found is None else found
         )
         self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        # Tensors that `batch_transform` refers to may have been made just now.
+        # Tensors that `batch_transform` refers to may still be in the making.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._locks = True
 
@@ -126,7 +130,7 @@ class CudaCopies:
         torch.cuda.set_stream(self._stream)
 
     def lock(self, buffer: Bytes) -> None:
-        """Without the lock copies are slower, not wrong."""
+        """Page-lock a buffer. Without the lock, copies are slower but correct."""
         if not self._locks:
             return
         where, runtime = buffer.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -150,7 +154,7 @@ class CudaCopies:
         return CudaEvent(self._stream.record_event(), self._device)
 
     def arrive(self, mark: CopyEvent, tensors: list[torch.Tensor]) -> None:
-        """Make the current stream wait for the event, and keep the tensors' memory for it."""
+        """Make the current stream wait for the copies, and keep the tensors' memory until then."""
         assert isinstance(mark, CudaEvent)
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark.event)
@@ -159,7 +163,7 @@ class CudaCopies:
 
 
 def _unregister(where: int, device: torch.device, pid: int) -> None:
-    """Unlock pages, in any thread; not in a forked child."""
+    """Unlock pages, in any thread, but not in a forked child."""
     if pid != os.getpid():
         return
     with torch.cuda.device(device):
@@ -170,13 +174,13 @@ def _unregister(where: int, device: torch.device, pid: int) -> None:
 
 
 def _forget_error() -> None:
-    """Clear the last CUDA error of this thread, because torch raises it at its next kernel."""
+    """Clear the last CUDA error of this thread, because torch would raise it at its next kernel."""
     call_loaded("cudart", "cudaGetLastError")
     call_loaded("amdhip64", "hipGetLastError")
 
 
-# Copies in flight. The bus is faster than the gather, so it is the first that
-# is awaited, and long done.
+# Copies in flight. The bus is faster than the gather, so the first copy has ended long before
+# it is waited for.
 MAX_IN_FLIGHT = 8
 
 
@@ -194,7 +198,7 @@ class DeviceTransfer:
     def _begin_here(self) -> None:
         self._pid = os.getpid()
         self._under_way: deque[SentBatch] = deque()
-        self._turn = threading.Lock()  # one thread takes over from another one
+        self._turn = threading.Lock()  # one thread may take over from another
         weakref.finalize(self, _await_copies, self._under_way, self._pid)
 
     def begin(self) -> None:
@@ -243,18 +247,18 @@ class DeviceTransfer:
 
 
 def _await_copies(under_way: deque[SentBatch], pid: int) -> None:
-    """Wait for all copies, because the memory they read may go then; not in a forked child."""
+    """Wait for all copies, because their source memory may be freed next; not in a forked child."""
     try:
         while under_way and pid == os.getpid():
             under_way[0].mark.synchronize()
-            under_way.popleft()  # only now, because it keeps the memory
+            under_way.popleft()  # only now, because the entry keeps the memory
     except RuntimeError as error:
         under_way.clear()
         _log.warning("copies are not awaited any more: %s", str(error).partition("\n")[0])
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """Return a batch with the function's results in place of its tensors.
+    """Return the batch with each tensor replaced by the function's result.
 
     >>> map_tensors(lambda t: t + 1, {"x": torch.tensor(1), "names": ["a", "b"]})
     {'x': tensor(2), 'names': ['a', 'b']}
@@ -279,7 +283,11 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def transfer_to(device: Any) -> DeviceTransfer | None:
-    """Return None for memory; ConfigError for a device that is unknown or absent."""
+    """Return the transfer to a device, or None for memory.
+
+    Raises:
+        ConfigError: The device is unknown or absent.
+    """
     found = _known_device(device)
     if found.type == "cpu":
         return None
@@ -305,7 +313,10 @@ def _known_device(device: Any) -> torch.device:
 
 
 def _refuse_absent(device: torch.device) -> None:
-    """Ask NVML for the count: without CUDA initialized a process may fork afterwards."""
+    """Raise ConfigError for an absent device.
+
+    The count comes from NVML: as long as CUDA is not initialized, the process may fork.
+    """
     count = torch.cuda.device_count()
     if count > (device.index or 0):
         return
