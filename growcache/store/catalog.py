@@ -1,8 +1,9 @@
 """The local, append-only file of listed objects, in which a key keeps its ordinal.
 
-A file is a sequence of frames: a fixed head and a block of up to 64 entries. The block's keys, ETags, times and
-stores are zlib-packed JSON by column. MD5 sums precede them as bytes. Sizes and the running digest are not
-packed, so that opening a million entries unpacks none. A torn frame is known by its CRC32C, and is cut away.
+A file is a sequence of frames. A frame is a fixed head and a block of up to 64 entries. Keys,
+ETags, times and stores of a block are zlib-packed JSON by column. ETags that are MD5 sums are
+bytes before it. Sizes and the running digest are not packed, so opening a million entries
+unpacks none. The CRC32C of a torn frame does not match, and the frame is cut away.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ BLOCK_ENTRIES = 64  # entries
 DIGEST_BYTES = 16
 MD5_BYTES = 16
 SIZE_WIDTHS = (1, 2, 4, 8)  # bytes of a size
-_MOST_UNPACKED_BYTES = 1 << 24  # bytes of a block: 64 keys of the longest
+_MOST_UNPACKED_BYTES = 1 << 24  # bytes of a block with the 64 longest keys
 _MD5_ETAG = re.compile(r'"[0-9a-f]{32}"')
-# Of the values of each column.
+# Types of the values, by column.
 _COLUMN_TYPES: tuple[frozenset[type], ...] = (
     frozenset({str}),
     frozenset({str, type(None)}),
@@ -48,7 +49,7 @@ _COLUMN_TYPES: tuple[frozenset[type], ...] = (
     frozenset({int}),
 )
 
-BlockColumns = list[Any]  # keys, ETags, times, stores; each by the place in the block
+BlockColumns = list[Any]  # keys, ETags, times and stores, each by place in the block
 
 
 def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
@@ -72,7 +73,7 @@ def unpack_block(sums: bytes, packed: bytes, count: int) -> BlockColumns | None:
 
 
 def _md5_sums(entries: Sequence[Entry]) -> bytes:
-    """Return the ETags as bytes if all are quoted MD5 sums, because hexadecimal digits pack badly."""
+    """Return the ETags as bytes if all are quoted MD5 sums, because hex digits compress badly."""
     etags = [entry.etag or "" for entry in entries]
     if not all(map(_MD5_ETAG.fullmatch, etags)):
         return b""
@@ -80,7 +81,7 @@ def _md5_sums(entries: Sequence[Entry]) -> bytes:
 
 
 class _Md5Etags:
-    """MD5 sums that are formatted one at a time, because most lookups need one of a block."""
+    """MD5 sums as ETags, formatted one at a time, because most lookups need one of a block."""
 
     def __init__(self, sums: bytes) -> None:
         self._sums = sums
@@ -90,23 +91,26 @@ class _Md5Etags:
 
 
 def advance_digest(digest: bytes, entry: Entry) -> bytes:
-    # The time counts only where it is all there is: copies of a bucket have other times.
+    # The time counts only without an ETag, because copies of a bucket have other times.
     version = entry.etag if entry.etag is not None else entry.mtime
     line = orjson.dumps([entry.store, entry.key, entry.size, version])
     return blake2b(digest + line, digest_size=DIGEST_BYTES).digest()
 
 
 _MAGIC = b"GCCAT\x00\x00\x01"
-_BLOCKS_IN_MEMORY = 1024  # some 12 KB each
-_FRAME_HEAD = struct.Struct("<II")  # bytes of the frame behind these two, their CRC32C
-# Kind, flag, entries, bytes per size, digest after it.
+_BLOCKS_IN_MEMORY = 1024  # about 12 KB each
+_FRAME_HEAD = struct.Struct("<II")  # number of bytes after the head, and their CRC32C
+# Kind, flag, entries, bytes per size, and the digest after the block.
 _FRAME_FIELDS = struct.Struct(f"<BBHB{DIGEST_BYTES}s")
 _ENTRIES_FRAME, _COMPLETE_FRAME = 1, 2
 _DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Catalog:
-    """The first N keys of a store, by ordinal. One process appends. Methods are safe to call from several threads."""
+    """The first N keys of a store, by ordinal.
+
+    One process appends. All methods may be called from several threads.
+    """
 
     def __init__(
         self, path: Path, descriptor: int, key_hash: Callable[[str], int], *, readonly: bool
@@ -115,10 +119,10 @@ class Catalog:
         self._descriptor = descriptor
         self._writable = not readonly
         self._lock = threading.RLock()
-        # Of each block: offset and length of its body, and how much of that are MD5 sums. Plain
-        # arrays, because there may be millions.
+        # Of each block: offset and length of its body, and how many of these bytes are MD5
+        # sums. Plain arrays, because there may be millions of blocks.
         self._offsets, self._lengths, self._sums = array("q"), array("I"), array("H")
-        # Before each block, and behind the last one: the entries so far, and their digest.
+        # Entries and digest before each block, and after the last one.
         self._firsts = array("q", [0])
         self._digests = bytearray(DIGEST_BYTES)
         self._sizes = np.zeros(BLOCK_ENTRIES, np.int64)
@@ -128,8 +132,8 @@ class Catalog:
         self._key_set: KeySet | None = None
         self._key_hash = key_hash
         self._end = 0
-        self._synced_bytes = 0  # bytes of the file that were synced
-        # The rest may be missing, and a second sync would not show it.
+        self._synced_bytes = 0  # bytes of the file that have been synced
+        # After a failed sync the rest may be missing, and a second sync would not notice it.
         self._sync_failed = False
         self._complete = False
 
@@ -141,7 +145,11 @@ class Catalog:
         readonly: bool = False,
         key_hash: Callable[[str], int] = hash64,
     ) -> Self:
-        """Open or create the catalog at ``path``; CacheError if the file is not a catalog."""
+        """Open or create the catalog at ``path``.
+
+        Raises:
+            CacheError: The file is not a catalog.
+        """
         path = Path(path)
         flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
         descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
@@ -157,10 +165,11 @@ class Catalog:
         return catalog
 
     def append(self, entries: Sequence[Entry]) -> int:
-        """Add the entries whose keys are new, in order, and return their number.
+        """Add the entries with new keys, in order, and return their number.
 
-        A known key keeps its ordinal, size and version. A partial block is buffered until `flush`. After a
-        CacheFullError or CacheError all entries are buffered, and the next `append` or `flush` writes them.
+        A known key keeps its ordinal, size and version. A partial block is buffered until
+        `flush`. After a CacheFullError or CacheError all entries are buffered, and the next
+        `append` or `flush` writes them.
         """
         seen = self._known()
         with self._lock:
@@ -173,7 +182,10 @@ class Catalog:
             return len(new)
 
     def new_entries(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that `append` would add. It compares hashes alone, so it may miss one."""
+        """Return the entries that `append` would add.
+
+        Only hashes are compared, so a new key may be missed.
+        """
         seen = self._known()
         with self._lock:
             places = seen.new_places(
@@ -182,7 +194,10 @@ class Catalog:
             return [entries[place] for place in places]
 
     def flush(self) -> None:
-        """Write and sync the buffered entries; after a CacheFullError the rest is still buffered."""
+        """Write and sync the buffered entries.
+
+        After a CacheFullError the rest is still buffered.
+        """
         with self._lock:
             self._write_pending(at_least=1)
             self._sync()
@@ -190,7 +205,7 @@ class Catalog:
     def close(self) -> None:
         with self._lock:
             if self._descriptor >= 0:
-                if self._sync_failed:  # writes may read back without being on the disk
+                if self._sync_failed:  # written bytes may be readable without being on the disk
                     with suppress(OSError):
                         os.ftruncate(self._descriptor, self._synced_bytes)
                 os.close(self._descriptor)
@@ -221,7 +236,7 @@ class Catalog:
             for ordinal, size in zip(in_order.tolist(), sizes, strict=True):
                 block = bisect_right(self._firsts, ordinal) - 1
                 by_block.setdefault(block, []).append((ordinal, size))
-            # Blocks in memory first: the others, once read, may push them out.
+            # Blocks in memory first, because reading other blocks may push them out.
             for block in sorted(by_block, key=lambda block: block not in self._unpacked):
                 self._add_entries(block, by_block[block], found)
         return [found[ordinal] for ordinal in asked.tolist()]
@@ -239,7 +254,7 @@ class Catalog:
             found[ordinal] = Entry(keys[at], size, etags[at], mtimes[at], stores[at])
 
     def stores_and_keys(self, start: int, stop: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield stores and keys of ordinals [start, stop) in chunks, which is faster than by entry."""
+        """Yield stores and keys of ordinals [start, stop) in chunks, because that is faster."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"the catalog has {len(self)} entries, not {start} to {stop}")
         while start < stop:
@@ -262,7 +277,10 @@ class Catalog:
         return view
 
     def digest(self, count: int) -> str:
-        """Return 128 bits, in hex, of the first ``count`` entries, however they are divided into blocks."""
+        """Return 128 bits of digest, in hex, of the first ``count`` entries.
+
+        The digest does not depend on the division into blocks.
+        """
         with self._lock:
             if not 0 <= count <= len(self):
                 raise IndexError(f"the catalog has {len(self)} entries, not {count}")
@@ -274,7 +292,7 @@ class Catalog:
 
     @property
     def complete(self) -> bool:
-        """Whether the listing reached its end; kept in the file."""
+        """Whether the listing reached its end; stored in the file."""
         return self._complete
 
     @complete.setter
@@ -286,11 +304,11 @@ class Catalog:
                 self._complete = value
             self._sync()
             if value:
-                self._key_set = None  # only a listing wants it
+                self._key_set = None  # only a listing needs it
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of the file up to the end of its last whole frame."""
+        """Bytes of the file up to the end of its last complete frame."""
         return self._end
 
     @property
@@ -339,7 +357,7 @@ class Catalog:
         rest, at = memoryview(frame), self._end
         with self._named_failure():
             try:
-                while rest:  # a disk that fills up takes a part before it refuses
+                while rest:  # a disk that fills up writes a part before it refuses
                     written = os.pwrite(self._descriptor, rest, at)
                     rest, at = rest[written:], at + written
             except OSError:
@@ -411,7 +429,7 @@ class Catalog:
     def _put_sizes(self, first: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
         stop = first + len(sizes)
         if stop > len(self._sizes):
-            # A new array, so that views handed out before stay as they were.
+            # A new array, so that views returned earlier keep their content.
             grown = np.zeros(max(stop, 2 * len(self._sizes)), np.int64)
             grown[: len(self._sizes)] = self._sizes
             self._sizes = grown
@@ -419,7 +437,7 @@ class Catalog:
 
     def _known(self) -> KeySet:
         if self._key_set is None:
-            # Without the lock, because a million keys take seconds; blocks never change.
+            # Without the lock, because a million keys take seconds, and blocks never change.
             seen, first = KeySet(self._key_hash), 0
             listed = self.stores_and_keys(0, len(self))
             identities = chain.from_iterable(map(_store_and_key, *names) for names in listed)
@@ -435,7 +453,7 @@ class Catalog:
     def _recover(self) -> None:
         head = os.pread(self._descriptor, len(_MAGIC), 0)
         if self._writable and _MAGIC.startswith(head) and head != _MAGIC:
-            os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash in the very first write
+            os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash during the first write
         elif head != _MAGIC:
             raise CacheError(
                 f"{self.path} is not a catalog of this version; remove it, to list anew, with: "
@@ -485,5 +503,5 @@ class Catalog:
 
 
 def _store_and_key(store: int, key: str) -> str:
-    # Two URLs of a source may be two buckets with the same keys.
+    # Two URLs of a source may name two buckets with the same keys.
     return f"{store}\x00{key}"

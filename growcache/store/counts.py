@@ -1,6 +1,7 @@
-"""Counters as nested mappings, which add up over processes and restarts; and the buckets of a histogram. Pure.
+"""Counters as nested mappings, which are summed over processes and restarts. Pure.
 
-A leaf is a number, or a list of numbers: the buckets of a histogram, and last the sum of what was observed.
+A leaf is a number, or a list of numbers: the buckets of a histogram, followed by the sum of the
+observed values.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _sum(a: Leaf | Counts, b: Leaf | Counts) -> Leaf | Counts:
             return [x + y for x, y in zip(a, b, strict=True)]
         case ((int() | float()), (int() | float())):
             return a + b
-    return _copy(b)  # of another version: it begins anew
+    return _copy(b)  # the other is of another version, so counting starts anew
 
 
 def _copy(value: Leaf | Counts) -> Leaf | Counts:
@@ -81,7 +82,7 @@ def observe(
 
 
 def number_in(counts: CountsView, *keys: str) -> float:
-    """Return a number, or the sum of all numbers below a key; 0 if there is none.
+    """Return a number, or the sum of all numbers below a key, or 0 without that key.
 
     >>> number_in({"get": {"ok": 3, "missing": 1}}, "get"), number_in({}, "get", "ok")
     (4, 0)

@@ -1,7 +1,7 @@
-"""Storage options in the terms of the clients: obstore for S3, asyncssh for SSH servers, and web sessions.
+"""Storage options for the clients: obstore for S3, asyncssh for SSH servers, and web sessions.
 
-For S3 the precedence is boto3's: ``storage_options``, then the environment, then the profile in
-``~/.aws``, then the machine's own role.
+For S3 the precedence is that of boto3: ``storage_options``, the environment, the profile in
+``~/.aws``, the machine's own role.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
     Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
-# botocore renews temporary credentials at least ten minutes before they expire. A shorter ttl never hands
-# out expired ones; obstore's default of 30 minutes could.
+# botocore renews temporary credentials at least ten minutes before they expire. This ttl is
+# shorter, so expired credentials are never used. With obstore's default of 30 minutes they
+# could be.
 _CREDENTIALS_TTL = timedelta(minutes=5)
 
-_S3_NAMES = {  # fsspec's (s3fs's) name -> obstore's
+_S3_NAMES = {  # name in fsspec (s3fs) -> name in obstore
     "key": "access_key_id",
     "secret": "secret_access_key",
     "token": "session_token",
@@ -64,7 +65,7 @@ class S3Settings:
 
 
 def s3_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
-    """Return obstore's settings for a bucket; None if obstore lacks an option."""
+    """Return obstore's settings for a bucket, or None if obstore lacks an option."""
     values = _flatten_options(options)
     if values is None:
         return None
@@ -82,13 +83,15 @@ def s3_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
             found = _virtual_hosted_endpoint(bucket, str(endpoint))
             config["virtual_hosted_style_request"] = found is not None
             endpoint = found or endpoint
-        # Both names, since obstore lets AWS_ENDPOINT_URL_S3 win over the plain one.
+        # Both names are read, because obstore prefers AWS_ENDPOINT_URL_S3 to the plain one.
         config["endpoint"] = config["aws_endpoint_url_s3"] = str(endpoint).rstrip("/")
     return S3Settings(config, verify, provider)
 
 
 def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
-    """Return the endpoint with the bucket in its host, as obstore needs it; None for an IP address, as in boto3.
+    """Return the endpoint with the bucket in its host, as obstore needs it.
+
+    None means an IP address, for which boto3 does not do this either.
 
     >>> _virtual_hosted_endpoint("b", "https://s3.lab:9000/"), _virtual_hosted_endpoint("b", "https://b.s3.lab")
     ('https://b.s3.lab:9000/', 'https://b.s3.lab')
@@ -106,7 +109,7 @@ def _virtual_hosted_endpoint(bucket: str, endpoint: str) -> str | None:
 def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name == "use_ssl":  # the endpoint's scheme says it
+        if value is None or name == "use_ssl":  # the endpoint's scheme implies it
             continue
         if name == "client_kwargs" and isinstance(value, Mapping):
             nested = _flatten_options(value)
@@ -132,9 +135,9 @@ def _flatten_options(options: Mapping[str, Any]) -> dict[str, Any] | None:
 def _static_credentials(
     config: dict[str, Any], profile: str | None
 ) -> CredentialProvider | None:
-    """Return a provider of the configured keys, else of the environment's.
+    """Return a provider of the configured keys, or else of those in the environment.
 
-    As plain configuration, obstore would complete the keys with a session token of the environment.
+    As plain configuration, obstore would add a session token of the environment to the keys.
     """
     key, secret = config.pop("access_key_id", None), config.pop("secret_access_key", None)
     token = config.pop("session_token", None)
@@ -144,7 +147,7 @@ def _static_credentials(
             + ("secret" if key is None else "key"),
             code="GC215",
         )
-    if key is None and profile is None:  # a profile that is named beats the environment
+    if key is None and profile is None:  # a named profile takes precedence over the environment
         key = os.environ.get("AWS_ACCESS_KEY_ID")
         secret = os.environ.get("AWS_SECRET_ACCESS_KEY")
         token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN")
@@ -162,7 +165,7 @@ def _static_credentials(
 def server_option(
     scheme: str, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return the name of the setting that holds the server's address, or an empty text.
+    """Return the name of the setting with the server's address, or an empty text.
 
     >>> server_option("s3", {"endpoint_url": "http://minio:9000"})
     'endpoint_url in source.storage_options'
@@ -186,13 +189,13 @@ def server_option(
 
 
 class _AwsFiles:
-    """The environment and ``~/.aws``; botocore is loaded only if there is something to read."""
+    """The environment and ``~/.aws``. botocore is loaded only if there is something to read."""
 
     def __init__(self, profile: str | None) -> None:
         self.profile = profile
 
     def credentials(self, bucket: str) -> CredentialProvider | None:
-        """Return boto3's credentials; None without boto3, and then obstore searches by itself."""
+        """Return boto3's credentials, or None without boto3, so that obstore searches itself."""
         if find_spec("boto3") is None:
             if self.profile:
                 raise ConfigError(
@@ -230,7 +233,7 @@ class _AwsFiles:
         section = self._profile_section
         if not section:
             return None
-        # botocore's class that reads these is private to it, so they are read here.
+        # botocore's class for these variables is private, so they are read here.
         services = self._session.full_config.get("services", {})
         service = services.get(section.get("services"), {}).get("s3")
         own = service.get("endpoint_url") if isinstance(service, Mapping) else None
@@ -260,7 +263,7 @@ class _AwsFiles:
 
 
 _HOST_KEY_POLICIES = ("auto_add", "reject")  # fsspec's names
-_ASYNCSSH_NAMES = {  # those of fsspec and paramiko -> asyncssh's
+_ASYNCSSH_NAMES = {  # name in fsspec and paramiko -> name in asyncssh
     "port": "port",
     "username": "username",
     "password": "password",
@@ -280,14 +283,14 @@ _OTHER_OPTIONS = ("key_filename", "look_for_keys", "allow_agent", "compress")
 class SshServer:
     host: str
     url: str
-    settings: Mapping[str, Any] = field(repr=False)  # asyncssh's, secrets included
+    settings: Mapping[str, Any] = field(repr=False)  # for asyncssh, secrets included
     rejects_unknown_hosts: bool
-    stall_seconds: float  # without an answer, after which a connection is given up
+    stall_seconds: float  # a connection without an answer for this time is given up
     uses_agent_only: bool
 
     @property
     def identity(self) -> str:
-        """The user on the host, because files of two users are never the same object."""
+        """The user on the host, because the files of two users are never the same objects."""
         user, port = self.settings.get("username", ""), self.settings.get("port", 22)
         return f"ssh://{user}@{self.host}:{port}"
 
@@ -320,7 +323,7 @@ def ssh_server(
         settings.setdefault("passphrase", options["password"])
     if options.get("compress"):
         settings["compression_algs"] = ["zlib@openssh.com"]
-    # Named keys, else those of ~/.ssh/config and ~/.ssh.
+    # Named keys, or else those of ~/.ssh/config and ~/.ssh.
     agent_only = False
     if (names := options.get("key_filename")) is not None:
         try:
@@ -363,7 +366,7 @@ def _parse_ssh_address(url: str, shown: str) -> tuple[str, dict[str, Any]]:
 ServerAddress = tuple[str, str, int]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# They describe the request and the program, and identify no user.
+# Headers that describe the request and the program, and identify no user.
 _PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
 
 
@@ -378,15 +381,16 @@ class GuardedSession:
     async def __call__(self, **options: Any) -> ClientSession:
         from aiohttp import ClientSession
 
-        # Where nothing is to be kept back, it would take a twentieth of a small read for nothing.
+        # A middleware costs a twentieth of a small read, so none is added without need.
         if self.headers or self.cookies or self.authorizations or self.checks_ranges:
             options["middlewares"] = (*options.get("middlewares", ()), self._send)
         return ClientSession(**options)
 
     async def _send(self, request: ClientRequest, handler: Handler) -> ClientResponse:
-        # The request may be one that follows a redirect.
+        # This may be the request that follows a redirect.
         url = request.url
-        # The first is looked at at once, the second says how a name beyond ASCII is sent.
+        # The first comparison is fast. The second is of the address as it is sent, with
+        # non-ASCII names encoded.
         origin = url.scheme, url.host, url.port
         if origin not in self.origins and server_address(str(url)) not in self.origins:
             self._remove_secrets(request.headers)

@@ -1,4 +1,4 @@
-"""The indices of a Dataset, as a store's objects."""
+"""The indices of a Dataset as the objects of a store."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from growcache.store.contract import Entry, paginate
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-INDEX_SIZE = 1  # bytes, because nobody knows how many a value has
+INDEX_SIZE = 1  # a placeholder, because the size of a value is unknown
 
 
-MOST_ASKED = 4  # indices that are called to see whether any answers
+MOST_ASKED = 4  # indices that are called to find out whether any returns
 
 
 class DatasetCaller(Protocol):
     @property
     def answered_at(self) -> float:
-        """When a call of the Dataset last ended by itself, monotonic seconds."""
+        """Time at which a call of the Dataset last ended by itself, in monotonic seconds."""
 
     async def answers(self, index: int) -> bool:
-        """Call the Dataset; whether that ends by itself, with a value or an error."""
+        """Call the Dataset; return whether the call ends by itself, with a value or an error."""
 
 
 class DatasetStore:
-    """An object is an index, its key the index in decimal. It has no bytes: the format calls the Dataset."""
+    """A store whose objects are the indices of a Dataset.
+
+    The key of an object is its index in decimal. It has no bytes, because the format calls the
+    Dataset.
+    """
 
     def __init__(
         self, source: SourceConfig, length: int, answers: DatasetCaller | None = None
@@ -44,7 +48,7 @@ class DatasetStore:
         return self._source
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Do nothing: a Dataset has its own client of the store."""
+        """Do nothing, because a Dataset has its own client."""
 
     def pages(self) -> Iterator[list[Entry]]:
         yield from filter(None, paginate(map(_entry, range(self.length))))
@@ -65,7 +69,7 @@ class DatasetStore:
     async def fails_alone(
         self, entry: Entry, since: float, others: Sequence[Entry] = ()
     ) -> bool:
-        """Whether another index answered since this one was called, or does now."""
+        """Whether a call for another index has ended since this one started, or ends now."""
         if not await self._one_answers(since, others):
             return False
         self._given_up[entry.key] = time.monotonic()
@@ -88,7 +92,7 @@ class DatasetStore:
         return False
 
     async def close(self) -> None:
-        """Do nothing: threads end with their process."""
+        """Do nothing, because the threads end with their process."""
 
 
 def _entry(index: int) -> Entry:

@@ -1,7 +1,8 @@
-"""Backend of every URL and option that obstore does not support.
+"""Backend for every URL and option that obstore does not support.
 
-fsspec's own reads request no version and accept any range, so each protocol has a conditional read here. A web
-session sends its secrets to the servers of ``source.url`` only, because aiohttp would send them along a redirect.
+fsspec's own reads request no version and accept any range, so this module has a conditional
+read per protocol. A web session sends its secrets only to the servers of ``source.url``,
+because aiohttp would send them along a redirect.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ class FsspecBackend:
         self._fs = open_fs()
         self.location = location
         self._root = root
-        # A signed address is an object of its own; its key may be that of another one.
+        # A signed address is an object of its own, although another address may have the same
+        # key.
         self.identity = location.root + location.signed_key if root else str(hash(self._fs))
         self.sorted = location.scheme in S3_SCHEMES and not root.endswith("--x-s3/")
         self._is_async = isinstance(self._fs, AsyncFileSystem) and self._fs.async_impl
-        # Some clients are not meant for several threads: one for each.
+        # Some clients are not thread-safe, so each thread has its own.
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(min(8, concurrency), "growcache-fsspec")
         self._get_async = range_getter(location) if self._is_async else get_plain
@@ -90,7 +92,7 @@ class FsspecBackend:
                 yield from s3_pages(self._fs, self._root.rstrip("/"), location.prefix, after)
             else:
                 yield from map(self._with_sizes, paginate(self._files(location, after)))
-        except Exception as error:  # noqa: BLE001 - clients of any make; see _translated
+        except Exception as error:  # noqa: BLE001 - from any client; see _translated
             raise self._translated(error, "") from None
 
     def head(self, key: str) -> Entry:
@@ -108,8 +110,8 @@ class FsspecBackend:
     async def get(self, entry: Entry, start: int, stop: int) -> Buffer:
         try:
             if self._is_async:
-                # Its sessions belong to one loop, which it keeps in a thread; so listing (which
-                # blocks) and reading share one.
+                # Its sessions belong to one loop, which it runs in a thread. So listing (which
+                # blocks) and reading share one client.
                 work = self._get_async(self._fs, self._path(entry.key), entry, start, stop)
                 reading = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
                 return await asyncio.wrap_future(reading)
@@ -127,7 +129,7 @@ class FsspecBackend:
             fs = self._own.fs = self._open()
         path = self._path(entry.key)
         data: bytes = fs.cat_file(path, start, stop)
-        # After the read, so that a write before or during it is detected.
+        # After the read, so that a write before or during it is noticed.
         check_same_version(entry, entry_of_info(entry.key, fs.info(path)))
         return data
 
@@ -141,13 +143,16 @@ class FsspecBackend:
         last = None if after is None else self._root + after
         for info in walk_folders(self._fs, top, location.depth, last):
             if location.scheme in WEB_SCHEMES and "?" in info["name"]:
-                continue  # a link that sorts the page by another column, as Apache's pages have
+                continue  # a link that sorts the page by another column, as in Apache's pages
             if location.scheme in WEB_SCHEMES and not location.matches(self._key(info)):
-                continue  # because each of its files costs a request for its size
+                continue  # each of its files would cost a request for its size
             yield info
 
     def _with_sizes(self, page: list[Mapping[str, Any]]) -> Page:
-        """Return the entries; a web server's listing lacks sizes, so each costs a request."""
+        """Return the entries with sizes.
+
+        A web server's listing lacks them, so each costs a request.
+        """
         if any(info["size"] is None for info in page):
             asked = list(self._threads.map(self._info_of_link, page))
             page = [info for info in asked if info is not None]
@@ -172,7 +177,7 @@ class FsspecBackend:
             return error
         if not is_client_error(error):
             where = f"{self.location.root}{key}"
-            if isinstance(error, ValueError) and key:  # a key that the client cannot name
+            if isinstance(error, ValueError) and key:  # the client cannot express this key
                 return StoreError(f"{where}: {type(error).__name__}: {error}")
             if isinstance(error, TypeError | ValueError | KeyError) and not key:
                 return ConfigError(
@@ -247,7 +252,7 @@ def open_fsspec(
             root = root if location.scheme in WEB_SCHEMES else f"{location.bucket}/"
         else:
             root = ""
-            if url_without_secrets(path) != path:  # keys are kept, in shards and index
+            if url_without_secrets(path) != path:  # keys are stored in shards and the index
                 raise ConfigError(
                     f"source.url {location.url}: credentials in an address behind :: would "
                     "become part of keys; put them into source.storage_options",
@@ -261,7 +266,7 @@ def open_fsspec(
         if isinstance(error, KeyError):
             error = ValueError(f"storage_options lack {error}")
         if isinstance(error, ValueError) and "@" in url:
-            # urllib would quote a piece of the password, which it takes for a port.
+            # urllib would quote a part of the password, which it takes for a port.
             error = ValueError("its user and password have to be percent-encoded")
         if isinstance(error, ImportError) and (extra := _EXTRA_OF_SCHEME.get(location.scheme)):
             error = ImportError(f"{error}: pip install 'growcache[{extra}]'")
@@ -272,7 +277,7 @@ def open_fsspec(
 def _s3_options(
     options: dict[str, Any], concurrency: int, timeout_seconds: float
 ) -> dict[str, Any]:
-    """Leave retries to growcache, and allow a connection for every read in flight."""
+    """Return options without the client's own retries, and with a connection per read in flight."""
     stalled = stalled_seconds(timeout_seconds)
     config = {
         "read_timeout": stalled,
@@ -293,7 +298,7 @@ def entry_of_info(key: str, info: Mapping[str, Any]) -> Entry:
     etag = info.get("ETag") or info.get("etag")
     if info["size"] is None:
         raise StoreError(f"{key}: the store does not report its size, so it cannot be divided")
-    # A web server's ETag is enough; without one, the time is the version.
+    # A web server's ETag is enough. Without one, the time is the version.
     modified = _mtime_of_info(info)
     if modified is None and not etag:
         modified = http_seconds(info.get("Last-Modified"))
@@ -322,14 +327,17 @@ async def get_plain(fs: Any, path: str, entry: Entry, start: int, stop: int) -> 
 
 
 async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """Read by one conditional request; `_cat_file` requests the size first and names no version."""
+    """Read by one conditional request.
+
+    `_cat_file` asks for the size first and names no version.
+    """
     wanted = {"IfMatch": entry.etag} if entry.etag else {}
     if ranged := _is_partial(entry, start, stop):
         wanted["Range"] = f"bytes={start}-{stop - 1}"
     bucket = path.partition("/")[0]
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=entry.key, **wanted)
     body = answer["Body"]
-    async with body:  # older versions of aiobotocore enter a response without iter_chunks
+    async with body:  # older versions of aiobotocore return a response without iter_chunks here
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         _require_partial(entry, ranged, status)
@@ -338,7 +346,7 @@ async def _get_s3(fs: Any, path: str, entry: Entry, start: int, stop: int) -> by
 
 
 async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """Read as `get_plain`, and check the range of the answer, which `_cat_file` does not."""
+    """Read like `get_plain`, and check the range of the answer, which `_cat_file` does not."""
     ranged = _is_partial(entry, start, stop)
     headers = {"Range": f"bytes={start}-{stop - 1}"} if ranged else {}
     status, response_headers, _, data = await fs._request("GET", fs.url(path), headers=headers)
@@ -358,7 +366,7 @@ async def _get_gcs(fs: Any, path: str, entry: Entry, start: int, stop: int) -> b
 
 
 async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) -> bytes:
-    """Read by one conditional download; `_cat_file` names no version and accepts any range."""
+    """Read by one conditional download. `_cat_file` names no version and accepts any range."""
     from azure.core import MatchConditions
 
     condition = {"etag": entry.etag, "match_condition": MatchConditions.IfNotModified}
@@ -375,7 +383,7 @@ async def _get_azure(fs: Any, path: str, entry: Entry, start: int, stop: int) ->
                 **fs._timeout_kwargs,
             )
             return bytes(await download.readall())
-        except (IndexError, ValueError):  # raised where the client parses the header
+        except (IndexError, ValueError):  # raised when the client parses the header
             raise BrokenReadError(
                 f"{entry.key}: the store sent a part of the object without saying which"
             ) from None
@@ -411,7 +419,8 @@ async def _get_web(
     support: RangeSupport, fs: Any, address: str, entry: Entry, start: int, stop: int
 ) -> bytes:
     settings = dict(fs.kwargs)
-    # A range of compressed content would be one of other bytes, of a size that only the server knows.
+    # A range of compressed content would have other bytes, and a size that only the server
+    # knows.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
     if ranged := _is_partial(entry, start, stop):
         headers["Range"] = f"bytes={start}-{stop - 1}"
@@ -446,9 +455,9 @@ def range_getter(location: Location) -> RangeGetter:
 
 
 def s3_pages(fs: Any, bucket: str, prefix: str, after: str | None) -> Iterator[Page]:
-    """Yield each page as it arrives, because fsspec's `find` returns all pages at the end."""
+    """Yield each page when it arrives, because fsspec's `find` returns all pages at the end."""
     more = {"StartAfter": after} if after else {}
-    fs.connect()  # separately, because a refused option is no error of the listing
+    fs.connect()  # separately, because a refused option is not an error of the listing
     while True:
         answer = _s3_page(fs, bucket, Prefix=prefix, **more)
         last = not answer.get("IsTruncated")
@@ -472,7 +481,7 @@ def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
         KeyError,
         TypeError,
         ValueError,
-    ) as error:  # raised where the library parses the answer
+    ) as error:  # raised when the library parses the answer
         raise StoreError(
             f"s3://{bucket}: its listing cannot be read ({type(error).__name__}: {error})",
             code="GC214",
@@ -484,7 +493,7 @@ def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
     return answer
 
 
-# Every S3 server sends at least one of them, even for an empty listing.
+# Every S3 server sends at least one of these elements, even for an empty listing.
 _S3_LISTING_FIELDS = frozenset({"IsTruncated", "KeyCount", "Name", "Contents"})
 
 

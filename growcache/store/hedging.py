@@ -1,7 +1,10 @@
-"""A second request for a read that takes much longer than others of its size; the first answer wins.
+"""A second request for a read that takes much longer than others of its size.
 
-Stores answer now and then after seconds what they answer in milliseconds when asked again. A hedge is paid for by the reads
-before it, so that a store with a trouble of its own is not asked for more than a twentieth more.
+The first answer wins.
+
+Stores occasionally take seconds for a request that they would answer in milliseconds if asked
+again. Earlier reads pay for each hedge. So a store with a problem of its own gets at most a
+twentieth more requests.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ if TYPE_CHECKING:
     from growcache.store.contract import Entry
 
 EXTRA_SHARE = 0.05  # of all requests
-MOST_SAVED = 8.0  # hedges that reads of before have paid for
-LEAST_SECONDS = 0.5  # a healthy store varies by less
-LOOK_SECONDS = 0.1  # between looks for slow reads
-KNOWN_READS = 32  # of a size, before any is called slow
+MOST_SAVED = 8.0  # hedges that earlier reads can pay for in advance
+LEAST_SECONDS = 0.5  # a healthy store varies by less than this
+LOOK_SECONDS = 0.1  # between two searches for slow reads
+KNOWN_READS = 32  # of one size, before any counts as slow
 RECENT_READS = 128
-_UPDATE_READS = 32  # a percentile holds for that number of further reads
+_UPDATE_READS = 32  # reads for which a percentile stays valid
 
 
 class ReadTimes:
-    """How long the recent reads of one store took, by their size: a large one may well take longer."""
+    """Durations of a store's recent reads by size, because large reads take longer."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
@@ -50,16 +53,19 @@ class ReadTimes:
             self._slow[size] = slow_seconds(list(recent))
 
     def slow_after(self, nbytes: int) -> float:
-        """Return the seconds after which a read of this size is slow; infinity where too little is known."""
+        """Return the seconds after which a read of this size counts as slow.
+
+        The result is infinite if too few reads are known.
+        """
         return self._slow.get(_size_class(nbytes), math.inf)
 
 
 def _size_class(nbytes: int) -> int:
-    return nbytes.bit_length() // 2  # sizes within a factor of four
+    return nbytes.bit_length() // 2  # sizes within a factor of four share a class
 
 
 def slow_seconds(recent: list[float]) -> float:
-    """Return the 95th percentile, or three times the median if that is more.
+    """Return the 95th percentile, or three times the median if that is larger.
 
     >>> slow_seconds([0.2] * 39 + [9.0]), slow_seconds([0.02] * 40), slow_seconds([0.02] * 9)
     (0.6, 0.5, inf)
@@ -78,17 +84,17 @@ class _Race:
 
     def __init__(self, task: asyncio.Task[object], wanted: tuple[Entry, int, int]) -> None:
         self.task: asyncio.Task[object] | None = task  # None: it waits for the hedge
-        self.cancelling = 0  # how often others had cancelled the task when the hedge was made
-        self.began = self.asked_at = time.monotonic()  # asked_at: by the last request
+        self.cancelling = 0  # how often others had cancelled the task when the hedge started
+        self.began = self.asked_at = time.monotonic()  # asked_at: time of the last request
         self.wanted = wanted
         self.hedge: asyncio.Task[Buffer] | None = None
         self.won: Buffer | None = None
 
 
 class Hedging:
-    """The reads of one store that are in flight; for one event loop.
+    """The reads of one store that are in flight, in one event loop.
 
-    ``hedge`` makes a second request, and ``is_allowed`` says whether it may.
+    ``hedge`` makes a second request, and ``is_allowed`` tells whether it may.
     """
 
     def __init__(self, hedge: Read, is_allowed: Callable[[], bool]) -> None:
@@ -101,10 +107,10 @@ class Hedging:
         self._is_looking = False
 
     async def race(self, get: Read, entry: Entry, start: int, stop: int) -> Buffer:
-        """Return what ``get`` returns, or its hedge, which is made if it is slow.
+        """Return the result of ``get``, or of its hedge if ``get`` is slow and the hedge is faster.
 
-        The slow read is ended by a cancellation of the task that waits for it, because a task for each read would cost
-        more than all the rest here.
+        The slow read ends by a cancellation of the task that waits for it. A separate task for
+        each read would cost more than everything else here.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -118,7 +124,7 @@ class Hedging:
         except asyncio.CancelledError:
             PROCESS_REQUESTS.ended(GET, CANCELLED)
             if race.won is None or task.uncancel() > race.cancelling:
-                raise  # from outside
+                raise  # cancelled from outside
             data = race.won
         except StoreError as error:
             PROCESS_REQUESTS.failed(GET, error)
@@ -151,7 +157,7 @@ class Hedging:
         self._look_later()
 
     def _hedge(self, race: _Race) -> None:
-        if race.hedge is not None:  # it is slow, too
+        if race.hedge is not None:  # the hedge is slow, too
             race.hedge.cancel()
         race.asked_at = time.monotonic()
         race.cancelling = race.task.cancelling() if race.task is not None else 0
@@ -163,10 +169,10 @@ class Hedging:
     def _hedge_ended(self, race: _Race, hedge: asyncio.Task[Buffer]) -> None:
         if hedge.cancelled():
             return
-        hedge.exception()  # else asyncio logs an exception that was never retrieved
+        hedge.exception()  # otherwise asyncio logs that it was never retrieved
         if race not in self._racing or race.task is None:
             return
-        with contextlib.suppress(StoreError):  # the read itself still has its chance
+        with contextlib.suppress(StoreError):  # the read itself may still succeed
             race.won = hedge.result()
             race.task.cancel()
 

@@ -1,4 +1,4 @@
-"""A set of keys in twelve bytes each: a hash and the ordinal of the key in a catalog."""
+"""A set of keys in twelve bytes each: a hash, and the ordinal of the key in a catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from growcache.seeding import Uint64Array, hash64
 
 _MERGE_RATIO = 4  # a run is merged with a longer one of less than this many times its length
-_LONGEST_RUN_KEYS = 1 << 24  # keys; to merge takes twice the memory for a moment
+_LONGEST_RUN_KEYS = 1 << 24  # keys, because merging takes twice the memory for a moment
 
 Ordinals = npt.NDArray[np.uint32]
 KeysOf = Callable[[Sequence[int]], Sequence[str]]
@@ -19,16 +19,16 @@ KeysOf = Callable[[Sequence[int]], Sequence[str]]
 class KeySet:
     """Hashes and ordinals in a few sorted runs, each several times longer than the next.
 
-    The key of a known hash is looked up and compared, so two keys with one hash stay two keys.
+    The key of a known hash is read and compared, so two keys with one hash remain two keys.
     """
 
     def __init__(self, key_hash: Callable[[str], int] = hash64) -> None:
         self._hash = key_hash
         self._runs: list[tuple[Uint64Array, Ordinals]] = []
-        self._colliding: set[str] = set()  # keys whose hash another key had before
+        self._colliding: set[str] = set()  # keys whose hash an earlier key has
 
     def add(self, keys: Sequence[str], first: int, keys_of: KeysOf) -> list[int]:
-        """Add keys; return the places of those that are new, in order."""
+        """Add keys; return the places of the new ones, in order."""
         if not keys:
             return []
         hashes = np.fromiter(map(self._hash, keys), np.uint64, len(keys))
@@ -48,7 +48,7 @@ class KeySet:
     ) -> list[int]:
         seen = np.flatnonzero(known >= 0)
         others = dict(zip(seen.tolist(), keys_of(known[seen].tolist()), strict=True))
-        here: dict[int, str] = {}  # hashes that are new
+        here: dict[int, str] = {}  # new hashes
         fresh: list[int] = []
         hashed: list[int] = []  # places among the fresh
         for place, (key, word) in enumerate(zip(keys, hashes.tolist(), strict=True)):

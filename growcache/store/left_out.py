@@ -1,4 +1,4 @@
-"""Files that no one meant to be data: what systems, Spark and editors leave in folders. Pure."""
+"""Files that are not data: those that systems, Spark and editors leave in folders. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OF_SYSTEMS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini")
 _OF_WRITERS = ("_SUCCESS", "_committed_*", "_started_*", "*.crc")
 _OF_PARQUET = ("_metadata", "_common_metadata")  # footers of other files
 _FOLDERS = ("_temporary", "__MACOSX", "_delta_log")
-# Every name that a rule could match; most keys have none, and there may be very many keys.
+# Matches every name that a rule could match. Most keys have none, and there may be millions.
 _SUSPICIOUS = re.compile(r"(?:\A|/)(?:[._]|Thumbs\.db\Z|desktop\.ini\Z)|\.crc\Z").search
-# Formats whose objects may well be empty, or hidden by name: an array's metadata is `.zarray`.
+# Formats whose objects may be empty, or hidden by name, as an array's `.zarray`.
 UNKNOWN_FORMAT = ""
 _TAKE_EMPTY = ("bytes", "zarr", UNKNOWN_FORMAT)
 _TAKE_HIDDEN = ("zarr", UNKNOWN_FORMAT)
@@ -31,9 +31,10 @@ class _Rule(NamedTuple):
 
 @lru_cache(maxsize=256)
 def left_out_by(location: Location, form: str) -> LeftOutName:
-    """Return a function of a listed key and its size: the name by which it is left out, or None.
+    """Return a function of a listed key and its size.
 
-    A name that the glob itself spells, such as ``*.crc`` or ``.cache/*``, is meant.
+    The function returns the name under which the object is left out, or None. Names that the
+    glob spells out, such as ``*.crc`` or ``.cache/*``, are not left out.
 
     >>> from growcache.store.urls import parse_url
     >>> why = left_out_by(parse_url("s3://b/data/**"), "npy")
@@ -83,7 +84,7 @@ def _hidden() -> _Rule:
 
 
 def _spells(component: str, rule: str) -> bool:
-    """Whether a component of a glob says, by its fixed begin or end, that such names are meant.
+    """Whether the fixed start or end of a glob's component names such files.
 
     >>> _spells("*.crc", "*.crc"), _spells(".x*", "hidden"), _spells("_S*", "_SUCCESS"), _spells("*", "*.crc")
     (True, True, True, False)

@@ -1,16 +1,16 @@
 """List a store's keys: a sorted store in rounds of concurrent requests, others folder by folder.
 
-Each round requests the next page of every key range. While there are fewer ranges than `MOST_RANGES`, ranges are
-split at guessed names, which differ from the keys seen so far in one character. A guess costs one request.
-There are never more ranges than pages found so far, plus one, because some servers read a whole folder to
-begin anywhere in it.
+Each round requests the next page of every key range. While there are fewer ranges than
+`MOST_RANGES`, ranges are split at guessed names, which differ from the known keys in one
+character. A guess costs one request. There are never more ranges than pages found so far, plus
+one, because some servers read a whole folder to start anywhere in it.
 
-Example: the first page of data/ ends with data/a9. Round 2 requests the page after data/a9 and, as a guess,
-the page after data/b. Both hold keys, so three pages are found and round 3 splits both ranges again. Rounds 4 and 5
-have up to eight and sixteen.
+Example: the first page of data/ ends with data/a9. Round 2 requests the page after data/a9 and,
+as a guess, the page after data/b. Both have keys, so three pages are found, and round 3 splits
+both ranges again. Rounds 4 and 5 have up to eight and sixteen ranges.
 
-The next round depends on the answers alone and never on their timing, so that every machine lists the same objects
-in the same order and draws the same shards.
+The next round depends only on the answers and never on their timing. Therefore every machine
+lists the same objects in the same order, and draws the same shards.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PAGES = 2.0  # left in a range, by estimate, before a split of it is worth a request
-_UNKNOWN_PAGES = 1e9  # pages: a range without a known end is split first
+_LEAST_PAGES = 2.0  # estimated rest of a range that makes a split worth a request
+_UNKNOWN_PAGES = 1e9  # pages; ranges without a known end are split first
 _CODE_SPACE = 1 << 256
 
 
 @dataclass(slots=True, eq=False)
 class KeyRange:
-    """A part of one URL that is still to be listed: the keys in (after, up_to]."""
+    """A part of one URL that has yet to be listed: the keys in (after, up_to]."""
 
     section: UrlListing
-    fixed: int = 0  # characters that all its keys have in common
+    fixed: int = 0  # number of characters that all its keys share
     after: str = ""
     up_to: str | None = None
-    first: str = ""  # key of the last page
+    first: str = ""  # first key of the last page
     pages: Iterator[Page] | None = None
 
     def next_page(self, retries: RetryPolicy) -> Page | None:
@@ -87,7 +87,7 @@ class KeyRange:
     def advance(self, page: Page | None) -> tuple[list[Entry], bool]:
         if page is None:
             return [], False
-        # Markers of folders are sorted by their slash, and listed without it.
+        # Folder markers are sorted with their slash, and listed without it.
         keys = [entry.key for entry in page if entry.size]
         if keys and (keys[0] <= self.after or keys != sorted(keys)):
             raise UnsortedError(keys[0])
@@ -107,7 +107,7 @@ class KeyRange:
 
 
 def _refuse_repeated_pages(pages: Iterator[Page]) -> Iterator[Page]:
-    """Yield pages; StoreError if one is repeated, because such a listing would never end."""
+    """Yield pages; raise StoreError if one is repeated, because such a listing would never end."""
     seen: set[int] = set()
     for page in pages:
         if page:
@@ -154,8 +154,8 @@ def _pages_left(one: KeyRange, coder: KeyCoder) -> float:
 def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
     if not count or one.up_to is not None:
         return _even_split_points(one, count, coder)
-    # Half of the cuts skip all keys that share a beginning of the last key, one cut per
-    # character, which finds the beginning of all keys. The others look for its siblings.
+    # Half of the cuts skip all keys that share a prefix of the last key, one cut per character.
+    # They find the prefix of all keys. The other cuts look for its siblings.
     end = min(len(one.after), one.fixed + (count + 1) // 2)
     siblings = (one.after[:i] + _next_character(one.after[i]) for i in range(one.fixed, end))
     skipped = [cut for cut in siblings if cut > one.after and not is_unsupported_key(cut)]
@@ -164,7 +164,7 @@ def _split_points_of(one: KeyRange, count: int, coder: KeyCoder) -> list[str]:
 
 
 def _next_character(character: str) -> str:
-    # No name may be "." or end with "/"; the cut before covers such names.
+    # A name must not be "." or end with "/"; the previous cut covers such names.
     if character in "-./":
         return "0"
     if ord(character) + 1 in (0x7F, 0xD800, 0x110000):
@@ -198,17 +198,17 @@ def _shortest_name(one: KeyRange, text: str) -> str | None:
 
 
 class KeyCoder:
-    """Learns which kinds of characters follow which in keys, and ranks texts by that.
+    """Learns which kinds of characters follow each other in keys, and ranks texts by that.
 
-    A text is a number in [0, 1), and a greater text never has a lesser number. The interval of a text is divided
-    among the characters that are likely next, so a guess between class_07/ and class_08/ is spent on digits and
-    slashes.
+    A text is a number in [0, 1), and a greater text never has a smaller number. The interval of
+    a text is divided among the likely next characters. So guesses between class_07/ and
+    class_08/ are spent on digits and slashes.
     """
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
         self._seen: dict[str, set[str]] = {}  # characters of each kind
-        self._kinds: dict[str, set[str]] = {}  # by the context before them
+        self._kinds: dict[str, set[str]] = {}  # kinds by the context before them
         self._likely: dict[str, list[str]] = {}
 
     def learn(self, keys: Iterable[str]) -> None:
@@ -229,16 +229,20 @@ class KeyCoder:
         return self._likely.get(_character_context(before), [])
 
     def encode(self, text: str, at: int) -> int:
-        """Return the rank, below `_CODE_SPACE`, of a text among all with its first ``at`` characters."""
+        """Return the rank of a text among all texts with its first ``at`` characters.
+
+        The rank is below `_CODE_SPACE`.
+        """
         low, width, before = 0, _CODE_SPACE, text[at - 1 : at] or " "
         for character in text[at:]:
             known = self._after(before)
             place = bisect_left(known, character)
-            # One part for the text that ends here, and one for all after the known characters.
+            # One part is for the text that ends here, and one for all after the known
+            # characters.
             width //= len(known) + 2
             low += width * (place + 1)
             if not width or place == len(known) or known[place] != character:
-                break  # between two known characters: the rest of the text cannot be ranked
+                break  # between two known characters, so the rest cannot be ranked
             before = character
         return low
 
@@ -270,14 +274,15 @@ def _common_length(one: str, other: str) -> int:
     return len(commonprefix([one, other]))  # noqa: RUF071 - by characters is meant
 
 
-# Pages requested in a round, at most. It decides the order of a listing, so it is no setting.
+# Most pages per round. It decides the order of a listing, so it is not a setting.
 MOST_RANGES = 16
-_KEYS_LEARNED_PER_PAGE = 8  # keys of a page whose characters are learned
-# ListingRounds that are yielded together, mixed, because the first objects decide the schema. They have at most 1,
-# 2, 4, 8 and 16 pages: more rounds would delay the first sample, fewer would see one end of the keys.
+_KEYS_LEARNED_PER_PAGE = 8  # keys per page from which characters are learned
+# ListingRounds that are mixed and yielded together, because the first objects decide the
+# schema. They have at most 1, 2, 4, 8 and 16 pages. More rounds would delay the first sample;
+# fewer would see only one end of the keys.
 _SURVEY_ROUNDS = 5
 _SURVEY_SINGLES = 64  # objects of the survey that are yielded one by one
-_SURVEY_RUN = 16  # objects in a row, after those
+_SURVEY_RUN = 16  # objects in a row, after the first ones
 
 
 @dataclass(slots=True)
@@ -295,7 +300,7 @@ class UrlListing:
 
     def whole_range(self) -> KeyRange:
         fixed = self.seeker.fixed
-        # Where a folder is all that is fixed, the request's prefix says it.
+        # If only a folder is fixed, the request's prefix is enough.
         after = "" if fixed == self.location.prefix else key_before(fixed) or ""
         return KeyRange(self, len(fixed), after)
 
@@ -328,7 +333,7 @@ class ListingRounds:
         self._found = 0  # pages with an entry in their range
 
     def pages(self) -> Iterator[list[Entry]]:
-        """Yield the matching entries; after an UnsortedError the listing may have gaps."""
+        """Yield the matching entries. After an UnsortedError the listing may have gaps."""
         asked = self._ask()
         survey: list[Entry] = []
         for _ in range(_SURVEY_ROUNDS):
@@ -337,7 +342,9 @@ class ListingRounds:
         yield from paginate(spread_evenly(survey))
         while asked is not None:
             found = self._take(asked)
-            asked = self._ask()  # first: it is answered while these are dealt with
+            asked = (
+                self._ask()
+            )  # first, so that it is answered while the last pages are processed
             yield from found
 
     def _ask(self) -> ConcurrentCalls[Page | None] | None:
@@ -364,7 +371,7 @@ class ListingRounds:
         found, left = [], []
         for part, page in zip(self._parts, asked.results(), strict=True):
             inside, goes_on = part.advance(page)
-            # All of the first page, then a few of each.
+            # All of the first page, and then a few of each.
             step = max(1, len(inside) // _KEYS_LEARNED_PER_PAGE) if self._found else 1
             self._coder.learn(entry.key for entry in inside[::step])
             self._found += bool(inside)
@@ -377,7 +384,7 @@ class ListingRounds:
 
 
 def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
-    """Order entries so that the first few come from all over, because objects of one folder may be alike."""
+    """Order entries so that the first few come from all folders, whose objects may be alike."""
     rows = sorted(found, key=lambda entry: (entry.store, entry.key))
     count = min(len(rows), _SURVEY_SINGLES)
     single = [place * len(rows) // count for place in _bit_reversed(count)]
@@ -390,7 +397,7 @@ def spread_evenly(found: Sequence[Entry]) -> list[Entry]:
 
 
 def _bit_reversed(count: int) -> list[int]:
-    """Return the numbers below count in an order whose first few are spread over all of them.
+    """Return the numbers below count, ordered so that the first few are spread over all.
 
     >>> _bit_reversed(8), _bit_reversed(5)
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])
@@ -404,8 +411,9 @@ def walk_folders(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield fsspec's entries of the files below a folder, in the order of their names.
 
-    fsspec's own walk silently skips each sub-folder that it fails to list. This one raises, and the listing resumes
-    after the last name. A deleted sub-folder is empty, and one that may not be listed is skipped with a warning.
+    fsspec's own walk silently skips sub-folders that it fails to list. This one raises, and the
+    listing resumes after the last name. A deleted sub-folder counts as empty. A forbidden one
+    is skipped with a warning.
     """
 
     def walk(
@@ -415,7 +423,7 @@ def walk_folders(
         for name, info in sorted(named, key=itemgetter(0)):
             is_folder = info["type"] == "directory"
             if name.rstrip("/") == folder.rstrip("/") and is_folder:
-                continue  # some stores list a folder among its own content
+                continue  # some stores list a folder in its own content
             if not is_folder:
                 if after is None or name > after:
                     yield info
@@ -431,7 +439,7 @@ def walk_folders(
             answer = read_fsspec_error(error) if is_client_error(error) else None
             if answer is None or answer.status not in (403, 404, 410):
                 raise
-            fs.ls(top, detail=True)  # raises where everything is refused by now
+            fs.ls(top, detail=True)  # raises if everything is refused by now
             if answer.status == 403:
                 logger.warning(
                     "%s is left out of the listing: it may not be read",
@@ -449,5 +457,5 @@ def _sort_name(info: Mapping[str, Any]) -> str:
 
 
 def folder_path(name: str) -> str:
-    """Return a folder's path for a request; a web server needs the slash at its end."""
+    """Return a folder's path for a request. Web servers need the slash at its end."""
     return name if name.startswith(("http://", "https://")) else name.rstrip("/")

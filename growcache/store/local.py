@@ -1,4 +1,4 @@
-"""Local files as objects. Their version is the size and times of the open file."""
+"""Local files as objects. Size and times of the open file are their version."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 _GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-# Network mounts answer these while the server is away.
+# Errors of network mounts while the server is away.
 _TRANSIENT_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOTCONN,
      errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENODEV}
 )  # fmt: skip
-# Mounts with tickets (NFS with Kerberos, AFS) answer these when a ticket has ended.
+# Errors of mounts with tickets (NFS with Kerberos, AFS) after a ticket has expired.
 _LAPSED_TICKET_ERRNOS = frozenset(
     {errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.EKEYREJECTED}
 )
@@ -64,7 +64,7 @@ class LocalBackend:
             map(_entry_of_file, _walk(str(root), location.depth, frozenset()))
         ):
             if len(page) < PAGE_ENTRIES and _folder_identity(root) != identity:
-                # Unmounted: objects that were missed then are no sign of anything.
+                # It was unmounted, so objects that were missing before prove nothing.
                 raise TransientStoreError(f"{root} became another folder while it was listed")
             yield Page(entry for entry in page if entry is not None)
 
@@ -102,9 +102,9 @@ def _as_store_error(error: OSError) -> OSError:
 
 
 def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """Yield files (and links to files) below a folder; links back up are not followed."""
+    """Yield files (and links to files) below a folder, without following links back up."""
     try:
-        found = os.stat(folder)  # noqa: PTH116 - paths stay strings: a million of them
+        found = os.stat(folder)  # noqa: PTH116 - strings, because there may be a million paths
         with os.scandir(folder) as scan:
             children = sorted((child.name, child.is_dir()) for child in scan)
     except OSError as error:
@@ -149,10 +149,14 @@ def _read_range(entry: Entry, start: int, stop: int) -> bytes:
 
 
 def _read_unchanged(descriptor: int, entry: Entry, start: int, stop: int) -> bytes:
-    """Read a range of the listed version; TransientStoreError if the file may have changed meanwhile."""
+    """Read a range of the listed version.
+
+    Raises:
+        TransientStoreError: The file may have changed during the read.
+    """
     before = os.fstat(descriptor)
     _check_version(entry, before)
-    # A program can set a file's time of modification, but not that of its change.
+    # A program can set a file's modification time, but not its change time.
     if wait := settling_seconds(before.st_ctime, time.time()):
         time.sleep(wait)
     data = _pread(descriptor, start, stop)

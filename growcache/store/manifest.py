@@ -1,4 +1,4 @@
-"""A manifest, a table of keys and sizes, in place of a store's listing."""
+"""A manifest: a table of keys and sizes that replaces a store's listing."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from growcache.store.urls import (
 )
 from growcache.usercode import short_key
 
-MOST_INVENTORY_BYTES = 100_000_000  # of a manifest.json, which names files
+MOST_INVENTORY_BYTES = 100_000_000  # of a manifest.json, which lists files
 _S3_ETAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 
 
 class ManifestListing:
-    """The objects of a source that its manifest names, as a store lists them."""
+    """The objects of a source that its manifest names, in the form of a listing."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ManifestListing:
         return self._store.left_out
 
     def _meant(self, row: ManifestRow) -> Iterator[Entry]:
-        """Yield the objects of a row; of an inventory, without files that no one meant."""
+        """Yield the objects of a row. Of an inventory, leave out files that are not data."""
         for entry in self._entries(row):
             if not row.of_bucket:
                 yield entry
@@ -129,7 +129,7 @@ class ManifestListing:
                 yield from self._store.kept(entry.store, [entry])
 
     def _entries(self, row: ManifestRow) -> Iterator[Entry]:
-        """Yield the objects that a row means: of several fields any, else one at most."""
+        """Yield the objects that a row names: at most one, or one per matching field."""
         for number, location in enumerate(self._store.locations):
             key = key_below(location, row.name, of_bucket=row.of_bucket)
             if key is not None and location.matches(key):
@@ -141,7 +141,7 @@ class ManifestListing:
                     return
 
     def _sized(self, entries: list[Entry]) -> list[Entry]:
-        """Ask for missing sizes, and for times where only they tell versions apart."""
+        """Request missing sizes, and also times if only they tell versions apart."""
         asked = [place for place, entry in enumerate(entries) if self._is_asked(entry)]
         answers = self._store.heads([entries[place] for place in asked]) if asked else []
         found = dict(zip(asked, answers, strict=True))
@@ -173,7 +173,7 @@ class ManifestListing:
 
 
 def key_below(location: Location, name: str, *, of_bucket: bool) -> str | None:
-    """Return the key that a manifest's name means at a URL; None if it is somewhere else.
+    """Return the key that a manifest's name means at a URL, or None if it is elsewhere.
 
     >>> place = parse_url("s3://b/rec/**/*.npy")
     >>> [key_below(place, name, of_bucket=False) for name in ("a.npy", "rec/a.npy", "s3://b/a.npy")]
@@ -184,11 +184,11 @@ def key_below(location: Location, name: str, *, of_bucket: bool) -> str | None:
         return _key_of_url(location, scheme, rest)
     if of_bucket:
         return name
-    name = name.removeprefix("./")  # as `find .` prints it
+    name = name.removeprefix("./")  # as in the output of `find .`
     is_local = location.scheme in LOCAL_SCHEMES
     below = name.startswith(location.prefix) or (is_local and name.startswith("/"))
     key = name if below else location.prefix + name
-    # Else one file could have several keys, and `..` would lead out of the URL's folder.
+    # Otherwise one file could have several keys, and `..` would lead out of the URL's folder.
     return normpath(key) if is_local else key
 
 
@@ -201,7 +201,7 @@ def _key_of_url(location: Location, scheme: str, rest: str) -> str | None:
 
 
 def _url_in_inventory(manifest: str, key: str) -> str:
-    """Return the URL of a file of an inventory, by the key that manifest.json says."""
+    """Return the URL of an inventory file from its key in manifest.json."""
     location = parse_url(manifest)
     if location.scheme not in LOCAL_SCHEMES:
         return location.root + key
@@ -211,7 +211,10 @@ def _url_in_inventory(manifest: str, key: str) -> str:
 
 
 class _RemoteFile(SeekableFile):
-    """An object, read piece by piece in one thread, each tried again like a page of a listing."""
+    """An object that one thread reads in pieces.
+
+    Each piece is retried like a page of a listing.
+    """
 
     def __init__(
         self, store: Store, entry: Entry, runner: asyncio.Runner, retries: RetryPolicy

@@ -1,4 +1,4 @@
-"""The rows of a manifest: CSV, TSV, JSON lines, text or Parquet, a piece at a time."""
+"""The rows of a manifest, piece by piece: CSV, TSV, JSON lines, text or Parquet."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from growcache.store.parquet_texts import table_batches
 from growcache.store.table_rows import json_rows
 
 LONGEST_LINE = 1 << 20  # bytes
-ROWS_AT_ONCE = 1 << 14  # of Parquet, that are objects of Python at once
-MOST_GROUP_BYTES = 1_000_000_000  # unpacked, of the wanted columns of a row group
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which Excel puts in front
+ROWS_AT_ONCE = 1 << 14  # of Parquet that are Python objects at the same time
+MOST_GROUP_BYTES = 1_000_000_000  # of the wanted columns of a row group, unpacked
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # Excel writes it at the start
 _KEYS = ("key", "path", "url", "object", "name")
 _SIZES = ("size", "bytes", "length")
 _ETAGS = ("etag",)
@@ -33,7 +33,7 @@ class ManifestRow(NamedTuple):
     name: str
     size: int | None
     etag: str | None
-    of_bucket: bool  # whether the name is a key of the bucket, and not below some folder
+    of_bucket: bool  # whether the name is a key of the bucket, rather than relative to a folder
 
 
 Raw: TypeAlias = Mapping[str, Any]
@@ -42,7 +42,12 @@ Raw: TypeAlias = Mapping[str, Any]
 def manifest_rows(
     stream: IO[bytes], kind: str, wanted: ManifestConfig
 ) -> Iterator[ManifestRow]:
-    """Yield the rows of a file; FormatError or ConfigError if it cannot be read."""
+    """Yield the rows of a file.
+
+    Raises:
+        FormatError: The file cannot be read.
+        ConfigError: The settings do not fit the file.
+    """
     form = kind.removesuffix(".gz")
     if form != kind:
         stream = cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
@@ -61,7 +66,7 @@ def manifest_rows(
 
 
 class _Columns:
-    """The names of the columns that matter."""
+    """The names of the relevant columns."""
 
     def __init__(self, names: Sequence[str], wanted: ManifestConfig) -> None:
         self._names = names
@@ -95,7 +100,7 @@ class _Columns:
 
 
 def _plain(name: str) -> str:
-    """Return a column's name as the different formats of an inventory have it alike.
+    """Return a column's name in the form that all formats of an inventory share.
 
     >>> _plain("e_tag"), _plain("ETag"), _plain(" IsLatest")
     ('etag', 'etag', 'islatest')
@@ -106,7 +111,10 @@ def _plain(name: str) -> str:
 def _meant(
     rows: Iterator[Raw], columns: _Columns, wanted: ManifestConfig
 ) -> Iterator[ManifestRow]:
-    """Yield the rows of objects that are there: an inventory has old versions and deletions, too."""
+    """Yield the rows of existing objects.
+
+    An inventory also lists old versions and deletions.
+    """
     for row in rows:
         name = row.get(columns.key)
         if not isinstance(name, str) or not name:
@@ -233,7 +241,7 @@ class InventoryFile(NamedTuple):
 
 
 def inventory_files(data: bytes, wanted: ManifestConfig) -> list[InventoryFile]:
-    """Return the files that a manifest.json of S3 Inventory names."""
+    """Return the files that the manifest.json of an S3 Inventory names."""
     try:
         values = orjson.loads(data)
         form, files = values["fileFormat"], [one["key"] for one in values["files"]]
@@ -246,7 +254,7 @@ def inventory_files(data: bytes, wanted: ManifestConfig) -> list[InventoryFile]:
         )
     if form == "Parquet":
         return [InventoryFile(key, "parquet", wanted) for key in files]
-    # Keys are URL-encoded in CSV alone.
+    # Only CSV has URL-encoded keys.
     told = wanted.model_copy(update={"columns": names, "url_encoded": True})
     return [InventoryFile(key, "csv.gz", told) for key in files]
 

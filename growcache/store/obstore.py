@@ -1,6 +1,7 @@
 """S3, Google Cloud, Azure and web servers through obstore (Rust's object_store).
 
-Some keys that are legal in S3 are not in obstore. A second backend, opened for the first such key, serves them.
+obstore does not support some keys that S3 allows. A second backend serves them, and is opened
+for the first such key.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ObstoreBackend:
         self._store = store
         self._option = option
         self.identity = self._root = root
-        # Azure lists from the start always, and so does S3 Express, in an order of its own.
+        # Azure always lists from the start, and S3 Express lists in an order of its own.
         self.sorted = isinstance(store, S3Store | GCSStore) and not root.endswith("--x-s3/")
         self._checks_answers = checks_answers
         self._ranges = RangeSupport(root)
@@ -100,8 +101,8 @@ class ObstoreBackend:
                 if ranged:
                     self._ranges.record(is_whole=False)
                 return await read_at_most(_chunks_of(answer, stop - start), stop - start, entry)
-            # The provider of a store with credentials is trusted with the length of an answer:
-            # to watch it would cost 40 % more CPU per byte.
+            # The provider of a store with credentials is trusted to send answers of the right
+            # length, because checking costs 40 % more CPU time per byte.
             return await answer.bytes_async()
         except NotSupportedError as error:
             if not self._checks_answers:
@@ -112,7 +113,7 @@ class ObstoreBackend:
         return await self._cut_out(entry, start, stop)
 
     async def _cut_out(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """Return a range from a web server that answers with all of the object."""
+        """Return a range of an object from a web server that answers with the whole object."""
         try:
             answer = await obstore.get_async(self._store, entry.key)
             check_response(entry, (0, entry.size), _response_of_result(answer, entry))
@@ -123,7 +124,7 @@ class ObstoreBackend:
         return data[start:stop]
 
     async def close(self) -> None:
-        """See `Backend.close`; obstore closes its connections when it is collected."""
+        """Do nothing, because obstore closes its connections when it is garbage-collected."""
 
     def _translated(self, error: Exception, key: str) -> Exception:
         if isinstance(error, StoreError):
@@ -138,8 +139,8 @@ def _chunks_of(answer: GetResult, most: int) -> AsyncIterable[Buffer]:
 def _response_of_result(answer: GetResult, entry: Entry) -> Response:
     meta = answer.meta
     etag = meta["e_tag"]
-    decides = etag and entry.etag  # where both have one, the time is not compared
-    modified = None if decides else meta["last_modified"].timestamp() or None  # 0: unknown
+    decides = etag and entry.etag  # if both have one, the time does not count
+    modified = None if decides else meta["last_modified"].timestamp() or None  # 0 means unknown
     return Response(answer.range, meta["size"], etag, modified)
 
 
@@ -149,7 +150,7 @@ def _entry_of_meta(meta: ObjectMeta, key: str | None = None) -> Entry:
 
 
 def _listed_entry(meta: ObjectMeta) -> Entry:
-    """Return an entry with the ETag of headers, because Azure's listings leave out the quotes."""
+    """Return an entry with the ETag in the form of headers, because Azure's listings omit the quotes."""
     entry = _entry_of_meta(meta)
     if not (etag := entry.etag) or etag.endswith('"'):
         return entry
@@ -157,10 +158,10 @@ def _listed_entry(meta: ObjectMeta) -> Entry:
 
 
 def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry], Entry | None]:
-    """Return a page without folder markers, and its last entry if it may yet be one.
+    """Return a page without folder markers, and its last entry if that may be a marker.
 
-    Consoles and mounts put empty objects called ``folder/`` next to the folder's content. obstore lists them without
-    the slash, so the next key identifies them.
+    Consoles and mounts create empty objects called ``folder/`` next to the folder's content.
+    obstore lists them without the slash, so only the next key shows that one is a marker.
     """
     rows = [held, *page] if held else page
     kept = [
@@ -176,7 +177,7 @@ def _without_folders(held: Entry | None, page: list[Entry]) -> tuple[list[Entry]
 def open_obstore(
     location: Location, source: SourceConfig, timeout_seconds: float
 ) -> ObstoreBackend | None:
-    """Return the backend of a location; None if only fsspec can serve it."""
+    """Return the backend of a location, or None if only fsspec can serve it."""
     opened = open_client(location, source, timeout_seconds)
     if opened is None and source.client == "obstore":
         raise ConfigError(
@@ -194,7 +195,7 @@ def open_obstore(
 def open_client(
     location: Location, source: SourceConfig, timeout_seconds: float
 ) -> AnyStore | None:
-    """Return obstore's client of a location; None if it has none for it."""
+    """Return obstore's client for a location, or None if obstore has none."""
     opener = _OPENERS.get(location.scheme)
     if opener is None:
         return None
@@ -204,10 +205,10 @@ def open_client(
             "allow_http": True,
             "connect_timeout": min(stalled, timedelta(seconds=5)),
             "read_timeout": stalled,
-            # The whole of a large object may take as long as it takes.
+            # Reading a large object may take any time.
             "timeout": timedelta(days=1),
         },
-        # Retries are growcache's own, so that every client has the same and they can be counted.
+        # growcache retries itself, so that all clients behave alike and retries are counted.
         "retry_config": {"max_retries": 0},
     }
     try:
@@ -215,7 +216,7 @@ def open_client(
     except ConfigError:
         raise
     except (BaseError, TypeError, ValueError) as error:
-        # What obstore refuses here is configuration; its text may hold secrets.
+        # Refusals by obstore here are about configuration, and their texts may have secrets.
         kind = type(error).__name__
         raise ConfigError(
             f"source {location.root}: its storage_options were refused ({kind}); "
@@ -290,7 +291,7 @@ def azure_settings(host: str, options: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def parse_azure_host(host: str) -> dict[str, Any] | None:
-    """Return the account and endpoint in a host's name; None if it is not one of Azure's usual names.
+    """Return the account and endpoint in a host's name, or None if it is not a usual name of Azure.
 
     >>> parse_azure_host("a.dfs.core.windows.net")
     {'account_name': 'a'}
@@ -303,7 +304,10 @@ def parse_azure_host(host: str) -> dict[str, Any] | None:
 
 
 def parse_connection_string(text: str) -> dict[str, Any]:
-    """Return the settings in a connection string; ConfigError if it names no account.
+    """Return the settings in a connection string.
+
+    Raises:
+        ConfigError: The string names no account.
 
     >>> parse_connection_string("AccountName=a;AccountKey=b==;BlobEndpoint=http://h/a;")
     {'account_name': 'a', 'account_key': 'b==', 'endpoint': 'http://h/a'}
@@ -328,7 +332,7 @@ def _with_endpoint(found: dict[str, Any], scheme: str, suffix: str) -> dict[str,
 def _open_web(
     location: Location, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> AnyStore | None:
-    # fsspec's client supports listing pages of links, queries and headers.
+    # fsspec's client supports pages of links, queries and headers.
     is_plain = location.is_key and "?" not in location.pattern
     if not is_plain or location.userinfo or location.signed_key or options:
         return None
@@ -345,9 +349,10 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedKeysBackend:
-    """A `Backend` over obstore's, and another one for the keys that obstore does not support.
+    """obstore's backend, with a second one for the keys that obstore does not support.
 
-    obstore's listing hides a slash at the beginning or end of a key, so such an object is a hole.
+    obstore's listing hides a slash at the start or end of a key, so such an object becomes a
+    hole.
     """
 
     def __init__(self, usual: Backend, opened: Callable[[], Backend]) -> None:

@@ -1,4 +1,7 @@
-"""Texts in tables of Parquet: one that is stored once may be in every row, so a kB could take gigabytes."""
+"""Texts in Parquet tables.
+
+A text that is stored once may be in every row, so 1 kB could expand to gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from typing import IO, Any
 
 from growcache.errors import FormatError
 
-MOST_TEXT_BYTES = 100_000_000  # of a column, of the rows that are objects of Python at once
+MOST_TEXT_BYTES = (
+    100_000_000  # of a column, in the rows that are Python objects at the same time
+)
 
 
 def table_batches(
     stream: IO[bytes], metadata: Any, columns: Sequence[str], rows: int
 ) -> Iterator[Any]:
-    """Yield record batches whose texts are counted before each row has a copy."""
+    """Yield record batches. Their texts are counted before each row gets a copy."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(

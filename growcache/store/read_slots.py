@@ -1,4 +1,4 @@
-"""The reads of one store that may be in flight in this process."""
+"""Slots for the reads of one store that may be in flight in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class ReadSlots:
-    """A semaphore whose size may change while it is in use; for one event loop. First come, first served."""
+    """A first-come-first-served semaphore whose size may change in use, for one event loop."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -16,7 +16,7 @@ class ReadSlots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def resize(self, size: int) -> None:
-        """Let that many be taken from now on; those that are taken stay so."""
+        """Set the number of slots. Slots in use stay in use."""
         self._size = size
         self._wake()
 
@@ -55,7 +55,11 @@ class ReadMeter(Protocol):
     is_limited: bool  # whether a budget is set
 
     async def book(self, nbytes: int) -> None:
-        """Wait until a read may begin; BudgetSpentError if it never may."""
+        """Wait until a read may start.
+
+        Raises:
+            BudgetSpentError: It will never be allowed to start.
+        """
 
     def give_back(self, nbytes: int) -> None:
-        """Give back the bytes of an attempt that the store answered with an error."""
+        """Return the bytes of an attempt that the store answered with an error."""

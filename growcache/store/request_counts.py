@@ -1,4 +1,4 @@
-"""The requests to stores of this process, counted by what became of them, and how long those that were served took.
+"""Counts of this process's requests to stores by outcome, and the durations of those that were served.
 
 One instance counts for all stores of a process, because only their sum is shown.
 """
@@ -33,7 +33,7 @@ Read: TypeAlias = Callable[["Entry", int, int], Awaitable["Buffer"]]
 OPS = GET, HEAD, LIST, PUT = "get", "head", "list", "put"
 SERVED, CANCELLED = "ok", "cancelled"
 
-# Upper bounds, in seconds, of the buckets of requests; one more bucket holds what took longer.
+# Upper bounds of the histogram's buckets, in seconds. One more bucket has the longer requests.
 REQUEST_BOUNDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -41,7 +41,7 @@ REQUEST_BOUNDS = (
 
 
 def failure_code(error: BaseException) -> str:
-    """Return the kind of a failure: one of a few words, which never holds a key or a host.
+    """Return the kind of a failure: one of a few words, without keys or hosts.
 
     >>> failure_code(ObjectMissingError("s3://b/x does not exist")), failure_code(OSError())
     ('missing', 'other')
@@ -65,10 +65,10 @@ def failure_code(error: BaseException) -> str:
 
 
 class RequestCounts:
-    """Counters that only go up.
+    """Counters that only increase.
 
-    ``served_get`` is on the path of each read, and is called by the thread of one event loop only; the others
-    may be called by any.
+    Each read calls ``served_get``, always in the thread of one event loop. Any thread may call
+    the other methods.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,10 @@ class RequestCounts:
             self._retries[reason] = self._retries.get(reason, 0) + 1
 
     async def counted_get(self, get: Read, entry: Entry, start: int, stop: int) -> Buffer:
-        """Return what ``get`` returns. The usual path of a read does the same without this coroutine."""
+        """Return the result of ``get`` and count it.
+
+        The usual path of a read does the same without this coroutine.
+        """
         began = time.monotonic()
         try:
             data = await get(entry, start, stop)
@@ -128,7 +131,7 @@ class RequestCounts:
         return found
 
     def counted_read(self, read: Callable[[], bytes]) -> bytes:
-        """Return what ``read`` returns: all of a small object."""
+        """Return the result of ``read``, which is the whole of a small object, and count it."""
         began = time.monotonic()
         try:
             data = read()
@@ -149,7 +152,7 @@ class RequestCounts:
         return written
 
     def counted_pages(self, pages: Iterator[Page]) -> Iterator[Page]:
-        """Yield the pages of a listing; each is a request, except an empty one that only ends it."""
+        """Yield the pages of a listing and count each as a request, except an empty one at the end."""
         count = 0
         while True:
             began = time.monotonic()

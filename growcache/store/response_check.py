@@ -1,8 +1,8 @@
 """Check that a store sent the requested range of the listed version.
 
-A store, a proxy or a cache may answer a request with another range. Such a response is never decoded, and a
-retry may succeed. A version that is known by its time alone is read only after the clock's tick is over, because
-a second change within the tick leaves no trace.
+A store, a proxy or a cache may answer a request with another range. Such a response is never
+decoded, and a retry may succeed. A version that only its time identifies is read after the
+clock's tick has ended, because a second change within the tick would leave no trace.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from growcache.store.contract import Entry
 
 
-# Kernels stamp files by a clock that ticks every 1 to 10 ms.
+# Kernels stamp files by a clock with ticks of 1 to 10 ms.
 TICK_SECONDS = 0.02
-# Some file systems and protocols (SFTP, HTTP, FAT) have whole seconds; the clock is the server's.
+# Some file systems and protocols (SFTP, HTTP, FAT) have whole seconds, by the server's clock.
 WHOLE_TICK_SECONDS = 2.0
 
 
 def settling_seconds(changed: float | None, now: float) -> float:
-    """Return the wait after which no further change can have the same time; none for a time in the future.
+    """Return the wait after which no further change can have the same time.
+
+    A time in the future needs no wait.
 
     >>> settling_seconds(100.25, 100.5), settling_seconds(101.0, 102.5)
     (0.0, 0.5)
@@ -47,16 +49,14 @@ _CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\s*"
 
 
 class BrokenReadError(TransientStoreError):
-    """A response that is not the requested range, or not all of it."""
+    """A response is not the requested range, or not all of it."""
 
     code: ErrorCode = "GC218"
 
 
-@dataclass(slots=True)  # not frozen, which takes three times as long
+@dataclass(slots=True)  # frozen ones take three times as long
 class Response:
-    span: (
-        tuple[int, int] | None
-    )  # first byte and the one behind the last; None: the whole object
+    span: tuple[int, int] | None  # first byte, and one after the last; None: the whole object
     total: int | None = None  # bytes of the object
     etag: str | None = None
     mtime: float | None = None
@@ -71,7 +71,7 @@ def response_of(
     elif "content-encoding" not in headers and headers.get("content-length", "").isdecimal():
         total = int(headers["content-length"])
     etag = headers.get("etag")
-    # Parsing a time takes as long as all the rest.
+    # Parsing a time takes as long as all other checks together.
     modified = None if etag and entry.etag else http_seconds(headers.get("last-modified"))
     return Response(span, total, etag, modified)
 
@@ -79,7 +79,7 @@ def response_of(
 def parse_content_range(
     entry: Entry, wanted: tuple[int, int], text: str
 ) -> tuple[tuple[int, int], int | None]:
-    # The usual case, in a third of the time.
+    # A shortcut for the usual case, in a third of the time.
     if text == f"bytes {wanted[0]}-{wanted[1] - 1}/{entry.size}":
         return wanted, entry.size
     found = _CONTENT_RANGE.fullmatch(text)
@@ -93,7 +93,7 @@ def parse_content_range(
 
 
 def is_requested_range(requested: str, sent: str) -> bool:
-    """Whether a Content-Range header answers a Range header, which may reach past the end.
+    """Whether a Content-Range header answers a Range header, which may extend past the end.
 
     >>> is_requested_range("bytes=5-9", "bytes 5-9/20"), is_requested_range("bytes=5-9", "bytes 0-4/20")
     (True, False)
@@ -105,14 +105,14 @@ def is_requested_range(requested: str, sent: str) -> bool:
     if found is None or wanted is None:
         return False
     first, last, total = int(found[1]), int(found[2]), found[3]
-    if not wanted[1]:  # the end of it
+    if not wanted[1]:  # a suffix of the object
         return last - first + 1 <= int(wanted[2]) and total in (str(last + 1), "*")
     is_end = total in (str(last + 1), "*")
     return first == int(wanted[1]) and (str(last) == wanted[2] or is_end)
 
 
 def check_response(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
-    """Refuse a response that is not the wanted range of the listed version."""
+    """Raise unless the response is the wanted range of the listed version."""
     if is_other_version(entry, response.etag, response.mtime):
         raise ObjectChangedError(
             f"{entry.key} was rewritten since it was listed: expected version "
@@ -130,7 +130,7 @@ def check_has_version(entry: Entry, response: Response) -> None:
 
 
 def check_range(entry: Entry, wanted: tuple[int, int], response: Response) -> None:
-    """Refuse a response that is not the wanted range of an object of the listed size, as a BrokenReadError."""
+    """Raise BrokenReadError unless the response is the wanted range of an object of the listed size."""
     if response.span is not None and response.span != wanted:
         raise BrokenReadError(
             f"{entry.key}: expected bytes {_range_text(wanted)}, the store sent "
@@ -166,9 +166,10 @@ def check_same_version(entry: Entry, found: Entry) -> None:
 
 
 def check_same_object(entry: Entry, found: Entry) -> None:
-    """Refuse an object that was rewritten, according to an answer to HEAD.
+    """Raise ObjectChangedError if an answer to HEAD shows that the object was rewritten.
 
-    An answer without a version decides nothing if the listing had one, because it may come from a proxy.
+    An answer without a version proves nothing if the listing had one, because it may come from
+    a proxy.
     """
     version = found.etag if entry.etag else found.mtime
     if version is None and (entry.etag or entry.mtime is not None):
@@ -188,7 +189,8 @@ def changed_error(entry: Entry, found: Entry) -> ObjectChangedError:
 def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> bool:
     """Whether a response is of another version than the listed one.
 
-    The ETag decides if both have one, the time if the listing has none. Headers have no fractions of seconds.
+    The ETag decides if both have one, and the time if the listing has no ETag. Headers have no
+    fractions of seconds.
 
     >>> from growcache.store.contract import Entry
     >>> is_other_version(Entry("k", 1, '"a"', 7.0), "a", 8.0)
@@ -203,7 +205,7 @@ def is_other_version(entry: Entry, etag: str | None, mtime: float | None) -> boo
 
 
 def bare_etag(etag: str) -> str:
-    """Return an ETag without quotes and weakness mark, which stores write in several ways.
+    """Return an ETag without quotes and weakness mark, because stores write these differently.
 
     >>> bare_etag('W/"a"'), bare_etag('"a"'), bare_etag("a")
     ('a', 'a', 'a')
@@ -239,7 +241,10 @@ class RangeSupport:
         self.has_ranges: bool | None = None  # None: no range was requested yet
 
     def record(self, *, is_whole: bool) -> None:
-        """Record the response to a request for a range; refuse a whole object if ranges came before."""
+        """Record the response to a request for a range.
+
+        A whole object is refused if the server has sent ranges before.
+        """
         if is_whole and self.has_ranges:
             raise BrokenReadError(
                 f"{self._root}: expected a part of an object, the server sent all of it, although "

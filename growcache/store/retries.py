@@ -1,8 +1,9 @@
 """Retries, renewed clients, and the decision whether a refusal concerns one object or the whole store.
 
-A transient failure is retried with jittered exponential back-off until nothing moved for the timeout.
-A refusal concerns the object if the store still serves other objects; the object is then left out. Otherwise it
-concerns the store: the client is made again, because clients keep the credentials and certificates of their start.
+A transient failure is retried with jittered exponential back-off until the timeout passes
+without progress. A refusal concerns the object if the store still serves other objects; the
+object is then left out. Otherwise it concerns the store. The client is then replaced, because
+clients keep the credentials and certificates that they started with.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ T = TypeVar("T")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 8.0
-LONGEST_WAIT_SECONDS_FOREVER = 5.0  # so that a service that waited for hours goes on soon
-# Before an object that was refused, while others are given, is requested again. Logins that lapse
-# again and again, or one bad gateway of many, refuse any object now and then.
+LONGEST_WAIT_SECONDS_FOREVER = 5.0  # so that a service continues soon after a wait of hours
+# Seconds until an object that was refused while others were served is requested again. Logins
+# that lapse repeatedly, or one bad gateway among many, refuse arbitrary objects now and then.
 REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0)
 
 
@@ -53,9 +54,10 @@ def stalled_seconds(timeout_seconds: float) -> float:
 class RetryPolicy:
     """Retries transient failures.
 
-    The clock starts with the first failure, so one long attempt that broke off (a large object on a slow link) is
-    not by itself a reason to give up. With ``retries_forever`` the timeout is ignored. Without it, a store's refusal
-    is not retried, because it will not end soon.
+    The clock starts with the first failure, so a single long attempt that broke off (a large
+    object on a slow link) is no reason to give up. With ``retries_forever`` the timeout is
+    ignored. Without it, a refusal by the whole store is not retried, because it will not end
+    soon.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class RetryPolicy:
                 failures, error = failures + 1, again
 
     def report(self, error: BaseException) -> None:
-        """Report a failure that is retried, so that a waiting sampler does not seem to be stuck."""
+        """Report a retried failure, so that a waiting sampler does not look stuck."""
         PROCESS_REQUESTS.retried(error)
         if self._on_retry is not None:
             self._on_retry(error)
@@ -116,22 +118,26 @@ class RetryPolicy:
         return seconds
 
 
-# Times `timeout_seconds`: how long an object that was given up is tried only once.
+# In units of `timeout_seconds`: how long an object that was given up is tried only once.
 GIVEN_UP_FOR_TIMEOUTS = 2.0
-MOST_EXPIRING_KEYS = 10_000  # objects that are remembered
+MOST_EXPIRING_KEYS = 10_000  # remembered objects
 
 
-# A successful read: the object, when it was requested, and when all of it was there (monotonic
-# seconds). One is made for every read, and a tuple is made five times as fast as an object.
+# A successful read: the object, the time of the request, and the time of the full answer
+# (monotonic seconds). A tuple, because one is made for every read, and an object takes five
+# times as long.
 _SuccessfulRead: TypeAlias = "tuple[Entry, float, float]"
 
 
 class RecentReads:
-    """The last successful reads of one store, of two different keys. A race of threads may lose one of them."""
+    """The latest successful reads of one store, of two different keys.
+
+    A race of threads may lose one of them.
+    """
 
     def __init__(self) -> None:
         self._last: _SuccessfulRead | None = None
-        self._before: _SuccessfulRead | None = None  # the last one of another key
+        self._before: _SuccessfulRead | None = None  # the latest one of another key
 
     def record(self, entry: Entry, requested_at: float) -> None:
         last = self._last
@@ -143,7 +149,7 @@ class RecentReads:
         return any(at >= since for _, _, at in self._others(key))
 
     def has_other_requested_since(self, key: str, since: float) -> bool:
-        """As `has_other_since`, without requests that may have been accepted before the credentials were refused."""
+        """Like `has_other_since`, without requests that may have preceded the credentials' refusal."""
         return any(requested_at >= since for _, requested_at, _ in self._others(key))
 
     def other_objects(self, key: str) -> list[Entry]:
@@ -155,7 +161,7 @@ class RecentReads:
 
 
 class ExpiringKeys:
-    """The objects of one store that failed repeatedly while others were served, each for a while."""
+    """Objects of one store that failed repeatedly while others were served. Each expires."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._lasts = GIVEN_UP_FOR_TIMEOUTS * timeout_seconds
@@ -173,8 +179,8 @@ class ExpiringKeys:
         return at is not None and at >= since and at + self._lasts > time.monotonic()
 
 
-RENEW_SECONDS = 1.0  # at least between two clients
-UNDOUBTED_SECONDS = 60.0  # at least, for which an object's own refusal is not probed again
+RENEW_SECONDS = 1.0  # at least, between two clients
+UNDOUBTED_SECONDS = 60.0  # at least, during which an object's own refusal is not probed again
 
 
 class RenewableBackend:
@@ -191,14 +197,14 @@ class RenewableBackend:
         self._lock = threading.Lock()
         self._tried_at = time.monotonic()
         self.backend: Backend | None = None
-        self.generation = 0  # how often it was made anew
+        self.generation = 0  # how often the client was replaced
         self.recent_reads = RecentReads()
-        # Objects that kept failing while others were given.
+        # Objects that kept failing while others were served.
         self.given_up = ExpiringKeys(timeout_seconds)
-        # Objects whose refusal was their own, so it is not doubted again.
+        # Objects whose refusal concerned only them, so that it is not probed again.
         undoubted = max(UNDOUBTED_SECONDS / GIVEN_UP_FOR_TIMEOUTS, timeout_seconds)
         self.denied = ExpiringKeys(undoubted)
-        self.is_refused = False  # whether the store refused everything the last time
+        self.is_refused = False  # whether the store refused everything at the last probe
         try:
             self.backend = make()
         except CredentialsError:
@@ -214,7 +220,11 @@ class RenewableBackend:
         return self.connected().sorted
 
     def connected(self) -> Backend:
-        """Return the backend in use; CredentialsError if there are still no credentials."""
+        """Return the current backend.
+
+        Raises:
+            CredentialsError: There are still no credentials.
+        """
         if self.backend is None:
             self.backend = self._make_anew()
         return self.backend
@@ -242,9 +252,10 @@ class RenewableBackend:
             await self.backend.close()
 
     def renew(self, generation: int, *, at_once: bool = False) -> bool:
-        """Make the client anew, and return whether it is newer than a refused ``generation``. Blocks.
+        """Replace the client; return whether it is newer than a refused ``generation``. Blocks.
 
-        It is made at most once a second, unless the options are known to have changed (``at_once``).
+        The client is replaced at most once a second, unless the options are known to have
+        changed (``at_once``).
         """
         with self._lock:
             if self.generation != generation:
@@ -253,13 +264,14 @@ class RenewableBackend:
             if now - self._tried_at < self._renew_seconds and not at_once:
                 return False
             self._tried_at = now
-            # The old one ends with the last of its reads, when nothing refers to it any more.
+            # The old client ends with the last of its reads, when nothing refers to it any
+            # more.
             self.backend = self._make_anew()
             self.generation += 1
             return True
 
     def _make_anew(self) -> Backend:
-        # Options that worked once and fail now are repaired as credentials are.
+        # Options that worked before and fail now will be repaired like credentials.
         try:
             return self._make()
         except StoreRefusedError:
@@ -268,8 +280,8 @@ class RenewableBackend:
             raise CredentialsError(str(error)) from None
 
 
-MOST_PROBED_OBJECTS = 3  # other objects that are requested
-FRESH_REFUSAL_SECONDS = 1.0  # for which a refusal of everything needs no new probe
+MOST_PROBED_OBJECTS = 3  # other objects that a probe requests
+FRESH_REFUSAL_SECONDS = 1.0  # during which a refusal of everything needs no new probe
 
 
 def is_transient(error: StoreError) -> TypeGuard[TransientStoreError]:
@@ -281,12 +293,12 @@ def is_object_error(error: StoreError) -> bool:
 
 
 def may_be_a_lapse(error: StoreError) -> bool:
-    """Whether the credentials may have lapsed for a moment, although another object is served right after."""
+    """Whether the credentials may have lapsed briefly, even if another object is served right after."""
     return not isinstance(error, ObjectChangedError | ObjectMissingError | UnsupportedKeyError)
 
 
 def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedError | None:
-    """Return the store's refusal behind a failed request for one object; None if the object is the cause.
+    """Return the store's refusal behind a failed request, or None if the object is the cause.
 
     >>> store_refusal(ObjectMissingError("s3://b/x does not exist (404)"), others_answer=True)
     >>> store_refusal(AccessError("s3://b/x may not be read"), others_answer=False)
@@ -304,7 +316,10 @@ def store_refusal(error: StoreError, *, others_answer: bool) -> StoreRefusedErro
 
 
 class StoreProbe:
-    """Requests other objects of a store that refused one; one probe at a time, in one event loop. ``list_some`` blocks."""
+    """Requests other objects of a store that refused one.
+
+    One probe runs at a time, in one event loop. ``list_some`` blocks.
+    """
 
     def __init__(
         self, client: RenewableBackend, list_some: Callable[[], Iterable[Entry]]
@@ -312,10 +327,14 @@ class StoreProbe:
         self._client = client
         self._list_some = list_some
         self._lock = asyncio.Lock()
-        self._denied_at = -1.0  # when no other object was given, monotonic seconds
+        self._denied_at = -1.0  # when no other object was served, monotonic seconds
 
     async def refusal_of(self, entry: Entry, error: StoreError) -> StoreRefusedError | None:
-        """Return the store's refusal behind a recent failure; TransientStoreError while that cannot be decided."""
+        """Return the store's refusal behind a recent failure, or None.
+
+        Raises:
+            TransientStoreError: The cause cannot be decided yet.
+        """
         known = isinstance(error, StoreRefusedError) or is_object_error(error)
         others = not known and await self._gives_another(entry, time.monotonic())
         return store_refusal(error, others_answer=others)
@@ -325,8 +344,8 @@ class StoreProbe:
         async with self._lock:
             if reads.has_other_requested_since(entry.key, since):
                 return True
-            # Where all was refused a moment ago, this refusal needs no probe; if the store answers
-            # again just now, the next try shows it.
+            # If everything was refused a moment ago, this refusal needs no probe. If the store
+            # has recovered meanwhile, the next attempt will show it.
             fresh = FRESH_REFUSAL_SECONDS if self._client.is_refused else 0.0
             if self._denied_at >= since - fresh:
                 return False
@@ -351,7 +370,7 @@ class StoreProbe:
             requested_at = time.monotonic()
             try:
                 await self._client.counted_get(one, 0, 1)
-            except ObjectChangedError:  # it gives the object, of another version
+            except ObjectChangedError:  # the store serves it, in another version
                 return True
             except StoreRefusedError:
                 return False

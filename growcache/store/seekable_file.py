@@ -1,4 +1,4 @@
-"""A read-only binary file whose subclasses say where its bytes come from."""
+"""A read-only binary file. Subclasses provide its bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files of SSH servers.
+"""Files on SSH servers.
 
-All reads share a few connections, because asyncssh has any number of requests in flight on each. The connections
-live in one event loop, in its own thread. Files stay open for a while after a read, so that another part of the
-same object costs one round trip instead of two.
+All reads share a few connections, because asyncssh has any number of requests in flight on
+each. The connections belong to one event loop, in a separate thread. Files stay open for a
+while after a read, so that another part of the same object costs one round trip instead of two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# As OpenSSH's client has them.
+# As in OpenSSH's client.
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 _REFUSALS = (
     asyncssh.PermissionDenied,
@@ -60,7 +60,7 @@ _REFUSALS = (
 
 _MOST_CONNECTIONS = 4
 _REFUSED_SECONDS = 60.0  # until a server that refused a further connection is asked again
-_READS_PER_CONNECTION = 4  # more of them open another connection
+_READS_PER_CONNECTION = 4  # more reads open another connection
 _OPEN_FILES = 32  # per connection
 _REQUEST_BYTES = 1 << 17
 _IN_FLIGHT_BYTES = 1 << 25  # of one read
@@ -79,7 +79,7 @@ async def _connect(server: SshServer) -> _Connection:
             server.host,
             known_hosts=check.known,
             server_host_key_algs=check.algorithms,
-            # Of those that ~/.ssh/config allows; AES-GCM takes the least time in Python.
+            # From those that ~/.ssh/config allows. AES-GCM takes the least time in Python.
             encryption_algs=sorted(
                 map(bytes.decode, options.encryption_algs),
                 key=lambda name: "gcm" not in name,
@@ -149,8 +149,8 @@ async def _agent_keys() -> list[Any]:
 class _HostKeyCheck:
     """Compares a host's key with known_hosts.
 
-    A host with an entry there must show one of its keys or authorities. A host without one is accepted unless
-    ``rejects_unknown``.
+    A host with an entry there must show one of its keys or authorities. A host without one is
+    accepted unless ``rejects_unknown`` is set.
     """
 
     def __init__(self, options: Any, *, rejects_unknown: bool) -> None:
@@ -180,7 +180,7 @@ def _known_hosts() -> Any:
     for path in (Path(name).expanduser() for name in _KNOWN_HOSTS):
         if path.is_file():
             for line in path.read_text(errors="replace").splitlines():
-                with suppress(ValueError):  # OpenSSH skips a damaged line, too
+                with suppress(ValueError):  # OpenSSH also skips a damaged line
                     known.load(line)
     return known
 
@@ -248,7 +248,7 @@ class _Connection:
             task.cancel()
 
     async def answer(self, request: Awaitable[T]) -> T:
-        """Return the answer to one request; any answer shows that the connection is alive."""
+        """Return the answer to one request. Any answer proves that the connection is alive."""
         try:
             return await request
         finally:
@@ -257,8 +257,8 @@ class _Connection:
     async def read(self, entry: Entry, start: int, stop: int) -> bytes:
         """Return a range of the listed version.
 
-        Servers process the requests for one open file in order, so the size and time that are requested last are those
-        after the reads.
+        Servers process the requests for one open file in order. The size and time that are
+        requested last are therefore those after the reads.
         """
         size = self._request_bytes
         parts: list[bytes] = []
@@ -271,7 +271,9 @@ class _Connection:
                     self.answer(file.stat()),
                 )
                 for (at, end), data in zip(spans, found, strict=True):
-                    while at + len(data) < end:  # servers may send less than was requested
+                    while (
+                        at + len(data) < end
+                    ):  # servers may send less than the requested bytes
                         place = at + len(data)
                         more = await self.answer(file.read(end - place, place))
                         stat = await self.answer(file.stat())
@@ -284,7 +286,7 @@ class _Connection:
 
     @asynccontextmanager
     async def _opened(self, entry: Entry) -> AsyncIterator[Any]:
-        """Lend the open file of a version; after a failure it is opened anew."""
+        """Lend the open file of a version. After a failure the file is opened again."""
         version = (entry.key, entry.size, entry.mtime)
         if (file := self._files.get(version)) is None:
             opening = self.answer(self.sftp.open(entry.key, "rb", block_size=0))
@@ -309,7 +311,7 @@ class _Connection:
     async def list_folder(self, folder: str) -> list[Mapping[str, Any]]:
         base = folder.rstrip("/")
         infos = []
-        async for one in self.sftp.scandir(folder):  # some hundred names an answer
+        async for one in self.sftp.scandir(folder):  # a few hundred names per answer
             self._answered_at = time.monotonic()
             if one.filename not in (".", ".."):
                 infos.append(_info_of_stat(f"{base}/{one.filename}", one.attrs))
@@ -317,7 +319,7 @@ class _Connection:
         return [info for info in infos if info["type"] in ("file", "directory")]
 
     async def _follow_link(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the target of a link; the link itself if that is missing, or a folder that holds the link."""
+        """Return the target of a link, or the link if the target is missing or contains the link."""
         name = info["name"]
         if info["type"] != "link":
             return info
@@ -335,12 +337,15 @@ class _Connection:
 
 
 class _ConnectionPool:
-    """The connections to one server; all but `start`, `call`, `ls` and `close` runs in its loop."""
+    """The connections to one server.
+
+    All methods run in its loop, except `start`, `call`, `ls` and `close`.
+    """
 
     def __init__(self, server: SshServer, most: int) -> None:
         self._server = server
         self._most = min(_MOST_CONNECTIONS, most)
-        self._refused_at = -math.inf  # a further connection, by the monotonic clock
+        self._refused_at = -math.inf  # time of the last refused further connection, monotonic
         self._connections: list[_Connection] = []
         self._opening: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
@@ -399,7 +404,7 @@ class _ConnectionPool:
         except (
             asyncssh.SFTPFailure,
             StoreError,
-        ):  # answers, which show that the connection works
+        ):  # answers, which prove that the connection works
             raise
         except asyncio.CancelledError:
             if self._is_closed:
@@ -435,7 +440,7 @@ class _ConnectionPool:
         except BaseException:
             if (
                 self._connections
-            ):  # without any, the server is away, and will later grant as many as before
+            ):  # with none left, the server is away, and will allow as many as before
                 self._refused_at = time.monotonic()
             raise
         finally:
@@ -466,7 +471,7 @@ class SftpBackend:
                 for page in paginate(walk_folders(self._pool, top, location.depth, after)):
                     yield Page(map(_entry_of_info, page))
         except ObjectMissingError as error:
-            error.exit_code = 2  # the folder of the URL itself
+            error.exit_code = 2  # the URL's own folder
             raise
 
     def head(self, key: str) -> Entry:

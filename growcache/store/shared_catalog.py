@@ -1,7 +1,8 @@
 """The files of a shared catalog, as bytes. Pure.
 
-A part holds objects, one per line of JSON, packed by gzip, so that `source.manifest` reads it too. Its name is its
-digest, so it never changes. The pointer names the parts of every listing that was published, and is written last.
+A part has objects as lines of JSON, packed by gzip, so that `source.manifest` can read it, too.
+Its name is its digest, so it never changes. The pointer names the parts of every published
+listing, and is written last.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ VERSION = 1
 FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (
     1_000,
     64_000,
-)  # a part has twice those of the one before
-MOST_PART_BYTES = 1 << 26  # unpacked, of a part that is read
-FULL_PART_BYTES = 1 << 24  # unpacked, after which a part is written whatever its entries
+)  # each part has twice as many as the one before
+MOST_PART_BYTES = 1 << 26  # of a part that is read, unpacked
+FULL_PART_BYTES = (
+    1 << 24
+)  # unpacked bytes after which a part is written, whatever its number of entries
 MOST_POINTER_BYTES = 1 << 26
-LATEST = 1e11  # seconds since the epoch: a time of which there is a date
-_PACKED_LEVEL = 1  # 6 takes twice the time for 8 % fewer bytes
-_GZIP_WINDOW = 31  # zlib's sign for a header and checksum of gzip
+LATEST = 1e11  # seconds since the epoch that are still a valid date
+_PACKED_LEVEL = 1  # level 6 takes twice the time for 8 % fewer bytes
+_GZIP_WINDOW = 31  # tells zlib to expect gzip's header and checksum
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -44,10 +47,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PublishedListing:
-    """One listing of the store; what an earlier one has is left out, unless it has another version now."""
+    """One listing of the store, without the objects of earlier listings that have not changed."""
 
     publisher: str
-    at: float  # seconds since the epoch, when it ended or was last written
+    at: float  # end or last write, in seconds since the epoch
     complete: bool
     parts: tuple[Part, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class PublishedListing:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    listings: tuple[PublishedListing, ...]  # in their order; only the last may be incomplete
+    listings: tuple[PublishedListing, ...]  # in order; only the last may be incomplete
 
     @property
     def last(self) -> PublishedListing:
@@ -74,7 +77,7 @@ class Pointer:
         return sum(one.entries for one in self.listings)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the parts, the newest listing first, because the first entry of a key counts."""
+        """Yield the parts, newest listing first, because the first entry of a key counts."""
         for listing in reversed(self.listings):
             yield from listing.parts
 
@@ -94,7 +97,11 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 
 def decode_pointer(data: bytes) -> Pointer:
-    """Return a pointer; FormatError if this is none of this version."""
+    """Return a pointer.
+
+    Raises:
+        FormatError: The data is not a pointer of this version.
+    """
     try:
         values = orjson.loads(data)
         version = values["growcache_catalog"]
@@ -112,7 +119,7 @@ def _listing(values: Any) -> PublishedListing:
     parts = tuple(_part(digest, entries) for digest, entries in values["parts"])
     left_out = {str(name)[:80]: int(count) for name, count in values["left_out"].items()}
     publisher, at = str(values["publisher"])[:200], float(values["at"])
-    if not 0 <= at <= LATEST:  # nor is NaN, with which a pointer would never stand still
+    if not 0 <= at <= LATEST:  # also excludes NaN, with which a pointer would never settle
         raise ValueError(f"{at} is no time")
     return PublishedListing(publisher, at, values["complete"] is True, parts, left_out)
 
@@ -128,7 +135,7 @@ def part_digest(packed: bytes) -> str:
 
 
 class PartPacker:
-    """Packs entries into a part while they come, so that only packed bytes are held."""
+    """Packs entries into a part while they arrive, so that only packed bytes are in memory."""
 
     def __init__(self, most_entries: int) -> None:
         self._most = most_entries
@@ -161,7 +168,11 @@ def _line(entry: Entry) -> bytes:
 
 
 def unpack_part(part: Part, packed: bytes) -> list[Entry]:
-    """Return the entries of a part; FormatError if these are not the bytes that were published."""
+    """Return the entries of a part.
+
+    Raises:
+        FormatError: The bytes differ from those that were published.
+    """
     if part_digest(packed) != part.digest:
         raise FormatError(f"{part.name} has another digest than its name says")
     text = _unpacked(packed)
@@ -204,7 +215,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def part_sizes() -> Iterator[int]:
-    """Yield the most entries of each part: few at first, so that readers begin soon."""
+    """Yield the maximum number of entries per part: few at first, so that readers start soon."""
     entries = FIRST_PART_ENTRIES
     while True:
         yield entries
@@ -212,7 +223,7 @@ def part_sizes() -> Iterator[int]:
 
 
 def version_words(entries: Sequence[Entry]) -> list[str]:
-    """Return a text for each object and version, to tell what an earlier listing has."""
+    """Return a text per object and version, by which listings are compared."""
     return [
         f"{entry.store}\x00{entry.key}\x00{entry.size}\x00{entry.etag or entry.mtime}"
         for entry in entries

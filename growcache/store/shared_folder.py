@@ -1,6 +1,7 @@
-"""A folder of small files that several machines read and write: in a bucket, or on a disk that they share.
+"""A folder of small files that several machines read and write, in a bucket or on a shared disk.
 
-A file is written whole or not at all, in S3, GCS, Azure and on local disks; elsewhere as well as fsspec's client can.
+Writes are atomic in S3, GCS, Azure and on local disks. Elsewhere they are as atomic as fsspec's
+client.
 """
 
 from __future__ import annotations
@@ -38,13 +39,21 @@ if TYPE_CHECKING:
 
 class SharedFolder(Protocol):
     url: str  # without secrets
-    atomic: bool  # whether a reader never sees a file that is half written
+    atomic: bool  # whether readers never see a half-written file
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a file, None if there is none; StoreError if it cannot be had, or has more than ``most`` bytes."""
+        """Return the content of a file, or None if it does not exist.
+
+        Raises:
+            StoreError: The file cannot be read, or has more than ``most`` bytes.
+        """
 
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
-        """Write a file; ``only_new``: return False where there is one. Not every store can tell."""
+        """Write a file, and return whether it was written.
+
+        With ``only_new``, an existing file is kept and False is returned. Some stores cannot
+        tell that it exists.
+        """
 
 
 class _ObstoreFolder:
@@ -163,10 +172,10 @@ def _refuse_large(name: str, size: int, most: int) -> None:
 
 
 def open_shared_folder(url: str, source: SourceConfig, timeout_seconds: float) -> SharedFolder:
-    """Open a folder with the client and ``storage_options`` of a source; no request yet."""
+    """Open a folder with the client and ``storage_options`` of a source, without a request yet."""
     location = parse_url(url.rstrip("/") + "/")
     if location.scheme in LOCAL_SCHEMES:
-        # Rooted at /, because a folder that does not exist yet is made by the first write.
+        # Rooted at /, because the first write creates a missing folder.
         return _ObstoreFolder(LocalStore(), location.url, "/", location.pattern[1:], "")
     if source.client != "fsspec" and location.scheme not in SSH_SCHEMES:
         client = open_client(location, source, timeout_seconds)

@@ -1,4 +1,4 @@
-"""The store of a source, over any backends: read slots, retries, accounting, and several URLs."""
+"""The store of a source over any backends: read slots, retries, accounting, and several URLs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MOST_ASKED_OBJECTS = 2  # other objects, to find out whether only one fails
-_CONCURRENT_HEADS = 16  # objects of known names that are requested at once
+MOST_ASKED_OBJECTS = 2  # other objects, to find out whether only one object fails
+_CONCURRENT_HEADS = 16  # objects of known names that are requested together
 
 
 class RemoteStore:
@@ -90,7 +90,7 @@ class RemoteStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refused_turn = asyncio.Lock()
         self._probes: dict[int, StoreProbe] = {}
-        self.left_out: Counter[str] = Counter()  # of the listing, by name
+        self.left_out: Counter[str] = Counter()  # files left out of the listing, by name
 
     async def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Buffer:
         if stop is None or stop > entry.size:
@@ -99,21 +99,24 @@ class RemoteStore:
             raise ValueError(f"start must not be negative, found {start}")
         if start >= stop:
             return b""
-        # A version that is known by its time alone has to be unambiguous first.
+        # A version that only its time identifies must become unambiguous first.
         if entry.etag is None and (wait := settling_seconds(entry.mtime, time.time())):
             await asyncio.sleep(wait)
         client = self._clients[entry.store]
         slots = self._slots_of_this_loop()
-        await slots.acquire()  # `async with` takes two more coroutines
+        await slots.acquire()  # `async with` would take two more coroutines
         try:
             requested_at = time.monotonic()
-            if client.is_refused:  # one after the other: mostly the first one is refused again
+            if (
+                client.is_refused
+            ):  # one after the other, because the first is usually refused again
                 async with self._refused_turn:
                     data = await self._read_with_retries(entry, start, stop)
             else:
                 data = await self._read_with_retries(entry, start, stop)
         finally:
-            # A read that backs off keeps its slot: a throttling store wants fewer requests.
+            # A read keeps its slot during back-off, because a throttling store needs fewer
+            # requests.
             slots.release()
         client.is_refused = False
         client.recent_reads.record(entry, requested_at)
@@ -126,7 +129,7 @@ class RemoteStore:
         generation = client.generation
         if self._meter is not None:
             await self._meter.book(stop - start)
-        try:  # without the function of a retry, because a read seldom needs one
+        try:  # without a function for retries, which a read seldom needs
             if self._hedging is None:
                 began = time.monotonic()
                 data = await client.get(entry, start, stop)
@@ -142,7 +145,7 @@ class RemoteStore:
                 PROCESS_REQUESTS.ended(GET, CANCELLED)
             raise
         except StoreError as error:
-            if self._hedging is None:  # a race counts both of its requests
+            if self._hedging is None:  # a race counts both requests itself
                 PROCESS_REQUESTS.failed(GET, error)
             self._note_failure(error, stop - start)
             if is_transient(error) and self.given_up(entry):
@@ -155,7 +158,7 @@ class RemoteStore:
         async def attempt() -> Buffer:
             nonlocal failure
             try:
-                if isinstance(failure, BrokenReadError):  # was the object rewritten?
+                if isinstance(failure, BrokenReadError):  # the object may have been rewritten
                     await self._check_unchanged(entry)
                 return await self._read_again(entry, *wanted)
             except StoreError as error:
@@ -170,7 +173,10 @@ class RemoteStore:
         return data
 
     async def _request(self, entry: Entry, start: int, stop: int) -> Buffer:
-        """Read once; the caller counts the answer, because that of a hedge is the read's."""
+        """Make one request.
+
+        The caller counts the answer, because a hedge's answer is the read's answer.
+        """
         if self._meter is not None:
             await self._meter.book(stop - start)
         try:
@@ -182,7 +188,7 @@ class RemoteStore:
             raise
 
     def _note_failure(self, error: StoreError, nbytes: int) -> None:
-        """Give back the bytes of an attempt unless some of them may have been sent."""
+        """Return the booked bytes of an attempt, unless some of them may have been sent."""
         if is_transient(error) and error.throttled:
             self._throttled += 1
         if self._meter is not None and (not is_transient(error) or error.status is not None):
@@ -191,7 +197,7 @@ class RemoteStore:
     async def _check_unchanged(self, entry: Entry) -> None:
         try:
             found = await asyncio.to_thread(self._clients[entry.store].head, entry.key)
-        except AccessError:  # some may read an object and not ask for its size
+        except AccessError:  # some users may read an object but not request its size
             return
         check_same_object(entry, found)
 
@@ -221,18 +227,18 @@ class RemoteStore:
         return False
 
     def _may_hedge(self) -> bool:
-        """Not where bytes are counted, nor at a store that refuses the reads that there are."""
+        """Whether hedges are allowed: not with a byte budget, nor while reads are limited."""
         limited = self._meter is not None and self._meter.is_limited
         return not limited and self._concurrency >= self._most_concurrency
 
     def limit_reads(self, concurrency: int) -> None:
-        """Let that many reads be in flight from now on."""
+        """Set the number of reads that may be in flight."""
         self._concurrency = concurrency
         if self._read_slots is not None:
             self._read_slots.resize(concurrency)
 
     def take_answers(self) -> tuple[int, int]:
-        """Return how many attempts at a read were served since the last call, and how many throttled."""
+        """Return the numbers of served and of throttled reads since the last call."""
         found, self._served, self._throttled = (self._served, self._throttled), 0, 0
         return found
 
@@ -255,7 +261,7 @@ class RemoteStore:
         return self._locations[store].prefix + below
 
     async def find_of_field(self, store: int, below: str) -> Entry:
-        """Return an entry by the number of its URL, and its key below that URL's fixed folder."""
+        """Return an entry from the number of its URL, and its key below that URL's fixed folder."""
         return await self._head_with_retries(store, self.key_of_field(store, below))
 
     async def _head_with_retries(self, store: int, key: str) -> Entry:
@@ -298,10 +304,11 @@ class RemoteStore:
         attempt: Callable[[], Awaitable[T]],
         generation: int,
     ) -> T:
-        """Return the result of further attempts after a refusal, or raise it.
+        """Return the result of further attempts after a refusal, or raise the refusal.
 
-        The refusal concerns the object if each further attempt is refused and the store serves another object right after
-        each. It is then remembered for a while, so that an object of many parts is not probed at each of them.
+        The refusal concerns the object if each further attempt is refused and the store serves
+        another object right after it. The result is remembered for a while, so that an object
+        of many parts is not probed for each of them.
         """
         client, probe = self._clients[entry.store], self._probe_of(entry.store)
         all_pauses = self._retries.refusal_pauses
@@ -372,7 +379,10 @@ class RemoteStore:
         yield from self._in_order(listings)
 
     def set_options(self, options: Mapping[str, object]) -> None:
-        """Use other ``storage_options`` from now on. Blocks; after a CredentialsError the next read tries again."""
+        """Use other ``storage_options`` from now on. Blocks.
+
+        After a CredentialsError the next read tries again.
+        """
         if self._settings is None or dict(options) == self.source.storage_options:
             return
         self.source = self.source.model_copy(update={"storage_options": dict(options)})
@@ -401,7 +411,10 @@ class RemoteStore:
         yield from self._in_order([section.pages(self._retries) for section in sections])
 
     def _in_order(self, listings: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-        """Yield the listings in turn if they are of several fields, so that the objects of a sample come together."""
+        """Yield the listings in order, or in turn for several fields.
+
+        In turn, the objects of a sample arrive together.
+        """
         if not self.source.fields:
             yield from chain(*listings)
             return
@@ -425,11 +438,11 @@ class RemoteStore:
                 heads = fresh[at : at + PAGE_ENTRIES]
                 yield ConcurrentCalls(heads, _CONCURRENT_HEADS).results()
             except ObjectMissingError as error:
-                error.exit_code = 2  # the URL itself is wrong, not one object of many
+                error.exit_code = 2  # the URL itself is wrong, rather than one object
                 raise
 
     def kept(self, number: int, found: list[Entry]) -> list[Entry]:
-        """Return the matches of a URL without files that no one meant, which are counted."""
+        """Return the matches of a URL without files that are not data, which are counted."""
         if self.source.fields or self._locations[number].is_key:
             return found
         name_of = left_out_by(self._locations[number], self.source.format)
@@ -439,11 +452,11 @@ class RemoteStore:
 
     @property
     def locations(self) -> Sequence[Location]:
-        """What the URLs name, in their order."""
+        """The parsed URLs, in order."""
         return self._locations
 
     def heads(self, named: Sequence[Entry]) -> list[Entry | None]:
-        """Return objects as they are now, each None if there is no such object. Blocks."""
+        """Return the current entries of objects, with None for missing ones. Blocks."""
 
         def head(one: Entry) -> Entry | None:
             try:
@@ -454,13 +467,13 @@ class RemoteStore:
             return replace(found, store=one.store)
 
         if all(self._locations[one.store].scheme == "file" for one in named):
-            return list(map(head, named))  # which takes less time than a thread
+            return list(map(head, named))  # faster than a thread
         return ConcurrentCalls(
             [partial(head, one) for one in named], _CONCURRENT_HEADS
         ).results()
 
     def _is_new(self, key: str, number: int) -> bool:
-        """Whether no earlier URL lists the key; of several fields, the placeholders decide whose key it is."""
+        """Whether no earlier URL lists the key. With several fields, placeholders decide."""
         if self.source.fields:
             return True
         identity = self._clients[number].identity
@@ -485,14 +498,17 @@ class RemoteStore:
 
 
 def _head_of_named_object(backend: Backend, key: str) -> Entry:
-    """Return the entry of the object of a URL; its refusal counts as one of the whole store."""
+    """Return the entry of the object that a URL names.
+
+    Its refusal counts as one of the whole store.
+    """
     try:
         return backend.head(key)
     except (TransientStoreError, ObjectMissingError, UnsupportedKeyError):
         raise
     except AccessError as error:
         raise CredentialsError(str(error)) from None
-    except StoreError as error:  # an answer to HEAD has no body to explain it
+    except StoreError as error:  # answers to HEAD have no body with an explanation
         raise CredentialsError(
             f"{error}, as it does where credentials have expired", code="GC205"
         ) from None
@@ -509,21 +525,21 @@ def open_store(
     retries_forever: Callable[[TransientStoreError], bool] | None = None,
     meter: ReadMeter | None = None,
 ) -> RemoteStore:
-    """Return the store that holds the objects of a source, without a request yet.
+    """Return the store of a source, without a request yet.
 
     Args:
         source: URLs, storage options and client.
-        concurrency: reads in flight.
-        timeout_seconds: without progress, after which a read or listing is given up.
-        on_retry: called with every failure that is retried, in the thread of the failure.
-        on_bytes: called with the size of every successful read.
-        without_credentials: if there are no credentials, raise at the first request.
-        retries_forever: whether a failure is retried without end; see `RetryPolicy`.
-        meter: books every attempt at a read before it begins.
+        concurrency: Number of reads in flight.
+        timeout_seconds: Time without progress after which a read or a listing is given up.
+        on_retry: Called with every failure that is retried, in the thread of the failure.
+        on_bytes: Called with the size of every successful read.
+        without_credentials: Without credentials, raise at the first request rather than now.
+        retries_forever: Tells whether a failure is retried without end; see `RetryPolicy`.
+        meter: Books every attempt at a read before it starts.
 
     Raises:
-        ConfigError: a URL or option that no client understands.
-        CredentialsError: there are no credentials.
+        ConfigError: No client understands a URL or an option.
+        CredentialsError: No credentials were found.
     """
     clients: dict[tuple[object, ...], RenewableBackend] = {}
     opened: list[tuple[Location, RenewableBackend]] = []
@@ -537,7 +553,7 @@ def open_store(
                 without_credentials=without_credentials,
                 timeout_seconds=timeout_seconds,
             )
-            # A file system of fsspec's may have keys of its own.
+            # Custom file systems of fsspec may have keys of their own.
             location = getattr(client.backend, "location", location)
         opened.append((location, clients[key]))
     retries = RetryPolicy(timeout_seconds, on_retry, retries_forever)
@@ -548,7 +564,7 @@ def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[obj
     if location.scheme == "file" and source.client != "fsspec":
         return ("file",)
     if location.scheme in SSH_SCHEMES:
-        return tuple(url.split("/", 3)[:3])  # the host, with the user
+        return tuple(url.split("/", 3)[:3])  # host and user
     if location.scheme in BUCKET_SCHEMES:
         is_web_key = location.scheme in WEB_SCHEMES and location.is_key
         return (location.root, location.userinfo, location.signed_key, is_web_key)
@@ -557,7 +573,10 @@ def _client_key(location: Location, url: str, source: SourceConfig) -> tuple[obj
 
 @dataclass(slots=True)
 class ClientSettings:
-    """Arguments of all clients; ``source.storage_options`` may change while the store is in use."""
+    """Arguments of all clients.
+
+    ``source.storage_options`` may change while the store is in use.
+    """
 
     source: SourceConfig
     concurrency: int
@@ -565,7 +584,10 @@ class ClientSettings:
 
 
 def _open_backend(location: Location, url: str, settings: ClientSettings) -> Backend:
-    """Open the client of a URL; imports it here, because a sampler needs one of four."""
+    """Open the client of a URL.
+
+    The import is here, because a sampler needs one client of four.
+    """
     source, timeout_seconds = settings.source, settings.timeout_seconds
 
     def opened_by_fsspec() -> Backend:

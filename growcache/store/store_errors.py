@@ -1,4 +1,4 @@
-"""Turn a client library's exception into an error whose one line says what to do. Pure."""
+"""Turn a client library's exception into a one-line error that says what to do. Pure."""
 
 from __future__ import annotations
 
@@ -83,24 +83,24 @@ _THROTTLING_CODES = frozenset({"SlowDown", "RequestTimeout"})
 
 
 class UnsupportedKeyError(StoreError):
-    """A key that is legal in the store but not for the client."""
+    """A key that the store allows, but the client does not."""
 
     code: ErrorCode = "GC216"
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    kind: str  # the client's name of the failure, as a last resort
-    status: int | None = None  # of HTTP; None where no answer came
-    code: str = ""  # as in S3's <Code>; or the reason that the chain of credentials gives
-    cause: str = ""  # in plain words, why there was no answer
-    region: str = ""  # of the bucket, if the store names it
+    kind: str  # the client's name for the failure, as a last resort
+    status: int | None = None  # of HTTP; None without an answer
+    code: str = ""  # such as S3's <Code>, or the reason from the chain of credentials
+    cause: str = ""  # why no answer came, in plain words
+    region: str = ""  # of the bucket, if the store tells it
     address: str = ""  # host and port of the request
-    retry_after: float = 0.0  # seconds, as the header says; obstore does not show it
+    retry_after: float = 0.0  # seconds, from the header; obstore does not show it
 
 
 def read_obstore_error(error: Exception) -> FailedRequest:
-    """Reduce an obstore error. Its text may hold signed URLs, so it is never shown."""
+    """Reduce an obstore error. Its text is never shown, because it may have signed URLs."""
     text = str(error)
     found = _STATUS_PATTERN.search(text)
     status = int(found[1] or found[2]) if found else None
@@ -119,9 +119,10 @@ def read_obstore_error(error: Exception) -> FailedRequest:
 
 
 def store_error(answer: FailedRequest, root: str, key: str, option: str = "") -> StoreError:
-    """Return the error of growcache for an answer.
+    """Return growcache's error for an answer.
 
-    Without a decisive code of the store, a refusal is about the key, and `retries.StoreProbe` decides.
+    Without a decisive code from the store, a refusal counts as one of the key, and
+    `retries.StoreProbe` decides.
     """
     where = f"{root}{key}"
     store = root.rstrip("/")
@@ -183,7 +184,7 @@ def _transient_error(text: str, answer: FailedRequest) -> TransientStoreError:
 def _access_error(
     answer: FailedRequest, store: str, where: str, said: str
 ) -> AccessError | None:
-    # The answer about one key may not apply to the others.
+    # The answer about one key may not apply to others.
     kind: type[AccessError] = AccessError if where else CredentialsError
     if answer.code in _WRONG_KEY_CODES:
         kind, where = CredentialsError, ""
@@ -234,7 +235,7 @@ _CAUSES_BY_ERRNO = {
     errno.EHOSTUNREACH: "no route to host",
     errno.ENETUNREACH: "network unreachable",
 }
-_MOST_CAUSES = 8  # causes of causes
+_MOST_CAUSES = 8  # in a chain of causes
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:
@@ -253,7 +254,7 @@ def credentials_failure(error: BaseException) -> str | None:
     return None
 
 
-# Raised by botocore, google-auth and azure-identity before any request.
+# botocore, google-auth and azure-identity raise these before any request.
 _CREDENTIALS_EXCEPTIONS = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
      "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "SSOError",
@@ -293,13 +294,13 @@ def _address_of_error(error: BaseException) -> str:
 
 
 def read_fsspec_error(error: BaseException) -> FailedRequest:
-    """Reduce an exception of an fsspec client; s3fs keeps botocore's as the cause."""
+    """Reduce an exception of an fsspec client. s3fs has botocore's as its cause."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     if isinstance(response, Mapping):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(response.get("Error", {}).get("Code", ""))
         region = str(response.get("Error", {}).get("Region", ""))
-        if code.isdigit():  # answers to HEAD have no body, so no word
+        if code.isdigit():  # answers to HEAD have no body, and so no word
             status, code = int(code), ""
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         after = retry_after_seconds(headers)
@@ -313,7 +314,7 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
             return FailedRequest(type(error).__name__, status, retry_after=after)
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and cause and is_client_error(cause):
-        # fsspec's HTTP calls any failure of HEAD and GET "not found".
+        # fsspec's HTTP client calls any failure of HEAD and GET "not found".
         return read_fsspec_error(cause)
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         return FailedRequest(type(error).__name__, 404)
@@ -328,9 +329,10 @@ def read_fsspec_error(error: BaseException) -> FailedRequest:
 
 
 def retry_after_seconds(headers: object) -> float:
-    """Return what a Retry-After header asks for in seconds; 0 without one.
+    """Return the seconds that a Retry-After header asks for, or 0 without one.
 
-    A date counts from the answer's own Date, because clocks differ. No wait is longer than five minutes.
+    A date is relative to the answer's own Date, because clocks differ. No wait is longer than
+    five minutes.
 
     >>> retry_after_seconds({"retry-after": "3"}), retry_after_seconds({"Retry-After": "soon"})
     (3.0, 0.0)

@@ -1,4 +1,4 @@
-"""What tables of labels and manifests share: JSON lines, and errors that name the setting."""
+"""Code that tables of labels and manifests share: JSON lines, and errors that name the setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from growcache.store.urls import redact
 
 
 def json_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line that is not blank, from 1, and its object."""
+    """Yield the number, from 1, and the object of each line that is not blank."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -28,7 +28,7 @@ def json_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @contextmanager
 def errors_of_setting(setting: str, url: str) -> Iterator[None]:
-    """Name the setting in errors about the table that it names; what is wrong with the table is the user's."""
+    """Name the setting in errors about its table, because a wrong table is the user's error."""
     try:
         yield
     except StoreError as error:

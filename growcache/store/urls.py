@@ -13,7 +13,7 @@ from growcache.errors import ConfigError
 from growcache.schema import is_utf8
 from growcache.secrecy import query_without_secrets, without_userinfo
 
-# Stores whose keys follow a bucket, container or host.
+# Schemes whose keys follow a bucket, container or host.
 BUCKET_SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"}
 )
@@ -21,13 +21,13 @@ S3_SCHEMES = frozenset({"s3", "s3a"})
 WEB_SCHEMES = frozenset({"http", "https"})
 SSH_SCHEMES = frozenset({"sftp", "ssh"})
 LOCAL_SCHEMES = frozenset({"file", "local"})
-# With other schemes the text before an @ is public.
+# With other schemes the text before an @ is not secret.
 _SCHEMES_WITHOUT_USER = frozenset({"s3", "s3a", "gs", "gcs"})
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
 _QUERY = re.compile(r"(https?://[^?]*)\?.*")
 WILDCARD = re.compile(r"[*?\[]")
-# A "?" of a web address starts its query, so it is no wildcard there.
+# In a web address "?" starts the query, so it is not a wildcard.
 _WEB_WILDCARD = re.compile(r"[*\[]")
 
 
@@ -35,20 +35,20 @@ _WEB_WILDCARD = re.compile(r"[*\[]")
 class Location:
     url: str  # as typed, without user name and password
     scheme: str  # "file" for plain paths
-    bucket: str  # bucket, container or host (of SSH_SCHEMES without its user); empty: none
-    # Key, glob, or (ending with /) the folder whose whole content is meant; of a signed web
-    # address without its signature.
+    bucket: str  # bucket, container or host (of SSH_SCHEMES without its user), or empty
+    # Key, glob, or (ending with /) a folder with all of its content. Of a signed web address,
+    # without the signature.
     pattern: str
     userinfo: str = field(default="", repr=False)  # of a web address, user:password@
-    # The key that is requested in place of `pattern`, where the address is signed.
+    # The key that is requested instead of `pattern` if the address is signed.
     signed_key: str = field(default="", repr=False)
 
     @property
     def root(self) -> str:
-        """The prefix of keys in messages, as in ``s3://bucket/``."""
+        """The prefix of keys in messages, such as ``s3://bucket/``."""
         if self.scheme in LOCAL_SCHEMES:
             return ""
-        if self.scheme in SSH_SCHEMES:  # whose keys are absolute paths, as on this machine
+        if self.scheme in SSH_SCHEMES:  # their keys are absolute paths, as on this machine
             return f"{self.scheme}://{self.bucket}"
         return f"{self.scheme}://{self.bucket}/" if self.bucket else f"{self.scheme}://"
 
@@ -62,20 +62,24 @@ class Location:
 
     @property
     def prefix(self) -> str:
-        """The deepest folder that holds every match: empty, or ending with ``/``."""
+        """The deepest folder that has every match: empty, or ending with ``/``."""
         found = self._wildcard.search(self.pattern)
         fixed = self.pattern[: found.start()] if found else self.pattern
         return fixed[: fixed.rfind("/") + 1]
 
     @property
     def depth(self) -> int | None:
-        """The most levels of a match below `prefix`; None without a limit."""
+        """Largest number of levels of a match below `prefix`; None without a limit."""
         rest = self.pattern.removeprefix(self.prefix)
         return None if not rest or "**" in rest else rest.count("/") + 1
 
     @cached_property
     def matches(self) -> Callable[[str], bool]:
-        """The test of a key; ConfigError if a glob in a chain of file systems is malformed."""
+        """Return the test of a key.
+
+        Raises:
+            ConfigError: A glob in a chain of file systems is malformed.
+        """
         if not self.is_glob:
             pattern = self.pattern
             return lambda key: (
@@ -110,7 +114,7 @@ def _parse_url(url: str) -> Location:
             code="GC111",
         )
     found = _SCHEME.match(url)
-    if "::" in url:  # chained file systems keep the whole address, fsspec unravels it
+    if "::" in url:  # chained file systems keep the whole address, which fsspec parses
         return Location(shown, "chain", "", url)
     if found is None or found[1].lower() in LOCAL_SCHEMES:
         path = url[found.end() :] if found else url
@@ -143,7 +147,7 @@ def _parse_url(url: str) -> Location:
 
 
 def _refuse_unquoted(host: str, shown: str) -> None:
-    """Refuse a port that is not a number, because the password has an unquoted slash."""
+    """Refuse a port that is not a number, because it is part of a password with an unquoted slash."""
     port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
     if port and not port.isdigit():
         raise ConfigError(
@@ -165,14 +169,15 @@ def _without_signature(location: Location) -> Location:
 
 
 def redact(url: str) -> str:
-    """Return the URL without user name and password, and without a query."""
+    """Return the URL without user name, password and query."""
     return "::".join(_QUERY.sub(r"\1?…", part) for part in without_userinfo(url).split("::"))
 
 
 def translate_glob(pattern: str) -> str:
-    """Return a glob, in fsspec's meaning, as a regular expression over whole keys.
+    """Return a glob, as fsspec defines it, as a regular expression for whole keys.
 
-    It is written out here because importing fsspec costs a sampler more than all its other imports together.
+    fsspec is not used, because importing it costs a sampler more than all its other imports
+    together.
 
     >>> bool(re.match(translate_glob("a/**/*.npy"), "a/b/c/x.npy"))
     True
@@ -238,8 +243,8 @@ def _absolute_path(path: str) -> str:
 class UrlTemplate:
     """A URL such as ``s3://b/train_x_{k}.npy``.
 
-    A placeholder is a part of a name, the same one wherever it occurs, so a key and the values of all placeholders
-    determine each other.
+    A placeholder is a part of a name, and is the same wherever it occurs. So a key and the
+    values of all placeholders determine each other.
     """
 
     folder: str
@@ -260,7 +265,10 @@ class UrlTemplate:
 
     @property
     def literal_characters(self) -> int:
-        """Fixed characters of a key; of two templates that match, the one with more wins."""
+        """Number of fixed characters of a key.
+
+        If two templates match, the one with more wins.
+        """
         return len(PLACEHOLDER.sub("", self.rest))
 
     def values(self, key: str) -> tuple[str, ...] | None:
@@ -299,12 +307,12 @@ def is_unsupported_key(key: str) -> bool:
 
 
 _AFTER_SLASH = chr(ord("/") + 1)
-_LAST_CHARACTER = "~"  # sorts behind the first characters of names in ASCII
+_LAST_CHARACTER = "~"  # sorts after the first characters of ASCII names
 
 
 @dataclass(frozen=True, slots=True)
 class _GlobComponent:
-    head: str  # the beginning of all its matches
+    head: str  # prefix of all matches
     exact: bool
     any_depth: bool
     matches: Callable[[str], object]
@@ -317,7 +325,7 @@ class MatchSeeker:
         self._levels = [_glob_component(part) for part in pattern.split("/")] if is_glob else []
 
     def seek(self, key: str) -> str | None:
-        """Return a bound below which no key from ``key`` on matches; None if none follows at all.
+        """Return a bound below which no key from ``key`` on matches, or None if no match follows.
 
         >>> seeker = MatchSeeker("a/*/b_*.npy", is_glob=True)
         >>> seeker.seek(""), seeker.seek("a/x/a_1"), seeker.seek("a/x/c"), seeker.seek("b")
@@ -357,7 +365,7 @@ def _glob_component(part: str) -> _GlobComponent:
 
 
 def key_before(key: str) -> str | None:
-    """Return a name shortly before a key, to list from the key on; None from the start.
+    """Return a name shortly before a key, from which to list; None means the start.
 
     >>> key_before("a/x0"), key_before("a/x/b_"), key_before("a/ "), key_before("a/")
     ('a/x/~', 'a/x/b^~', 'a', 'a')
