@@ -15,11 +15,13 @@ from tests.matrix.registry import all_cases, run_case_number
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference/matrix.md"
 PROCESSES = 2
-HEAD = """# What libraries write, and what a sample of it is
+HEAD = """# What libraries write
 
-`python -m tests.matrix` wrote this page: {count} cases. In each, a library writes a few files, a service fills a
-cache with all of their samples, and each sample equals what the library itself reads at its origin, by value
-and dtype.
+This page lists files of common libraries, and the sample that growcache makes of each. `python -m tests.matrix` wrote
+it: {count} cases.
+
+In each case a library writes a few files, and a service caches all of their samples. Each sample equals the data that
+the library reads at its origin, by value and dtype.
 """
 
 
