@@ -163,7 +163,7 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def measured(results: Mapping[str, Results]) -> str:
     """Return the part of the page that has the figures."""
-    parts = [about(results), "## What must be shown", verdicts(results)]
+    parts = [about(results), "## Goals", verdicts(results)]
     for case, found in results.items():
         step = float(found.about["step_seconds"])
         parts += [
@@ -171,7 +171,7 @@ def measured(results: Mapping[str, Results]) -> str:
             f"{sizes(found.about)} {proven(found)}",
             "The main thread looks at one element of each batch and asks for the next:",
             table(IDLE, idle_rows(found)),
-            f"It computes in pure Python for {number(step * 1e3)} ms between two batches:",
+            f"The main thread computes in pure Python for {number(step * 1e3)} ms between two batches:",
             table(STEPS, step_rows(found, step)),
             *missing(found),
             "<details><summary>All settings that were tried, in short trials</summary>",
@@ -218,7 +218,7 @@ def proven(found: Results) -> str:
     """Return how many contestants were seen to deliver a whole epoch, byte for byte."""
     playing = {r["contestant"] for r in found.rounds}
     shown = {r["contestant"] for r in found.rounds if r.get("digest") is not None}
-    return f"A whole epoch was proven of {len(shown)} of {len(playing)} contestants."
+    return f"{len(shown)} of {len(playing)} contestants provably delivered a whole epoch."
 
 
 def missing(found: Results) -> list[str]:

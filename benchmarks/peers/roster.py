@@ -61,9 +61,8 @@ CONTESTANTS = {
             OWN,
             {how: {"gather": how} for how in ("thread", "process")},
             ("growcache", "torch", "numpy"),
-            "`EpochLoader` of `growcache.torch` over a tfrecord cache, with `gather` said by "
-            "hand, because the default decides between these two by measuring for some seconds, "
-            "which is longer than a round; all else as it comes",
+            "`EpochLoader` of `growcache.torch` over a tfrecord cache, with defaults except "
+            "`gather`. The default `gather` measures for some seconds, longer than a round",
         ),
         Contestant(
             "memcpy",
@@ -71,8 +70,8 @@ CONTESTANTS = {
             OWN,
             WHOLE,
             ("numpy",),
-            "the limit for large samples: rows of an array in memory, copied one by one into "
-            "eight buffers in turns (a single one would stay in the CPU's cache)",
+            "the limit for large samples. It copies rows of an array in memory, one by one, "
+            "into eight buffers in turns",
             limit=True,
         ),
         Contestant(
@@ -81,9 +80,9 @@ CONTESTANTS = {
             OWN,
             WHOLE,
             ("numpy",),
-            "the same into a single buffer, which stays in the CPU's cache: what a loader can "
-            "reach that makes a batch in the loop's own thread, only when it is asked for, in "
-            "the memory of the one before; nothing that has a batch ready beforehand can",
+            "the same into a single buffer, which stays in the CPU's cache. It is the limit for "
+            "a loader that makes each batch on demand, in the memory of the last one. A loader "
+            "that reads ahead cannot reach it",
             limit=True,
         ),
         Contestant(
@@ -96,9 +95,9 @@ CONTESTANTS = {
                 "torch, 2 threads": {"how": "torch", "threads": 2},
             },
             ("numpy", "torch"),
-            "the limit for small samples: one `np.take` or `torch.index_select` per batch out "
-            "of an array in memory into the same eight buffers (of samples that differ in "
-            "size, one `np.concatenate`)",
+            "the limit for small samples. It makes one `np.take` or `torch.index_select` per "
+            "batch out of an array in memory into the same eight buffers. For samples that "
+            "differ in size, it makes one `np.concatenate`",
             limit=True,
             shaped=("torch, 1 thread", "torch, 2 threads"),
         ),
@@ -108,8 +107,8 @@ CONTESTANTS = {
             OWN,
             _rows_and_batches(),
             ("torch", "numpy"),
-            "`torch.utils.data.DataLoader` over one `np.load(mmap_mode='r')`; the data set "
-            "gives rows, or whole batches by `__getitems__` (one take); persistent workers",
+            "`torch.utils.data.DataLoader` over one `np.load(mmap_mode='r')`. The data set "
+            "gives rows, or whole batches by `__getitems__` (one take). Workers are persistent",
         ),
         Contestant(
             "dataloader_files",
@@ -117,8 +116,8 @@ CONTESTANTS = {
             OWN,
             WORKERS,
             ("torch", "numpy"),
-            "a file per sample, read by `np.fromfile`, which parses no header; persistent "
-            "workers",
+            "a file per sample, read by `np.fromfile`, which parses no header. Workers are "
+            "persistent",
         ),
         Contestant(
             "mosaicml",
@@ -126,8 +125,8 @@ CONTESTANTS = {
             "mosaicml",
             WORKERS,
             ("mosaicml-streaming", "torch"),
-            "`bytes` columns, the cheapest to decode, uncompressed shards of 64 MB; a batch "
-            "is put together by one `np.stack`",
+            "`bytes` columns, the cheapest to decode, in uncompressed shards of 64 MB. One "
+            "`np.stack` makes a batch",
         ),
         Contestant(
             "litdata",
@@ -135,8 +134,8 @@ CONTESTANTS = {
             "libraries",
             WORKERS,
             ("litdata", "torch"),
-            "`bytes` leaves, uncompressed chunks of 64 MB, mapped in place (its default); a "
-            "batch is put together by one `np.stack`",
+            "`bytes` leaves in uncompressed chunks of 64 MB, mapped in place (its default). One "
+            "`np.stack` makes a batch",
         ),
         Contestant(
             "webdataset",
@@ -144,8 +143,8 @@ CONTESTANTS = {
             "libraries",
             WORKERS,
             ("webdataset", "torch"),
-            "raw bytes in plain tar files, batched before the loader; shuffles by a buffer of "
-            "an eighth of the samples",
+            "raw bytes in plain tar files, batched before the loader. It shuffles by a buffer "
+            "of an eighth of the samples",
         ),
         Contestant(
             "tfrecord",
@@ -153,7 +152,7 @@ CONTESTANTS = {
             "libraries",
             WORKERS,
             ("tfrecord", "torch"),
-            "bytes features with index files; shuffles by a queue of an eighth of the samples",
+            "bytes features with index files. It shuffles by a queue of an eighth of the samples",
         ),
         Contestant(
             "tfdata",
@@ -165,9 +164,9 @@ CONTESTANTS = {
                 "2 calls, private pool": {"calls": 2, "pool": 2},
             },
             ("tensorflow-cpu",),
-            "`TFRecordDataset` interleaved, not deterministic, batched and then parsed by one "
-            "vectorised `parse_example` and `decode_raw`, prefetched; shuffles by a buffer of "
-            "an eighth of the samples",
+            "`TFRecordDataset`, interleaved, not deterministic, prefetched. Batches are parsed "
+            "by one vectorised `parse_example` and `decode_raw`. It shuffles by a buffer of an "
+            "eighth of the samples",
         ),
         Contestant(
             "huggingface",
@@ -175,8 +174,8 @@ CONTESTANTS = {
             "libraries",
             WORKERS | {"torch format": {"workers": 0, "as_torch": True}},
             ("datasets", "pyarrow", "torch"),
-            "`with_format('arrow')`, a whole batch by one call whose one contiguous column "
-            "is viewed as an array; format torch is tried, too, where all have one shape",
+            "`with_format('arrow')`. One call gives a whole batch, whose contiguous column is "
+            "viewed as an array. Format torch is tried, too, if all samples have one shape",
             shaped=("torch format",),
         ),
         Contestant(
@@ -192,7 +191,7 @@ CONTESTANTS = {
             },
             ("grain", "array-record"),
             "ArrayRecord with groups of one, uncompressed, as its guide says for random "
-            "access; a batch is put together by one `np.stack`",
+            "access. One `np.stack` makes a batch",
         ),
         Contestant(
             "tensordicts",
@@ -209,8 +208,8 @@ CONTESTANTS = {
             "libraries",
             WORKERS,
             ("lmdb", "torch"),
-            "one environment without locks; a batch in one transaction, "
-            "values copied straight from the map (`buffers=True`) into the batch",
+            "one environment without locks, and one transaction per batch. Values are copied "
+            "straight from the map (`buffers=True`) into the batch",
         ),
     )
 }

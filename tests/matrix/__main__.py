@@ -21,7 +21,8 @@ This page lists files of common libraries, and the sample that growcache makes o
 it: {count} cases.
 
 In each case a library writes a few files, and a service caches all of their samples. Each sample equals the data that
-the library reads at its origin, by value and dtype.
+the library reads at its origin, by value and dtype. A result has the number of samples and their fields, or *refused*
+and the advice of the error.
 """
 
 
