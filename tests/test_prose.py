@@ -22,7 +22,6 @@ PAGES = [
 # Until they are rewritten.
 OLD = [
     DOCS / "reference/errors.md",
-    DOCS / "reference/loader_benchmarks.md",
 ]
 # Each with a better choice.
 BANNED = {
@@ -62,9 +61,7 @@ def help_texts() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    pages = {
-        str(page.relative_to(ROOT)): prose_of(page) for page in PAGES if page not in OLD
-    }
+    pages = {str(page.relative_to(ROOT)): prose_of(page) for page in PAGES if page not in OLD}
     return pages | help_texts() | {TEMPLATE.name: TEMPLATE.read_text(encoding="utf-8")}
 
 
