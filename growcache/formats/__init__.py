@@ -1,7 +1,7 @@
-"""The table of object formats, and how the format of a source is opened.
+"""The table of object formats, and functions that open the format of a source.
 
-A module is imported when a source needs it, so a sampler imports only what it reads.
-docs/reference/formats.md describes the options.
+Each module is imported when a source needs it, so a sampler imports only the formats that it
+reads. docs/reference/formats.md describes the options.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ FORMATS: dict[str, str] = {
     "tiff": "tiff",
     "zarr": "zarr",
 }
-COMPRESSIBLE = ("jsonl", "nifti", "tar", "tfrecord")  # have the option compression
-_DECODABLE = ("bytes", "lmdb", "tar", "tfrecord")  # have an option decode that names user code
+COMPRESSIBLE = ("jsonl", "nifti", "tar", "tfrecord")  # formats with the option compression
+# Formats whose option decode can name user code.
+_DECODABLE = ("bytes", "lmdb", "tar", "tfrecord")
 
 
 def open_format(
     name: str, options: Mapping[str, Any], urls: Sequence[str] = ()
 ) -> ObjectFormat:
-    """Return the format of a source; the endings of ``urls`` may name a compression."""
+    """Return a format by its name. The endings of ``urls`` may name a compression.
+
+    Raises:
+        ConfigError: The name is unknown, or an option is not valid.
+    """
     if is_user_format(name):
         from growcache.formats.user import open_user
 
@@ -80,7 +85,7 @@ def _open_compressible(
 
 
 def names_decide(source: SourceConfig) -> bool:
-    """Whether each object's name says if it is compressed, and so read whole."""
+    """Whether an object's name tells that it is compressed and therefore read whole."""
     if source.format not in COMPRESSIBLE or source.fields or source.dataset is not None:
         return False
     from growcache.formats.compressed import INFERRED, compression_option
@@ -137,7 +142,7 @@ def is_user_format(name: str) -> bool:
 
 
 def check_source(source: SourceConfig) -> None:
-    """Refuse what can be seen to be wrong without running any code of the user's."""
+    """Refuse a wrong format or option, as far as no user code has to run for that."""
     if not any(_runs_user_code(*one) for one in source.formats):
         open_source(source)
 

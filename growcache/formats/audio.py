@@ -1,4 +1,4 @@
-"""Audio: WAV by byte range, FLAC and what else libsndfile reads whole. soundfile decodes it."""
+"""Audio by soundfile: WAV by byte range, and FLAC and other files of libsndfile whole."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _OPTIONS = ("window", "stride", "edge", "phase", "dtype", "rate", "read")
 _DTYPES = ("float32", "int16", "int32", "float64")
 _WHOLE_SUFFIXES = (".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf")
 _PROBE_BYTES = 1 << 12
-_MOST_RATE = (1 << 31) - 1  # that libsndfile knows
+_MOST_RATE = (1 << 31) - 1  # largest in libsndfile
 _MOST_CHUNKS = 64  # before the samples
 _KEPT_BYTES, _LAYOUT_BYTES = 1 << 22, 400
 _CHUNK = struct.Struct("<4sI")
 _FORMAT = struct.Struct("<HHIIHH")  # tag, channels, rate, bytes per second and per frame, bits
 _EXTENSIBLE = 0xFFFE
-_UNKNOWN_SIZE = (0, 0xFFFFFFFF)  # of samples that were streamed, or of a file above 4 GB
+_UNKNOWN_SIZE = (0, 0xFFFFFFFF)  # size of streamed samples, or in a file above 4 GB
 _SUBTYPES = {
     (1, 8): "PCM_U8", (1, 16): "PCM_16", (1, 24): "PCM_24", (1, 32): "PCM_32",
     (3, 32): "FLOAT", (3, 64): "DOUBLE", (6, 8): "ALAW", (7, 8): "ULAW",
@@ -52,7 +52,7 @@ _USE_WHOLE = "set read: whole in source.options"
 
 @dataclass(frozen=True, slots=True)
 class WavLayout(ArrayLayout):
-    """Bytes of frames, [frames, bytes of a frame]."""
+    """Layout of a WAV file's frames: [frames, bytes of a frame]."""
 
     subtype: str = ""
     channels: int = 1
@@ -74,7 +74,7 @@ class WavLayout(ArrayLayout):
 
 
 async def read_wav_layout(reader: ObjectReader) -> WavLayout:
-    """Go from chunk to chunk until the samples are found."""
+    """Read chunk after chunk until the samples are found."""
     entry = reader.entry
     head, start = bytes(memoryview(await reader.read(0, _PROBE_BYTES))), 0
     if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
@@ -162,7 +162,7 @@ class WavWindowsFormat(ContiguousFormat):
             frames = sample["x"]
             assert isinstance(frames, np.ndarray)
             values = layout.decoded(frames, self._dtype)
-            values[stop - start :] = 0  # bytes of zero are not silence in every encoding
+            values[stop - start :] = 0  # zero bytes are not silence in every encoding
             rows.append(({"x": values}, start, stop))
         return rows
 

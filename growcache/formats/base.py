@@ -1,6 +1,6 @@
-"""The contract of object formats, and the checks of their options.
+"""The contract of object formats, and checks of their options.
 
-Formats raise FormatError because of an object, and ConfigError because of an option.
+Formats raise FormatError for a wrong object, and ConfigError for a wrong option.
 """
 
 from __future__ import annotations
@@ -28,75 +28,104 @@ SamplesWithOrigins: TypeAlias = list[tuple[Sample, int, int]]
 
 T = TypeVar("T")
 
-MOST_VISIT_BYTES = 1_000_000_000  # bytes; what a sampler may use for a group of shards
-MOST_VISIT_SAMPLES = 4_000_000  # of a visit: 300 bytes each, whatever they hold
-MOST_UNWRITTEN_BYTES = 1 << 28  # of fill values, of a chunk that was never written
-_FREE_DECODED_BYTES = 1 << 25  # bytes of an object that stores next to nothing
-DEFLATE_RATIO = 1100  # the ratio of deflate is 1032 at most
-RUN_LENGTH_RATIO = 1 << 15  # that of zstd and blosc, where one value is repeated
+MOST_VISIT_BYTES = 1_000_000_000  # as much as a sampler may use for a group of shards
+MOST_VISIT_SAMPLES = 4_000_000  # of a visit; each takes 300 bytes, whatever its content
+MOST_UNWRITTEN_BYTES = 1 << 28  # of fill values in a chunk that was never written
+_FREE_DECODED_BYTES = 1 << 25  # decoded bytes that any object may have, however small it is
+DEFLATE_RATIO = 1100  # above the 1032 that deflate reaches
+RUN_LENGTH_RATIO = 1 << 15  # of zstd and blosc for one repeated value
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The samples of an object that one visit yields."""
+    """The samples of an object that one visit yields.
 
-    part: int  # which of the ``parts`` contiguous shares
-    parts: int  # into how many the object is divided
-    round: int  # the pass of the permutation; with ``seed``, part of every random choice
-    seed: int  # of the cache
-    take: int | None = None  # the number of random samples of the part; None: all of them
-    key: str | None = None  # that random choices go by; None: the object's own
-    # of its samples, ascending, where another object says them; None: those of the part
+    Attributes:
+        part: Number of the visited part, from 0.
+        parts: Number of contiguous parts of the object.
+        round: Pass of the permutation. Together with ``seed``, it is part of every random
+            choice.
+        seed: Seed of the cache.
+        take: Number of random samples to take from the part; None takes all.
+        key: Key for random choices; None means the object's own.
+        ordinals: Numbers of the samples in the object, ascending, if another object determines
+            them; None takes those of the part.
+    """
+
+    part: int
+    parts: int
+    round: int
+    seed: int
+    take: int | None = None
+    key: str | None = None
     ordinals: Sequence[int] | None = None
 
     def chosen_by(self, key: str) -> str:
         return key if self.key is None else self.key
 
     def given(self, samples: int) -> Sequence[int] | None:
-        """Return the ordinals that another object dictates, those below ``samples``."""
+        """Return the ordinals below ``samples`` that another object determined, or None."""
         said = self.ordinals
         return None if said is None else said[: bisect_left(said, samples)]
 
 
 class ObjectReader(Protocol):
+    """One object, as a format reads it.
+
+    Attributes:
+        entry: Its key, size and version.
+        source: The configuration of its source.
+    """
+
     @property
     def entry(self) -> Entry: ...
 
     @property
     def source(self) -> SourceConfig: ...
 
-    async def read(self, start: int = 0, stop: int | None = None) -> Buffer: ...
+    async def read(self, start: int = 0, stop: int | None = None) -> Buffer:
+        """Return the bytes [start, stop) of the object, by default all; see `Store.read`."""
 
     async def find(self, key: str) -> ObjectReader:
-        """Return another object of the source, listed or not; see `Store.find`."""
+        """Return another object of the source, whether it is listed or not; see `Store.find`."""
 
 
 @runtime_checkable
 class JoinedReader(ObjectReader, Protocol):
-    """Stands for several joined objects."""
+    """The reader of several joined objects, which make samples together."""
 
     @property
     def partners(self) -> Sequence[ObjectReader]:
-        """The objects of the other fields, in their order."""
+        """The objects of the other fields, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How the size of an object and its number of samples are related."""
+    """The relation between the size of an object and its number of samples.
 
-    stride_bytes: float  # bytes from one sample to the next
-    # such that (size - overhead) / stride is the number of samples; negative where there are
-    # gaps between samples
+    Attributes:
+        stride_bytes: Bytes from one sample to the next.
+        overhead_bytes: Bytes such that (size - overhead_bytes) / stride_bytes is the number of
+            samples. It is negative if there are gaps between samples.
+        samples: Number of samples in this object; an estimate if only reading all bytes would
+            tell.
+        together: Number of samples that are worth one visit, unless the user sets it. These can
+            only be fetched together, or make a visit worth its request.
+        empty: Why the object has no sample, if known.
+    """
+
+    stride_bytes: float
     overhead_bytes: int
-    samples: int  # in this object; an estimate where only all of its bytes would tell
-    # the number of samples that are worth one visit, unless the user sets it: those that can only
-    # be fetched together, or those that make a visit worth its request
+    samples: int
     together: int = 1
-    empty: str | None = None  # why the object has no sample, where that is known
+    empty: str | None = None
 
 
 class PartlyReadError(FormatError):
-    """Some samples cannot be read: they are one hole, and ``found`` are the others."""
+    """Some samples of a visit cannot be read.
+
+    They form one hole, and ``found`` has the others.
+    """
 
     def __init__(self, why: str, found: SamplesWithOrigins) -> None:
         super().__init__(why)
@@ -104,49 +133,73 @@ class PartlyReadError(FormatError):
 
 
 class ObjectFormat:
-    """Turns an object's bytes into samples."""
+    """Base class of formats. A format turns the bytes of an object into samples.
 
-    ranged: bool = False  # parts are read by byte range; else each object whole, as one part
-    # Samples come from listed objects; else `endless_entry` stands for all of them, and its parts
-    # cannot be counted.
+    The methods are called in one event loop, for several objects concurrently.
+
+    Attributes:
+        ranged: Whether parts are read by byte range. Otherwise each object is read whole, as
+            one part.
+        listed: Whether samples come from listed objects. Otherwise `endless_entry` represents
+            all of them, and its parts cannot be counted.
+        header_first: Whether the header is read first, because it has the places of samples.
+            The two requests, for the header and a sample, take as long as fetching a small
+            object whole.
+        code_digest: Digest of the user code that the format runs, which is part of the
+            fingerprint; None without user code.
+        says_ordinals: Whether `ordinals` determines the samples of a visit, also for joined
+            objects. It does if the order in storage differs from that of the numbers, or if
+            samples share chunks.
+    """
+
+    ranged: bool = False
     listed: bool = True
-    # The header is read first, because it says where samples are. The two requests, of the header
-    # and of a sample, take as long as fetching a small object whole.
     header_first: bool = False
-    code_digest: CodeDigest | None = (
-        None  # of the user's code that it runs; part of the fingerprint
-    )
-    # Neighbours in storage are not those in number, or lie in chunks: `ordinals` says which a
-    # visit takes, also of the objects that are joined to it.
+    code_digest: CodeDigest | None = None
     says_ordinals: bool = False
 
     def reads_whole(self, entry: Entry) -> bool:
-        """Whether an object is one part, whatever its size; its name alone decides."""
+        """Whether the object is one part, whatever its size. Only its name decides."""
         return not self.ranged
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """Return the sizes of one object, by default of one sample."""
+        """Return the relation of size and samples for one object. By default it is one sample.
+
+        Raises:
+            FormatError: The object is not of this format.
+            StoreError: The object cannot be read.
+        """
         return Measure(float(reader.entry.size), 0, 1)
 
     def follow_fields(self, names: Collection[str]) -> None:
-        """Yield the fields of a cache that exists, where names or arrays are the format's choice."""
+        """Keep to the fields ``names`` of an existing cache, where the format chooses fields itself."""
 
     async def advice(self, reader: ObjectReader) -> str:
-        """Return a sentence if an object's values may not mean what the user takes them for."""
+        """Return advice if an object's values may not mean what the user expects, or else ""."""
         return ""
 
     async def ordinals(self, reader: ObjectReader, visit: Visit) -> Sequence[int]:
-        """Return the ordinals of a visit's samples in the object, ascending."""
+        """Return the numbers of a visit's samples in the object, ascending.
+
+        Formats with ``says_ordinals`` implement it.
+        """
         raise NotImplementedError
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """Return the samples of a visit, each with its origin [start, stop).
+        """Return the samples of a visit as (sample, start, stop).
 
-        Origins count rows, or unpacked bytes where the object has no rows. Arrays are
-        little-endian and in C order, and may be read-only views; other values are bytes and str.
+        [start, stop) is the origin in the object: rows, or unpacked bytes if the object has no
+        rows. Arrays are little-endian and in C order, and may be read-only views. Other values
+        are bytes and str.
+
+        Args:
+            reader: The object.
+            visit: The part to read, and the number of samples to take from it.
 
         Raises:
-            PartlyReadError: some of them cannot be read.
+            PartlyReadError: Some of the samples cannot be read.
+            FormatError: The object is not of this format, or is damaged.
+            StoreError: The object cannot be read.
         """
         raise NotImplementedError
 
@@ -181,9 +234,10 @@ async def read_whole(reader: ObjectReader) -> Buffer:
 
 
 def most_decoded_bytes(entry: Entry, ratio: int = DEFLATE_RATIO) -> int:
-    """No compression shrinks by more than ``ratio``.
+    """Return the most bytes that an object may decode to, if no compression exceeds ``ratio``.
 
-    A small object gets an allowance, because values never written take no room in an object.
+    Small objects get an allowance, because values that were never written take no room in an
+    object.
     """
     if entry.is_unwritten:
         return MOST_UNWRITTEN_BYTES
@@ -231,10 +285,10 @@ def bool_option(options: Mapping[str, Any], name: str) -> bool:
 
 
 def require_library(what: str, module: str, extra: str, name: str | None = None) -> None:
-    """Refuse a missing library without importing it."""
+    """Raise MissingLibraryError if a library is missing, without importing it."""
     try:
         found = importlib.util.find_spec(module) is not None
-    except ValueError:  # a program keeps it from being imported
+    except ValueError:  # the program prevents its import
         found = False
     if not found:
         raise MissingLibraryError(
@@ -254,11 +308,11 @@ def refuse_unknown_options(
             )
 
 
-SMALL_OBJECT_BYTES = 1 << 16  # bytes; a request takes about as long as it takes to send these
+SMALL_OBJECT_BYTES = 1 << 16  # a request takes about as long as the transfer of these
 
 
 async def measure_object(object_format: ObjectFormat, reader: ObjectReader) -> Measure:
-    """Return the sizes of one object; all samples of a small one are worth one visit."""
+    """Return the measure of one object. All samples of a small object are worth one visit."""
     measure = await object_format.measure(reader)
     if not object_format.header_first or _joined_size(reader) > SMALL_OBJECT_BYTES:
         return measure
@@ -292,7 +346,10 @@ def names_option(option: str, value: object, of: str = "names") -> tuple[str, ..
 def named_specs_option(
     option: str, value: object, such_as: str, make_spec: Callable[[str, Any], Spec]
 ) -> tuple[Spec, ...] | None:
-    """``make_spec(name, what)`` gets None for a name without a spec."""
+    """Return the specs in an option that is a list of names, or a mapping of names to specs.
+
+    ``make_spec(name, what)`` gets None for a name without a spec.
+    """
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -308,7 +365,7 @@ def named_specs_option(
     return tuple(make_spec(name, what) for name, what in value.items())
 
 
-ENDLESS_PARTS = 1 << 40  # parts of a source that is no list of objects: never all drawn
+ENDLESS_PARTS = 1 << 40  # parts of a source without listed objects: more than can be drawn
 
 
 def endless_entry(name: str) -> Entry:

@@ -1,4 +1,4 @@
-"""Byte ranges of an object: which of them a visit reads, and in how many requests."""
+"""Byte ranges of an object: those that a visit reads, and the number of requests for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FetchedObject:
         return self._data[start:stop]
 
 
-# Of a visit, or a record, because its decoded values are in memory, too.
+# Half a visit, because the decoded values are in memory, too.
 MOST_RECORD_BYTES = MOST_VISIT_BYTES // 2
 
 
@@ -57,10 +57,10 @@ class FetchedRanges(SeekableFile):
 
 
 class ReadAhead:
-    """Learns from the sizes of items how far to read beyond a block; no result depends on it.
+    """Learns from the sizes of items how far to read beyond a block. No result depends on it.
 
-    On average half an item is missing after a block, and one at most. To read more than the
-    longest item is useless. Where few items are that long, reading on now and then is cheaper.
+    On average half an item is missing after a block, and at most one. Reading more than the
+    longest item is useless. If few items are that long, reading on in some cases is cheaper.
     """
 
     def __init__(self, first: int, head: int, most: int) -> None:
@@ -80,20 +80,22 @@ class ReadAhead:
 
 
 async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; one needs no task of its own."""
+    """Return all results. A single one needs no task."""
     return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
-MOST_GAP_BYTES = 1 << 15  # bytes; reading so small a gap takes less time than another request
-MOST_SHARED_BYTES = 1 << 23  # bytes of a request that several ranges share
+MOST_GAP_BYTES = 1 << 15  # reading a smaller gap takes less time than another request
+MOST_SHARED_BYTES = 1 << 23  # of a request that several ranges share
 
 
 async def read_ranges(
     reader: ObjectReader, ranges: Sequence[tuple[int, int]]
 ) -> list[memoryview]:
-    """Return the bytes of each [start, stop); near ones are views of one request.
+    """Return the bytes of each [start, stop).
 
-    A gap is read along if it is small, or at most a sixteenth of them.
+    Ranges close to each other are views of one request.
+
+    The gap between two ranges is read if it is small, or at most a sixteenth of their bytes.
     """
     groups: list[_SharedRequest] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
@@ -122,7 +124,7 @@ class _SharedRequest:
     members: list[int] = field(default_factory=list)
 
     def joined(self, start: int, stop: int) -> bool:
-        """Add a range that begins no earlier than those before, if sharing the request pays."""
+        """Add a range that starts no earlier than the last one, if sharing the request pays off."""
         near = start - self.stop <= max(MOST_GAP_BYTES, (self.stop - self.start) // 16)
         if near and stop - self.start <= MOST_SHARED_BYTES:
             self.stop = max(self.stop, stop)

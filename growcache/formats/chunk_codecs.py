@@ -1,6 +1,6 @@
-"""Decode chunks of arrays of Zarr and HDF5.
+"""Decode chunks of Zarr and HDF5 arrays.
 
-Only the codecs that are named here are ever used, because some codecs of `numcodecs` unpickle.
+Only the codecs that are named here are used, because some codecs of `numcodecs` unpickle.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from growcache.errors import FormatError
 from growcache.schema import Array
 
 ChunkDecoder: TypeAlias = Callable[[memoryview], Array]
-_NEVER_WRITTEN = (1 << 64) - 1  # of a chunk that was never written
-MOST_GROWTH = 4096  # bytes by which compression may make a chunk longer
+_NEVER_WRITTEN = (1 << 64) - 1  # size of a chunk that was never written
+MOST_GROWTH = 4096  # bytes by which compression may enlarge a chunk
 _KNOWN_CODECS = "blosc, gzip, lz4, zlib, zstd, shuffle and no compression are read"
 
 
 class Step(NamedTuple):
-    undo: Callable[[memoryview, int], memoryview]  # of the bytes, and of most bytes to yield
-    adds: int = 0  # bytes at most
+    # Takes the bytes, and the most bytes to yield.
+    undo: Callable[[memoryview, int], memoryview]
+    adds: int = 0  # bytes, at most
 
 
 def zarr2_decoder(
@@ -88,7 +89,10 @@ def _axes(order: Any, count: int) -> list[int]:
 
 
 def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memoryview:
-    """No step may yield more than the steps before it can have made of the chunk."""
+    """Undo the steps.
+
+    None may yield more bytes than the earlier steps can have made of the chunk.
+    """
     limits = [nbytes + sum(step.adds for step in steps[:n]) for n in range(len(steps))]
     for step, limit in zip(reversed(steps), reversed(limits), strict=True):
         data = step.undo(data, limit)
@@ -112,7 +116,7 @@ def _step(name: str, settings: Mapping[str, Any]) -> Step:
 
 
 def _inflate(data: memoryview, limit: int) -> memoryview:
-    inflater = zlib.decompressobj(47)  # of gzip and of zlib
+    inflater = zlib.decompressobj(47)  # of gzip and zlib
     try:
         found = inflater.decompress(data, limit + 1)
     except zlib.error as error:
@@ -125,8 +129,8 @@ def _inflate(data: memoryview, limit: int) -> memoryview:
 def _blosc(data: memoryview, limit: int) -> memoryview:
     from numcodecs import blosc
 
-    # c-blosc believes its header: it takes as much memory as that claims, and reads as many
-    # bytes, beyond the end of a chunk that is cut off.
+    # c-blosc trusts its header. It allocates as much memory as the header claims, and reads as
+    # many bytes, even beyond the end of a truncated chunk.
     if (
         data.nbytes < 16
         or int.from_bytes(data[4:8], "little") > limit
@@ -142,15 +146,15 @@ def _zstd(data: memoryview, limit: int) -> memoryview:
     size = _zstd_content_size(data)
     if size is not None and size > limit:
         raise FormatError(f"a chunk claims {size:,} bytes where {limit:,} belong", code="GC302")
-    # The memory is as long as the frame, because numcodecs accepts a frame that leaves the end
-    # of longer memory as it was. A frame without its size must fill the memory.
+    # The memory has the length of the frame, because numcodecs leaves the end of longer memory
+    # as it was. A frame without its size must fill the memory.
     found = np.empty(limit if size is None else size, np.uint8)
     _decompressed_by(lambda stored: zstd.decompress(stored, found), data)
     return memoryview(found.data)
 
 
 def _zstd_content_size(data: memoryview) -> int | None:
-    """Return the size that the header of a zstd frame claims; None where it does not say.
+    """Return the size that the header of a zstd frame claims, or None without such a claim.
 
     >>> _zstd_content_size(memoryview(bytes.fromhex("28b52ffd 20 05 290000 68656c6c6f")))
     5
@@ -205,7 +209,7 @@ MAX_VALUE_BYTES = 1 << 20
 
 
 def shuffle_step(size: int) -> Step:
-    """Return the step whose shuffle leaves the bytes at the end that fill no value in place."""
+    """Return the step of a shuffle that keeps bytes at the end in place if they fill no value."""
     if not 1 <= size <= MAX_VALUE_BYTES:
         raise FormatError(f"a chunk was not shuffled by {size}", code="GC302")
 

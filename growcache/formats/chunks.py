@@ -1,7 +1,7 @@
 """Samples from arrays of equal length that are stored in chunks.
 
-A chunk is fetched and decoded as a whole, so parts begin and end with chunks where they can,
-and a visit that takes a few samples takes them from few chunks.
+A chunk is fetched and decoded as a whole. Therefore parts start and end with chunks if
+possible, and a visit that takes a few samples takes them from few chunks.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from growcache.seeding import generator_at
 from growcache.store.contract import Entry
 
 ChunkOf = Callable[[int], range]
-"""The places of the samples that share a chunk with the sample at this place."""
+"""Returns the places of the samples that share a chunk with the sample at a place."""
 
 
 def choose_ordinals(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
-    """Return the ordinals of a visit's samples that are stored in their order."""
+    """Return the ordinals of a visit's samples, if storage has them in the order of ordinals."""
     given = visit.given(samples)
     return choose_places(samples, visit, key, chunk_of) if given is None else given
 
@@ -65,9 +65,9 @@ def choose_places(samples: int, visit: Visit, key: str, chunk_of: ChunkOf) -> Se
 def ordinals_of_chunked_part(samples: int, visit: Visit, chunk_of: ChunkOf) -> range:
     """Return `ordinals_of_part`, with borders moved to chunks.
 
-    A border within half a part of a chunk's border is moved there: parts about as large as a
-    chunk become chunks, far smaller parts stay. Borders keep their order, so every sample is in
-    exactly one part.
+    A border within half a part of a chunk's border is moved there. So parts of about the size
+    of a chunk become chunks, and much smaller parts remain. Borders keep their order, so every
+    sample is in exactly one part.
 
     >>> tens = lambda ordinal: range(ordinal // 10 * 10, ordinal // 10 * 10 + 10)
     >>> [ordinals_of_chunked_part(32, Visit(part, 3, 0, 0), tens) for part in range(3)]
@@ -89,7 +89,10 @@ def _part_border(samples: int, part: int, parts: int, chunk_of: ChunkOf) -> int:
 
 
 def _take_ordinals(mine: range, visit: Visit, key: str, chunk_of: ChunkOf) -> Sequence[int]:
-    """Every sample is equally likely, because the first chunk is that of a random sample."""
+    """Take random samples from few chunks.
+
+    Every sample is equally likely, because the first chunk is that of a random sample.
+    """
     missing = visit.take or 0
     if missing >= len(mine):
         return mine
@@ -121,9 +124,9 @@ Spans = list[Sequence[int]]
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
     shape: tuple[int, ...]
-    chunks: tuple[int, ...]  # shape of a chunk; the last ones reach beyond the array
+    chunks: tuple[int, ...]  # shape of a chunk; the last chunks extend beyond the array
     dtype: np.dtype[Any]  # as stored
-    fill: Array  # value of what was never written
+    fill: Array  # value of unwritten chunks
     ratio: int = DEFLATE_RATIO  # by which compression may shrink a chunk
 
     @property
@@ -146,7 +149,7 @@ class ChunkGrid:
 
     @staticmethod
     def _are_more(spans: Iterable[Spans], most: int) -> bool:
-        """Whether boxes touch more chunks; those of a claim are too many to be listed."""
+        """Whether boxes touch more than ``most`` chunks, without listing them all."""
         found: set[ChunkPlace] = set()
         for span in spans:
             if math.prod(map(len, span)) > most:
@@ -157,7 +160,7 @@ class ChunkGrid:
         return False
 
     def _spans(self, box: Box) -> Spans:
-        """Return the numbers of the chunks that a box touches along each axis."""
+        """Return the numbers of the chunks that a box touches, along each axis."""
         return [
             range(at.start // chunk, -(-at.stop // chunk))
             if isinstance(at, range)
@@ -176,7 +179,7 @@ class ChunkGrid:
         return found
 
     def assembled(self, box: Box, decoded: Mapping[ChunkPlace, Array | None]) -> Array:
-        """Return the values of a box; None stands for a chunk that was never written."""
+        """Return the values of a box from decoded chunks; None is a chunk that was never written."""
         values = np.empty(tuple(map(len, box)), self.dtype.newbyteorder("<"))
         if not values.size:
             return values
@@ -197,7 +200,7 @@ def _values_in(boxes: Iterable[Box]) -> int:
 
 
 def _shared(indices: Indices, first: int, chunk: int) -> tuple[slice, Indices]:
-    """Return where the indices in a chunk are in the box, and where in the chunk."""
+    """Return the places of a chunk's indices in the box and in the chunk."""
     if isinstance(indices, range):
         start, stop = max(indices.start, first), min(indices.stop, first + chunk)
         into = slice(start - indices.start, stop - indices.start)
@@ -206,7 +209,7 @@ def _shared(indices: Indices, first: int, chunk: int) -> tuple[slice, Indices]:
     return slice(start, stop), tuple(index - first for index in indices[start:stop])
 
 
-# A list holds strings, or other values of rows.
+# A list has strings, or other values of rows.
 ArrayOrStrings: TypeAlias = Array | list[Any] | RaggedRows
 MOST_ROWS = 1 << 58
 
@@ -230,7 +233,7 @@ class FieldArray:
         raise NotImplementedError
 
     async def boxes(self, boxes: Sequence[Box]) -> list[ArrayOrStrings]:
-        """Return what the stored values of boxes mean."""
+        """Return the values that the stored values of boxes mean."""
         found, scale = await self.stored(boxes), self.scale
         if scale is None:
             return found
@@ -241,7 +244,7 @@ class FieldArray:
         )
 
     def samples_together(self, samples: Samples) -> int:
-        """Return how many samples begin in one chunk."""
+        """Return the number of samples that start in one chunk."""
         grids = zip(samples.axes, self.chunks, strict=True)
         return math.prod(
             max(1, chunk // grid.stride) for grid, chunk in grids if grid is not None
@@ -250,10 +253,10 @@ class FieldArray:
 
 @dataclass(frozen=True, slots=True)
 class CutFields:
-    """The samples of arrays that belong together."""
+    """The samples of arrays that are cut together."""
 
     fields: Sequence[FieldArray]
-    samples: Mapping[str, Samples]  # by the name of the field
+    samples: Mapping[str, Samples]  # by name of the field
     entry: Entry
     ratio: int = DEFLATE_RATIO
 
@@ -265,7 +268,7 @@ class CutFields:
         entry: Entry,
         visit: Visit | None = None,
     ) -> CutFields:
-        """Return all samples of the arrays; at phase 0 without a visit."""
+        """Return all samples of the arrays, at phase 0 without a visit."""
         samples = {}
         for one in fields:
             what = f"{entry.key}: {one.name}" if len(fields) > 1 else entry.key
@@ -287,7 +290,7 @@ class CutFields:
         return StorageOrder(axes.starts, self.largest.chunks, tuple(range(len(axes.shape))))
 
     def wanted(self, visit: Visit) -> Sequence[int]:
-        """Return the ordinals of a visit's samples, in the order of storage."""
+        """Return the ordinals of a visit's samples, in storage order."""
         samples, order = self.samples[self.largest.name], self.places()
         if (given := visit.given(len(samples))) is not None:
             return given
@@ -320,7 +323,7 @@ class CutFields:
     def _columns(
         self, name: str, hulls: Hulls, found: Sequence[ArrayOrStrings]
     ) -> list[tuple[str, list[Any]]]:
-        """Return the samples of each field that an array has."""
+        """Return the samples of each field of an array."""
         samples = self.samples[name]
         columns: dict[str, list[Any]] = {}
         for values, (hull, starts) in zip(found, hulls, strict=True):
@@ -339,7 +342,7 @@ class CutFields:
         return [samples.origin(start) for _, starts in hulls for start in starts]
 
     def _refuse_large_claims(self, count: int) -> None:
-        """Refuse many samples before each is looked at, because an object may claim any shape."""
+        """Refuse too many samples before examining each, because an object may claim any shape."""
         nbytes = chunks = 0
         for one in self.fields:
             values = count * self.samples[one.name].distinct_values
@@ -366,7 +369,7 @@ class CutFields:
 
 
 def measure_fields(cut: CutFields) -> Measure:
-    """Divide the bytes evenly among the samples, an estimate where they are compressed."""
+    """Divide the bytes evenly among the samples, which is an estimate for compressed arrays."""
     largest, size = cut.largest, cut.entry.size
     samples = cut.samples[largest.name]
     rows = samples.cut_sizes[0]
@@ -384,7 +387,7 @@ def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) ->
 
 
 def refuse_large_chunk(array: FieldArray, entry: Entry) -> None:
-    """Refuse an array of which no visit could decode a chunk."""
+    """Refuse an array whose chunks are too large for any visit to decode."""
     grid = array.chunking
     nbytes = math.prod(array.chunks) * grid.dtype.itemsize
     if nbytes > (most := most_decoded_bytes(entry, grid.ratio)):
@@ -410,7 +413,7 @@ def flat_fields(name: str, values: ArrayOrStrings) -> list[tuple[str, Array | li
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this dtype, or all fields of this record, can be cached."""
+    """Whether values of this dtype, or all fields of a record dtype, can be cached."""
     if dtype.subdtype is not None:
         return is_numeric(dtype.subdtype[0])
     if dtype.names is not None:

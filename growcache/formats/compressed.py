@@ -1,4 +1,4 @@
-"""Objects that are compressed as a whole: detect the compression, and decompress within bounds."""
+"""Compressed objects: detect the compression, and decompress within bounds."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
 
 
 CHOICES = ("auto", "none", "gzip", "zlib", "zstd")
-INFERRED = "inferred"  # each object's, by its name and first bytes; no choice of users
-MOST_UNPACKED = 500_000_000  # bytes; they and their samples are in memory together
-MOST_COMPRESSION_RATIO = 1032  # gzip's best; an object that claims more is hostile
-_SMALL_BYTES = 1 << 20  # bytes that any object may unpack to
-_LIKELY_BYTES, _MOST_LIKELY_RATIO = 48_000_000, 100  # what records unpack to; more is a bomb
+INFERRED = "inferred"  # from each object's name and first bytes; not a user's choice
+MOST_UNPACKED = 500_000_000  # the bytes and their samples are in memory together
+MOST_COMPRESSION_RATIO = 1032  # gzip's best; an object that exceeds it is hostile
+_SMALL_BYTES = 1 << 20  # that any object may unpack to
+_LIKELY_BYTES, _MOST_LIKELY_RATIO = 48_000_000, 100  # limits of records; more is a bomb
 _HEAD_BYTES = 1024
-_COPIES = 2  # of what is unpacked, while its pieces are put together
+_COPIES = 2  # of the unpacked bytes, while the pieces are joined
 USUAL_RATIO = 4
-_ZSTD_HEAD = 18  # bytes, of a frame
+_ZSTD_HEAD = 18  # bytes of a frame's head
 _SUFFIXES = {
     ".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zz": "zlib",
     ".zst": "zstd", ".zstd": "zstd", ".tzst": "zstd",
 }  # fmt: skip
 _MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 MAGIC_BYTES = 4
-_ZLIB_STEP = 1 << 14  # bytes, which become 16 MB at most
+_ZLIB_STEP = 1 << 14  # bytes, which can become 16 MB
 _ZSTD_STEP = 512  # bytes, of which every four can become 128 kB at once
 _ZSTD_WINDOW = 1 << 27  # bytes; `zstd --ultra -22` needs no more
 
 
 UnpackLimit: TypeAlias = Callable[[bytes, int], int]
-"""The bytes that an object may unpack to, by the first of them and how many packed ones were read."""
+"""Returns the bytes that an object may unpack to.
+
+The arguments are its first unpacked bytes, and the number of packed bytes that were read.
+"""
 
 
 def limit_of_records(_: bytes, packed: int) -> int:
@@ -47,10 +50,10 @@ def limit_of_records(_: bytes, packed: int) -> int:
 
 
 def limit_where(begins: Callable[[bytes], bool]) -> UnpackLimit:
-    """Return a limit for honest records, which may be nearly empty masks or repeated lines.
+    """Return a limit for valid records, which may be nearly empty masks or repeated lines.
 
     Args:
-        begins: whether the first bytes are those of a record, which zeros are not.
+        begins: Tells whether the first bytes start a record; zeros do not.
     """
 
     def limit(head: bytes, packed: int) -> int:
@@ -60,7 +63,7 @@ def limit_where(begins: Callable[[bytes], bool]) -> UnpackLimit:
 
 
 def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
-    """Return one compression of all objects, or `INFERRED` where their names may differ in it."""
+    """Return the compression of all objects, or `INFERRED` if their names may differ in it."""
     if options.get("compression") == INFERRED:
         return INFERRED
     chosen = choice_option(options, "compression", CHOICES, "auto")
@@ -73,7 +76,7 @@ def compression_option(options: Mapping[str, Any], urls: Sequence[str]) -> str:
 
 
 def _compression_of_url(url: str) -> str:
-    """Return what the end of a URL says of all names that match it.
+    """Return the compression that the end of a URL implies for all matching names.
 
     >>> [_compression_of_url(f"s3://b/{glob}") for glob in ("*.jsonl", "*.jsonl.gz", "*", "*z")]
     ['none', 'gzip', 'inferred', 'inferred']
@@ -95,7 +98,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def unpacked_name(name: str) -> str:
-    """Return an object's name without the ending that says how it is compressed.
+    """Return an object's name without the ending of its compression.
 
     >>> unpacked_name("a/b.jsonl.gz"), unpacked_name("a/b.tgz"), unpacked_name("a/b.tar")
     ('a/b.jsonl', 'a/b.tar', 'a/b.tar')
@@ -108,7 +111,7 @@ def unpacked_name(name: str) -> str:
 def unpacked_start(head: bytes, kind: str) -> bytes:
     try:
         make, step, wrong = _unpacker(kind)
-    except MissingLibraryError:  # opening the format raises it
+    except MissingLibraryError:  # opening the format will raise it
         return b""
     stream, found = make(), bytearray()
     for at in range(0, len(head), step):
@@ -132,7 +135,7 @@ def refuse_compressed(entry: Entry, head: bytes) -> None:
 async def read_unpacked(
     reader: ObjectReader, kind: str, limit: UnpackLimit = limit_of_records
 ) -> Buffer:
-    """Return an object's bytes, unpacked; those of an object that is not compressed as they are."""
+    """Return an object's unpacked bytes, or its bytes as they are if it is not compressed."""
     named = kind != INFERRED or compression_by_name(reader.entry.key) is not None
     if named and reader.entry.size > MOST_UNPACKED:
         packed = f"{reader.entry.size:,} compressed ones"
@@ -154,7 +157,7 @@ async def read_unpacked(
 
 
 def _found_compression(entry: Entry, head: bytes) -> str:
-    """Return what an object is, by its first bytes: servers unpack some that are named `.gz`."""
+    """Return the compression by the first bytes, because some servers unpack objects named `.gz`."""
     kind = compression_of(head) or "none"
     if kind == "none" and compression_by_name(entry.key) == "zlib":
         kind = "zlib"
@@ -174,7 +177,7 @@ def likely_unpacked(data: Buffer, kind: str) -> int:
     """
     view = memoryview(data).cast("B")
     said = 0
-    if kind == "gzip" and view.nbytes >= 4:  # of its last stream
+    if kind == "gzip" and view.nbytes >= 4:  # the claim is of the last stream
         said = int.from_bytes(view[-4:], "little")
     elif kind == "zstd":
         said = _zstd_content_size(bytes(view[:_ZSTD_HEAD]))
@@ -185,7 +188,7 @@ def _zstd_content_size(head: bytes) -> int:
     zstandard = _zstandard()
     try:
         return max(0, int(zstandard.frame_content_size(head)))
-    except zstandard.ZstdError:  # unpacking says what is wrong
+    except zstandard.ZstdError:  # unpacking will report the damage
         return 0
 
 
@@ -209,7 +212,7 @@ def unpack(
     expected: int | None = None,
     limit: UnpackLimit = limit_of_records,
 ) -> bytes | None:
-    """Return the unpacked bytes of all streams of an object; None if more than ``expected``."""
+    """Return the unpacked bytes of all streams of an object, or None if more than ``expected``."""
     view = memoryview(data)
     most = _most_unpacked(view)
     pieces: list[bytes] = []
@@ -226,13 +229,13 @@ def unpack(
                 return None
         return b"".join(pieces)
     finally:
-        pieces.clear()  # an error refers to what is here for as long as it is passed on
+        pieces.clear()  # an error on its way keeps a reference to them
 
 
 def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[tuple[bytes, int]]:
-    """Yield unpacked bytes, and how many packed ones were read.
+    """Yield unpacked bytes, each with the number of packed bytes read.
 
-    Steps are small, because a few bytes can become very many.
+    Steps are small, because a few bytes can expand a thousandfold.
     """
     make, step, wrong = _unpacker(kind)
     stream, at = make(), 0
@@ -252,7 +255,7 @@ def _unpack_steps(view: memoryview, kind: str, entry: Entry) -> Iterator[tuple[b
 
 
 def _unpacker(kind: str) -> tuple[Callable[[], Any], int, type[Exception]]:
-    """Return a maker of streams, the input bytes of one step, and the error it raises."""
+    """Return a maker of streams, the input bytes per step, and the error that streams raise."""
     if kind == "zstd":
         zstandard = _zstandard()
         unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

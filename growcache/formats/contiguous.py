@@ -1,4 +1,4 @@
-"""Samples of arrays whose values are stored one after the other, read by byte range."""
+"""Samples of arrays whose values are stored contiguously, read by byte range."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from growcache.schema import Array
 from growcache.store.contract import Entry
 
 _IS_LITTLE_ENDIAN = sys.byteorder == "little"
-_READ_ALONG_BYTES = 1 << 18  # bytes; a gap smaller than this between samples is read along
-_WORTH_BYTES = 1 << 16  # bytes of a range that are worth a request of its own
-_MOST_TOGETHER_BYTES = 1 << 25  # bytes of the samples that are worth one visit
+_READ_ALONG_BYTES = 1 << 18  # smaller gaps between samples are read, too
+_WORTH_BYTES = 1 << 16  # of a range that is worth its own request
+_MOST_TOGETHER_BYTES = 1 << 25  # of the samples that are worth one visit
 _MOST_RANGES = 1 << 16  # of a visit
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    offset: int  # of the first value, bytes
+    offset: int  # of the first value, in bytes
     shape: Shape
-    dtype: np.dtype[np.generic]  # of one value, byte order included
+    dtype: np.dtype[np.generic]  # of one value, with byte order
     fortran: bool = False  # whether the first axis varies fastest
 
     @property
@@ -58,7 +58,7 @@ class ArrayLayout:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Return the axes, the one that varies slowest first."""
+        """Return the axes, slowest first."""
         axes = range(len(self.shape))
         return tuple(reversed(axes)) if self.fortran else tuple(axes)
 
@@ -68,7 +68,7 @@ class ContiguousFormat(ObjectFormat):
 
     def __init__(self, grid: ArrayGrid, kept_bytes: int) -> None:
         self._grid = grid
-        # With its layout kept, a second visit to an object is a single request.
+        # With the layout in memory, a second visit to an object is a single request.
         self._layouts: SingleFlightCache[Entry, dict[str, ArrayLayout]] = SingleFlightCache(
             kept_bytes
         )
@@ -95,7 +95,7 @@ class ContiguousFormat(ObjectFormat):
     def meant(
         self, found: SamplesWithOrigins, layouts: Mapping[str, ArrayLayout]
     ) -> SamplesWithOrigins:
-        """Return samples with what their stored values mean."""
+        """Return samples with the values that their stored values mean."""
         return found
 
     async def _located(self, reader: ObjectReader) -> dict[str, ArrayLayout]:
@@ -146,7 +146,7 @@ def zip_fields(
 def wanted_ordinals(
     layouts: Mapping[str, ArrayLayout], each: Mapping[str, Samples], visit: Visit, key: str
 ) -> Sequence[int]:
-    """Return the ordinals of a visit's samples, in the order of the largest array's storage."""
+    """Return the ordinals of a visit's samples, in storage order of the largest array."""
     refuse_differing_sizes(each, key)
     name = max(layouts, key=lambda name: layouts[name].nbytes)
     layout, samples = layouts[name], each[name]
@@ -186,7 +186,7 @@ def _hulls(layout: ArrayLayout, samples: Samples, wanted: Sequence[int]) -> Hull
 
 
 def _refuse_large_visit(reads: Collection[ArrayRead], key: str) -> None:
-    """Refuse here, too, because arrays may be larger than in the first object."""
+    """Refuse a large visit here, too, because arrays may be larger than in the first object."""
     nbytes = sum(one.nbytes for one in reads)
     if nbytes > MOST_VISIT_BYTES:
         sample = sum(one.samples.values * one.layout.dtype.itemsize for one in reads)
@@ -238,9 +238,9 @@ async def read_boxes(
 @dataclass(frozen=True, slots=True)
 class _BoxRead:
     layout: ArrayLayout
-    shape: Shape  # of the array, the axis that varies slowest first
-    box: Box  # its axes likewise
-    split: int  # ranges go along this axis; the axes behind it are read whole
+    shape: Shape  # of the array, slowest axis first
+    box: Box  # with the same order of axes
+    split: int  # axis along which ranges go; later axes are read whole
     ranges: list[tuple[int, int]]
 
     @classmethod
@@ -263,7 +263,7 @@ class _BoxRead:
 
 
 def _split_axis(shape: Shape, box: Box, itemsize: int) -> int:
-    """Return the last axis that is not read whole; small gaps are read along."""
+    """Return the last axis that is not read whole. Small gaps are read, too."""
     inner = itemsize
     for at in reversed(range(1, len(shape))):
         wanted = len(box[at]) * inner
@@ -296,7 +296,7 @@ def picked(values: Array, box: Box | Sequence[Indices]) -> Array:
 def cut_samples(
     values: Array, samples: Samples, wanted: Sequence[int]
 ) -> list[tuple[Array, int, int]]:
-    """Return samples of an array that is in memory."""
+    """Return samples of an array in memory, with their origins."""
     if not wanted:
         return []
     last = tuple(size - 1 for size in samples.shape)
@@ -310,7 +310,7 @@ def cut_samples(
 
 
 def native_order(values: Array) -> Array:
-    # Nearly all arrays are.
+    # A shortcut for nearly all arrays.
     if _IS_LITTLE_ENDIAN and values.dtype.isnative and values.flags.c_contiguous:
         return values
     return np.asarray(values, values.dtype.newbyteorder("<"), order="C")
@@ -337,13 +337,13 @@ def measure_arrays(
 
 
 def _row_bytes(layout: ArrayLayout, samples: Samples) -> int:
-    """Return the bytes per index of the axes that are cut."""
+    """Return the bytes per index along the cut axes."""
     sizes = (size for at, size in enumerate(layout.shape) if samples.axes[at] is None)
     return math.prod(sizes) * layout.dtype.itemsize
 
 
 def measure_samples(samples: Samples, row_bytes: float, nbytes: int, size: int) -> Measure:
-    """Return the sizes of an object of ``size`` bytes, of which ``nbytes`` are values."""
+    """Return the measure of an object of ``size`` bytes, of which ``nbytes`` are values."""
     count, empty = len(samples), samples.too_short()
     if len(samples.cut_axes) > 1:
         return Measure(max(1.0, nbytes / max(1, count)), size - nbytes, count, empty=empty)
@@ -354,7 +354,7 @@ def measure_samples(samples: Samples, row_bytes: float, nbytes: int, size: int) 
 
 
 def samples_together(layout: ArrayLayout, samples: Samples) -> int:
-    """Return how many neighbours make the ranges of a visit worth their requests."""
+    """Return the number of neighbours that makes the ranges of a visit worth their requests."""
     sample = max(1, samples.values * layout.dtype.itemsize)
     most = max(1, _MOST_TOGETHER_BYTES // sample)
     together, inner = 1, layout.dtype.itemsize

@@ -1,7 +1,7 @@
 """``source.dataset``: a map-style Dataset, whose indices are objects.
 
-A sampler makes the Dataset once and calls it in threads. So the calls overlap, as far as the
-Dataset itself releases the interpreter's lock.
+A sampler makes the Dataset once and calls it in threads. The calls overlap as far as the
+Dataset releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from growcache.formats.items import UserCall, UserThreads
 from growcache.schema import DTYPE_KINDS, Sample
 from growcache.usercode import RUNNING_CALLS, CodeDigest, Maker, UserCode, load_maker
 
-# A call is given up before the supervisor takes its sampler for stalled, which would lose the others.
+# A call is given up before the supervisor counts the sampler as stalled, because the other
+# calls would be lost then.
 PATIENCE = 0.75  # of sampling.timeout_seconds
-_PASSING_ERRORS = (ConnectionError, TimeoutError)  # another try may succeed
+_PASSING_ERRORS = (ConnectionError, TimeoutError)  # a retry may succeed
 
 
 class DatasetFormat(ObjectFormat):
-    """An object's key is an index of the Dataset, and its one sample is the value there."""
+    """The format of a Dataset.
+
+    An object's key is an index, and its one sample is the value there.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class DatasetFormat(ObjectFormat):
         timeout_seconds: float,
     ) -> None:
         self.length = require_length(dataset, maker.name)
-        self.answered_at = time.monotonic()  # when a call last returned, or raised by itself
+        self.answered_at = time.monotonic()  # when a call last returned or raised
         self.code_digest = maker.digest
         self._patience_seconds = PATIENCE * timeout_seconds
         self._threads = UserThreads()
@@ -102,7 +106,11 @@ def _passing(why: str, since: float) -> TransientStoreError:
 
 
 def require_length(dataset: Any, name: str) -> int:
-    """Return the length of a map-style Dataset; ConfigError for anything else."""
+    """Return the length of a map-style Dataset.
+
+    Raises:
+        ConfigError: The object is not a map-style Dataset.
+    """
     wanted = "expected a map-style Dataset, which has a length and gives dataset[i]"
     if isinstance(dataset, Mapping | str | bytes) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
@@ -111,7 +119,7 @@ def require_length(dataset: Any, name: str) -> int:
         )
     try:
         length = len(dataset)
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(
             f"source.dataset: {wanted}; len of {name}, a "
             f"{type(dataset).__qualname__}, raises {type(error).__name__}: {error}",
@@ -150,7 +158,7 @@ def _named(value: Any, names: Sequence[str] | None) -> Mapping[Any, Any]:
 
 
 def _flat(value: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Return the values of dicts in dicts, with dots in their names, as those of Parquet's structs."""
+    """Return the values of nested dicts with dotted names, as for Parquet's structs."""
     flat: dict[Any, Any] = {}
     for name, one in value.items():
         path = f"{prefix}{name}" if prefix else name
@@ -169,15 +177,15 @@ def _chosen(value: Mapping[Any, Any], names: Sequence[str] | None) -> Sequence[A
 
 
 def as_array(value: Any) -> Any:
-    """Return a tensor as an array; anything else as it is, and NumPy takes that."""
-    torch = sys.modules.get("torch")  # imported by whoever made a tensor
+    """Return a tensor as an array, and anything else unchanged, because NumPy converts that."""
+    torch = sys.modules.get("torch")  # any code that made a tensor has imported it
     if torch is None or not isinstance(value, torch.Tensor):
         return value
-    wide = _WIDENED.get(str(value.dtype))  # NumPy has no such type
+    wide = _WIDENED.get(str(value.dtype))  # NumPy lacks this type
     return (value if wide is None else value.to(getattr(torch, wide))).numpy(force=True)
 
 
-# As the format npy has them.
+# As in the format npy.
 _WIDENED = {
     "torch.bfloat16": "float32",
     "torch.float8_e4m3fn": "float16",
@@ -186,7 +194,7 @@ _WIDENED = {
 
 
 def unstorable(value: Any) -> str | None:
-    """Return in words what an array holds that no cache can; None for others.
+    """Return a description of an array that no cache can hold, or None for other arrays.
 
     >>> unstorable(np.asarray(None)), unstorable(np.asarray(["a", "b"])), unstorable(np.asarray("a"))
     ('None', 'an array of str', None)
@@ -202,7 +210,7 @@ def unstorable(value: Any) -> str | None:
 
 
 def open_dataset(source: SourceConfig, timeout_seconds: float = 60.0) -> DatasetFormat:
-    """Return the format of a Dataset, which is made now."""
+    """Make the Dataset and return its format."""
     assert source.dataset is not None
     maker = load_maker(source.dataset, source.options, ("source.dataset", "source.options"))
     return DatasetFormat(maker, maker.make(), source.names, timeout_seconds)

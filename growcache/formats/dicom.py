@@ -1,4 +1,4 @@
-"""DICOM: the pixels of an object and chosen attributes are one sample; pydicom decodes it."""
+"""DICOM by pydicom: the pixels of an object and chosen attributes are one sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("attributes", "values", "force")
 _PHYSICAL_BYTES = 8  # of a value
-_DEFLATED = b"1.2.840.10008.1.2.1.99"  # of which pydicom inflates all there is, without a bound
+_DEFLATED = b"1.2.840.10008.1.2.1.99"  # pydicom inflates these without a bound
 
 
 class DicomFormat(ObjectFormat):
@@ -59,7 +59,7 @@ class DicomFormat(ObjectFormat):
         return [({"x": pixels, **fields}, 0, entry.size)]
 
     def _parsed(self, data: Buffer, entry: Entry) -> tuple[Any, int]:
-        """Return an object, and the bytes of its pixels."""
+        """Return the parsed object, and the number of bytes of its pixels."""
         import pydicom
 
         try:
@@ -70,7 +70,7 @@ class DicomFormat(ObjectFormat):
                 values = frames * dataset.Rows * dataset.Columns * dataset.SamplesPerPixel
                 itemsize = _PHYSICAL_BYTES if self._physical else dataset.BitsAllocated // 8
                 return dataset, int(values) * max(1, itemsize)
-        except Exception as error:  # pydicom raises what a damaged object makes it raise
+        except Exception as error:  # a damaged object can make pydicom raise anything
             raise _unreadable_error(entry, error) from error
 
     def _pixels(self, dataset: Any, entry: Entry) -> Array:
@@ -81,7 +81,7 @@ class DicomFormat(ObjectFormat):
                 warnings.simplefilter("ignore")
                 found = dataset.pixel_array
                 found = apply_rescale(found, dataset) if self._physical else found
-        except Exception as error:  # so do the decoders that it calls
+        except Exception as error:  # and so can its decoders
             raise _unreadable_error(entry, error) from error
         return native_order(np.asarray(found))
 
@@ -95,10 +95,10 @@ def _unreadable_error(entry: Entry, error: Exception) -> FormatError:
 
 
 def _attribute(dataset: Any, name: str, entry: Entry) -> Any:
-    """Return a number, numbers, a text or bytes."""
+    """Return an attribute: a number, several numbers, a text or bytes."""
     try:
         value = dataset.get(name)
-    except Exception as error:  # values are parsed when they are asked for
+    except Exception as error:  # pydicom parses values at their first use
         raise _unreadable_error(entry, error) from error
     if value is None or value == "":
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Windows whose lengths are written in seconds, as 2s or 500ms."""
+"""Windows with lengths in seconds, such as 2s or 500ms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GRID = (*_LENGTHS, "edge", "phase")
 
 
 def seconds_of(value: str) -> float | None:
-    """Return a duration, None for what is none.
+    """Return a duration in seconds, or None if the text is not a duration.
 
     >>> seconds_of("2s"), seconds_of("20ms"), seconds_of("2 m")
     (2.0, 0.02, None)
@@ -25,7 +25,7 @@ def seconds_of(value: str) -> float | None:
 
 
 class TimeGrid:
-    """The windows along the axis of time: of samples, or of seconds at the rate of an object."""
+    """Windows along the time axis: in samples, or in seconds at an object's rate."""
 
     def __init__(self, options: Mapping[str, Any], axis: int) -> None:
         self._options = {name: options[name] for name in _GRID if name in options}
@@ -36,14 +36,14 @@ class TimeGrid:
             if isinstance(options.get(name), str)
         }
         self._grids: dict[float, ArrayGrid] = {}
-        self._made = self._grid(dict.fromkeys(self._seconds, 1))  # which refuses the others
+        self._made = self._grid(dict.fromkeys(self._seconds, 1))  # refuses wrong options
 
     @property
     def needs_rate(self) -> bool:
         return bool(self._seconds)
 
     def at(self, rate: float, key: str) -> ArrayGrid:
-        """``rate`` is in samples a second."""
+        """Return the grid for a rate in samples per second."""
         if not self._seconds:
             return self._made
         found = self._grids.get(rate)

@@ -1,6 +1,7 @@
 """EDF and BDF recordings: windows of chosen signals in physical units, read by byte range.
 
-A file has a header of text, and records of equal duration: of each signal in turn, its samples.
+A file has a text header, and records of equal duration. A record has the samples of each signal
+in turn.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from growcache.usercode import printable
 
 _OPTIONS = ("channels", "window", "stride", "edge", "phase", "dtype")
 _DTYPES = ("float32", "float64", "stored")
-_FIXED_BYTES = _SIGNAL_BYTES = 256  # of a header: what it begins with, and for each signal
-_PROBE_BYTES = 1 << 14  # the header of 63 signals
+_FIXED_BYTES = _SIGNAL_BYTES = 256  # of a header: its fixed part, and the part per signal
+_PROBE_BYTES = 1 << 14  # enough for the header of 63 signals
 _MOST_SIGNALS = 1 << 14
 _MOST_RECORD_BYTES = 1 << 28
 _MOST_RANGES = 1 << 16  # of a visit
 _READ_ALONG_BYTES = 1 << 18  # between windows
 _KEPT_BYTES = 1 << 24
 _TIME_AXIS = 1
-# Of the fields that a header has for all signals, one field after the other: characters.
+# Widths in characters of the header's fields, each of which is stored for all signals in turn.
 _SIGNAL_FIELDS = {
     "label": 16, "transducer": 80, "unit": 8, "physical_min": 8, "physical_max": 8,
     "digital_min": 8, "digital_max": 8, "filters": 80, "samples": 8, "reserved": 32,
@@ -59,20 +60,20 @@ _SIGNAL_FIELDS = {
 @dataclass(frozen=True, slots=True)
 class Signal:
     label: str
-    start: int  # byte in a record
-    samples: int  # in a record
+    start: int  # first byte in a record
+    samples: int  # number in a record
     gain: float
     offset: float  # physical = (stored + offset) * gain
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    data: int  # where the records start, bytes
+    data: int  # first byte of the records
     records: int
     record_bytes: int
     width: int  # bytes of a sample: 2, or 3 in BDF
-    signals: tuple[Signal, ...]  # those that are taken, all of one rate
-    seconds: float  # of a record
+    signals: tuple[Signal, ...]  # chosen signals, all of one rate
+    seconds: float  # duration of a record
 
     @property
     def per_record(self) -> int:
@@ -80,18 +81,18 @@ class Recording:
 
     @property
     def rate(self) -> float:
-        """Return the samples of a second."""
+        """Return the sampling rate in samples per second."""
         return self.per_record / self.seconds if self.seconds > 0 else 0
 
     @property
     def layout(self) -> ArrayLayout:
-        """Return the layout that the array of a recording would have."""
+        """Return the layout of the recording as an array."""
         shape = (len(self.signals), self.records * self.per_record)
         return ArrayLayout(self.data, shape, np.dtype("<i2" if self.width == 2 else "<i4"))
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Return the bytes of a record that are fetched; small gaps are read along."""
+        """Return the byte ranges of a record to fetch. Small gaps are read, too."""
         found: list[tuple[int, int]] = []
         nbytes = self.width * self.per_record
         for start in sorted(one.start for one in self.signals):
@@ -103,7 +104,7 @@ class Recording:
 
 
 def parse_recording(head: bytes, channels: tuple[str, ...] | None, entry: Entry) -> Recording:
-    """Return what a whole header says."""
+    """Return the recording that a complete header describes."""
     try:
         return _parsed(head, channels, entry)
     except FormatError:
@@ -154,7 +155,7 @@ def _parsed(head: bytes, channels: tuple[str, ...] | None, entry: Entry) -> Reco
             f"room for {room:,}",
             code="GC302",
         )
-    records = room if records < 0 else records  # a recorder that was cut off writes -1
+    records = room if records < 0 else records  # an interrupted recorder writes -1
     taken = _taken(signals, channels, entry)
     return Recording(len(head), records, at, width, taken, float(head[244:252]))
 
@@ -186,7 +187,7 @@ def _taken(
 ) -> tuple[Signal, ...]:
     named: dict[str, Signal] = {}
     for one in signals:
-        named.setdefault(one.label, one)  # of equal names the first
+        named.setdefault(one.label, one)  # the first of equal names
     for name in channels or ():
         if name not in named:
             raise FormatError(
@@ -265,7 +266,7 @@ class EdfFormat(ObjectFormat):
         return found, 200 + 200 * len(found.signals)
 
     def _meant(self, values: Array, found: Recording, length: int) -> Array:
-        """Return physical values; zeros behind the end stay zeros."""
+        """Return physical values. Zeros after the end remain zeros."""
         if self._dtype == "stored":
             return native_order(values)
         offset = np.array([[one.offset] for one in found.signals])
@@ -281,7 +282,7 @@ def _records_of(times: Sequence[int], found: Recording) -> range:
 def _refuse_large_visit(
     spans: Sequence[range], found: Recording, samples: Samples, count: int, entry: Entry
 ) -> None:
-    """Refuse also what decodes to too many bytes: float64 of each value of each window."""
+    """Refuse a visit that is too large, also after decoding to float64."""
     nbytes = max(sum(map(len, spans)) * found.record_bytes, 8 * samples.values * count)
     ranges = sum(map(len, spans)) * len(found.spans)
     if nbytes > MOST_VISIT_BYTES or ranges > _MOST_RANGES:
@@ -325,7 +326,7 @@ async def _read_records(
 
 
 def _rows_of(data: memoryview, count: int, step: int) -> Array:
-    """Return rows that begin ``step`` bytes apart; the last one ends with the data."""
+    """Return rows at distances of ``step`` bytes. The last one ends with the data."""
     width = len(data) - (count - 1) * step
     flat = np.frombuffer(data, np.uint8)
     return np.lib.stride_tricks.as_strided(flat, (count, width), (step, 1), writeable=False)

@@ -1,4 +1,4 @@
-"""FITS: images, or rows of binary tables, by byte range. astropy reads headers and scales values."""
+"""FITS by astropy: images, or rows of binary tables, by byte range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from growcache.schema import DTYPE_KINDS, Array, Sample
 from growcache.store.contract import Entry
 
 _OPTIONS = (*GRID_OPTIONS, "hdu", "table", "columns")
-_BLOCK = 2880  # bytes; headers and values are whole blocks
+_BLOCK = 2880  # bytes; headers and values fill whole blocks
 _CARD = 80
 _END = b"END".ljust(_CARD)
 _PROBE_BYTES = 4 * _BLOCK
@@ -43,9 +43,9 @@ HduName: TypeAlias = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class FitsLayout(ArrayLayout):
-    """Values of an image, or bytes of a table, [rows, bytes of a row]."""
+    """Values of an image, or bytes of a table: [rows, bytes of a row]."""
 
-    cards: str = ""  # what astropy makes values of stored ones by
+    cards: str = ""  # from which astropy decodes stored values
     key: str = ""  # of the object
 
     @property
@@ -54,7 +54,10 @@ class FitsLayout(ArrayLayout):
 
 
 async def find_hdu(reader: ObjectReader, wanted: HduName, *, is_table: bool) -> tuple[Any, int]:
-    """Return the header of an HDU, and where its values start; by default of the first that fits."""
+    """Return the header of an HDU and the first byte of its values.
+
+    By default the first that fits.
+    """
     at = 0
     names: list[str] = []
     while at < reader.entry.size and len(names) < _MOST_HDUS:
@@ -91,7 +94,7 @@ def _is_table(header: Any) -> bool:
 
 
 def _card(header: Any, name: str, default: Any) -> Any:
-    """Return a card's value, None where it is no value."""
+    """Return a card's value, or None if the card has no valid value."""
     from astropy.io import fits
 
     try:
@@ -127,7 +130,7 @@ async def _read_header(reader: ObjectReader, at: int) -> tuple[Any, int]:
 
 
 def _header_end(head: bytes) -> int | None:
-    """Return where the blocks of a header end."""
+    """Return the end of a header's blocks, or None if the header continues."""
     for card in range(0, len(head) - _CARD + 1, _CARD):
         if head[card : card + _CARD] == _END:
             return min(-(-(card + _CARD) // _BLOCK) * _BLOCK, len(head))
@@ -160,7 +163,7 @@ def _values_bytes(header: Any, entry: Entry) -> int:
 
 
 def _shape(header: Any, entry: Entry) -> tuple[int, ...]:
-    """Return the sizes of the axes, the one that varies slowest first."""
+    """Return the sizes of the axes, slowest first."""
     count = _whole(header, "NAXIS", entry)
     if count == 0:
         return (0,)
@@ -227,7 +230,7 @@ def _text(cards: Mapping[str, Any]) -> str:
 
 
 def scaled(values: Array, cards: str) -> Array:
-    """Return what astropy makes of stored values."""
+    """Return the values that astropy decodes from stored ones."""
     if not cards:
         return values
     from astropy.io import fits
@@ -303,7 +306,7 @@ class FitsTableFormat(ContiguousFormat):
 def table_columns(
     stored: Array, layout: FitsLayout, names: tuple[str, ...] | None
 ) -> dict[str, Array]:
-    """Return what astropy makes of the bytes of rows."""
+    """Return the columns that astropy decodes from the bytes of rows."""
     from astropy.io import fits
 
     try:

@@ -1,7 +1,7 @@
-"""Where the samples of an array begin: single rows, windows along an axis, or blocks.
+"""Places of an array's samples: single rows, windows along an axis, or blocks.
 
-Samples are numbered in C order of the array's axes, and that number is their ordinal. A visit takes
-neighbours instead, in the order in which the array is stored (`StorageOrder`).
+Samples are numbered in C order of the array's axes, and this number is their ordinal. A visit
+takes neighbours in storage order instead (`StorageOrder`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from growcache.seeding import derive_seed
 
 Shape: TypeAlias = tuple[int, ...]
 Indices: TypeAlias = range | tuple[int, ...]  # along one axis, ascending
-Box: TypeAlias = tuple[Indices, ...]  # one for each axis of an array
+Box: TypeAlias = tuple[Indices, ...]  # indices per axis of an array
 
 GRID_OPTIONS = ("axis", "window", "stride", "edge", "phase", "select")
 
 
 @dataclass(frozen=True, slots=True)
 class AxisGrid:
-    window: int | None = None  # values along the axis; None: single ones, without the axis
+    window: int | None = None  # values along the axis; None: single values, without the axis
     stride: int = 1  # from one start to the next
-    pad: bool = False  # whether windows beyond the end are kept, filled with zeros
-    random_phase: bool = False  # whether every pass starts at another random place
+    pad: bool = False  # whether windows beyond the end are kept and filled with zeros
+    random_phase: bool = False  # whether each pass has another random offset
 
     @property
     def length(self) -> int:
@@ -44,7 +44,7 @@ class AxisGrid:
 
     @property
     def least_new(self) -> int:
-        """The values along the axis that no other window starts with."""
+        """Values at the start of a window that no other window starts with."""
         return 1 if self.pad else min(self.length, self.stride)
 
     def possible(self, size: int) -> int:
@@ -54,10 +54,11 @@ class AxisGrid:
         return range(phase, self.possible(size), self.stride)
 
     def phase(self, size: int, *seed: int | str) -> int:
-        """Return where the grid starts in this pass.
+        """Return the grid's offset in this pass.
 
-        Uniform over the stride, so every possible start is equally likely; or over the possible
-        starts if those are fewer, so a short object is not passed over.
+        It is uniform over the stride, so every possible start is equally likely. If there are
+        fewer possible starts than that, it is uniform over these, so that no short object is
+        skipped.
         """
         choices = min(self.stride, self.possible(size))
         if not self.random_phase or choices < 2:
@@ -67,9 +68,9 @@ class AxisGrid:
 
 @dataclass(frozen=True, slots=True)
 class ArrayGrid:
-    cuts: tuple[tuple[int, AxisGrid], ...]  # by axis; a negative axis counts from the last one
-    dimensions: int | None = None  # of the array, where there is a window for each
-    # of an axis, the indices that samples have, in their order; of other axes, all
+    cuts: tuple[tuple[int, AxisGrid], ...]  # by axis; negative ones count from the last
+    dimensions: int | None = None  # of the array, if each has a window
+    # Indices by axis, in the order that samples have. Other axes keep all indices.
     select: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def without_phase(self) -> ArrayGrid:
@@ -77,7 +78,7 @@ class ArrayGrid:
         return replace(self, cuts=cuts)
 
     def axes_of(self, shape: Shape, what: str) -> tuple[AxisGrid | None, ...]:
-        """Return the grid of each axis, None for those that are not cut."""
+        """Return the grid of each axis, with None for axes that are not cut."""
         if self.dimensions is not None and len(shape) != self.dimensions:
             raise FormatError(
                 f"{what}: expected {self.dimensions} axes, as window has, found shape "
@@ -114,7 +115,7 @@ class ArrayGrid:
         return tuple(found)
 
     def on(self, shape: Shape, what: str, visit: Visit | None = None, key: str = "") -> Samples:
-        """Return the samples of an array; at phase 0 without a visit."""
+        """Return the samples of an array, at phase 0 without a visit."""
         axes = self.axes_of(shape, what)
         selections = self.selections(shape, axes, what)
         first = next((at for at, grid in enumerate(axes) if grid is not None), 0)
@@ -142,7 +143,7 @@ class Samples:
     """The samples of one array, by ordinal."""
 
     shape: Shape
-    axes: tuple[AxisGrid | None, ...]  # the grid of each axis; None: not cut
+    axes: tuple[AxisGrid | None, ...]  # grid of each axis; None: not cut
     selections: tuple[tuple[int, ...] | None, ...]
     starts: tuple[range, ...]  # along each axis
 
@@ -159,7 +160,7 @@ class Samples:
 
     @property
     def values(self) -> int:
-        """The number of values of one sample."""
+        """Number of values of one sample."""
         return math.prod(
             grid.length if grid is not None else len(self._taken(at))
             for at, grid in enumerate(self.axes)
@@ -167,7 +168,7 @@ class Samples:
 
     @property
     def distinct_values(self) -> int:
-        """Return how many values, at least, each sample adds to what is read."""
+        """Return the least number of new values that each sample adds to those read."""
         return math.prod(
             len(self._ascending(at)) if grid is None else grid.least_new
             for at, grid in enumerate(self.axes)
@@ -178,7 +179,7 @@ class Samples:
         return any(grid is not None and grid.pad for grid in self.axes)
 
     def too_short(self) -> str | None:
-        """Return why there is no sample."""
+        """Return the reason why there are no samples, or None."""
         for at in self.cut_axes:
             grid = self.axes[at]
             if grid is not None and not self.starts[at]:
@@ -189,14 +190,14 @@ class Samples:
         return None
 
     def of_array(self, other: Samples) -> Samples:
-        """Return these samples, of another array that is as long where it is cut."""
+        """Return the same samples of another array with equal lengths along the cut axes."""
         starts = list(other.starts)
         for mine, its in zip(self.cut_axes, other.cut_axes, strict=True):
             starts[its] = self.starts[mine]
         return replace(other, starts=tuple(starts))
 
     def starts_of(self, ordinals: Sequence[int]) -> list[Shape]:
-        """Return where each sample begins along each axis."""
+        """Return the start of each sample along each axis."""
         cut = self.cut_axes
         if len(cut) > 1:
             return [self.start(ordinal) for ordinal in ordinals]
@@ -212,7 +213,10 @@ class Samples:
         return tuple(found)
 
     def origin(self, start: Shape) -> tuple[int, int]:
-        """Return [start, stop) along the axis that is cut; of several, as places in C order."""
+        """Return the origin [start, stop) along the cut axis.
+
+        With several, it has places in C order.
+        """
         cut = self.cut_axes
         ends = [self._end(at, start[at]) for at in range(len(start))]
         if len(cut) == 1:
@@ -223,7 +227,7 @@ class Samples:
         return first, last + 1
 
     def hull(self, first: Shape, last: Shape) -> Box:
-        """Return the box from the sample that begins at ``first`` to the one at ``last``."""
+        """Return the box from the sample that starts at ``first`` to the one at ``last``."""
         return tuple(
             self._ascending(at) if grid is None else range(first[at], self._end(at, last[at]))
             for at, grid in enumerate(self.axes)
@@ -232,12 +236,13 @@ class Samples:
     def cut_all(
         self, values: Array, hull: Box, starts: Sequence[Shape]
     ) -> list[tuple[Array, int, int]]:
-        """Return samples out of the values of a hull, with their origins."""
+        """Cut samples out of the values of a hull, with their origins."""
         cut, reordered = self.cut_axes, any(map(_is_reordered, self.selections))
         grid, at = self.axes[cut[0]], cut[0]
         if len(cut) > 1 or reordered or grid is None or grid.pad:
             return [(self.cut(values, hull, s), *self.origin(s)) for s in starts]
-        first, length = hull[at][0], grid.length  # the usual case, of as many samples as bytes
+        # A shortcut for the usual case, because there may be a sample per byte.
+        first, length = hull[at][0], grid.length
         before: tuple[Any, ...] = (slice(None),) * at
         if grid.window is None:
             return [(values[(*before, s[at] - first)], s[at], s[at] + 1) for s in starts]
@@ -251,7 +256,7 @@ class Samples:
         ]
 
     def cut(self, values: Array, hull: Box, start: Shape) -> Array:
-        """Return a sample out of the values of a hull, without the axes of single values."""
+        """Cut a sample out of the values of a hull, without the axes of single values."""
         index: list[Any] = []
         short: list[tuple[int, int]] = []
         for at, grid in enumerate(self.axes):
@@ -310,10 +315,10 @@ def _is_reordered(chosen: tuple[int, ...] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StorageOrder:
-    """Numbers samples by the chunk in which they begin, chunk after chunk, and then inside it.
+    """Numbers samples by the chunk in which they start, and then within the chunk.
 
-    A sample's number in this order is its place. Chunks, and the samples of one, go by ``order``
-    of the axes, the first of which varies slowest. Without chunks an axis is one chunk.
+    A sample's number in this order is its place. ``order`` is the order of the axes for chunks,
+    and for the samples of a chunk, slowest first. Without chunks an axis is one chunk.
     """
 
     starts: tuple[range, ...]  # along each axis
@@ -338,7 +343,7 @@ class StorageOrder:
         return found
 
     def chunk(self, place: int) -> range:
-        """Return the places of the samples that begin in the chunk of this one."""
+        """Return the places of the samples that start in the chunk of the sample at ``place``."""
         spans, inside = self._spans(place)
         return range(place - inside, place - inside + math.prod(map(len, spans)))
 
@@ -351,7 +356,7 @@ class StorageOrder:
         return numbers
 
     def _spans(self, place: int) -> tuple[list[range], int]:
-        """Return the starts of the chunk of a place along each axis, and its number among them."""
+        """Return the starts in the chunk of a place along each axis, and its number among them."""
         spans: list[range] = []
         counts = [len(self.starts[at]) for at in self.order]
         above = 1
@@ -378,8 +383,8 @@ def hulls_of(
 ) -> Iterator[tuple[Box, list[Shape]]]:
     """Yield boxes, each with the starts of the samples that are read with it.
 
-    Neighbours along the fastest axis that is cut share a box if at most ``gap`` values are between
-    them. ``order`` is that of the axes in storage, slowest first.
+    Neighbours along the fastest cut axis share a box if at most ``gap`` values separate them.
+    ``order`` is the storage order of the axes, slowest first.
     """
     fastest = [at for at in order if samples.axes[at] is not None][-1]
     grid = samples.axes[fastest]
@@ -415,7 +420,7 @@ def runs_of(indices: Indices) -> list[range]:
 
 
 def grid_option(options: Mapping[str, Any], phase: str = "zero") -> ArrayGrid | None:
-    """Return None where samples are whole objects."""
+    """Return the grid of the options, or None if samples are whole objects."""
     if options.get("axis") is None and options.get("window") is None:
         for name in ("stride", "edge", "phase", "select"):
             if name in options:

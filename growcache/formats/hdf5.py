@@ -1,4 +1,4 @@
-"""HDF5: rows or windows along the first axis of datasets, read by byte range, chunk by chunk."""
+"""HDF5: rows or windows along the first axis of datasets, read by byte range and chunk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Layouts: TypeAlias = Mapping[str, DatasetLayout]
 
 
 class _FieldsOfFiles:
-    """The datasets of each file: those that are named, or those at its root that ``belong``."""
+    """The datasets of each file: the named ones, or those at the root that ``belong``."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _FieldsOfFiles:
         ]
 
     async def advice(self, reader: ObjectReader) -> str:
-        """Return a sentence where values mean something, and the configuration says nothing."""
+        """Return advice if values have a scale and the configuration does not say how to apply it."""
         if self._scale is not None:
             return ""
         fields = await self.get(reader)
@@ -205,11 +205,11 @@ class HDF5WindowsFormat(ObjectFormat):
         return CutFields.of(found, self._grid, reader.entry, visit)
 
     def _of_one_length(self, found: Layouts) -> list[str]:
-        """Return the datasets that are as long as the largest along the axes that are cut."""
+        """Return the datasets with the length of the largest one along the cut axes."""
         sizes = {}
         for name, layout in found.items():
             if layout.shape and not self._is_dropped(layout):
-                with suppress(FormatError):  # it has not as many axes
+                with suppress(FormatError):  # it has fewer axes
                     sizes[name] = self._grid.on(layout.shape, name).cut_sizes
         largest = max(
             sizes,

@@ -1,8 +1,8 @@
-"""How an HDF5 dataset is stored, and how its chunks and strings are decoded.
+"""The layout of an HDF5 dataset, and the decoding of its chunks and strings.
 
 No other file is ever opened: external and user-defined links, external storage and virtual
-datasets are refused. Chunks are decoded in parallel threads; only filters that HDF5 alone knows
-run in the library.
+datasets are refused. Chunks are decoded in parallel threads. Only filters that growcache does
+not decode itself run in the library.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ ChunkLocation = tuple[int, int, int]
 def locate_chunks(
     file: Any, image: MetadataImage, path: str, places: Sequence[tuple[int, ...]]
 ) -> list[ChunkLocation | None]:
-    """Return where chunks are, by their first elements; None for one that was never written.
+    """Return the places of chunks, given by their first elements; None for unwritten chunks.
 
-    Some chunk of the dataset must have been written, because the library answers wrongly
-    otherwise. Each chunk is read in vain twice: into no room, which looks up its size, and
-    from an image that claims to have all bytes, which shows the range. The library's own
-    functions walk through the index from its beginning.
+    The dataset must have a written chunk, because otherwise the library answers wrongly. Each
+    chunk is read twice without success. The first read, into no memory, looks up its size. The
+    second, from an image that claims to have all bytes, shows its range. The library's own
+    functions would walk through the index from its start.
     """
     dataset = dataset_at(file, path).id
     return [_locate_chunk(dataset, image, place) for place in places]
@@ -73,7 +73,7 @@ def _locate_chunk(
     except (ValueError, RuntimeError, OSError) as error:
         if len(image.missing) > missing or "not allocated" in str(error):
             return None
-        told = _BYTES_REQUIRED.search(str(error))  # too little room: there is such a chunk
+        told = _BYTES_REQUIRED.search(str(error))  # the chunk exists and needs memory
         if told is None:
             raise
         needed = int(told[1])
@@ -84,7 +84,7 @@ def _locate_chunk(
 
 
 Filter = tuple[int, int, tuple[int, ...]]
-"""Number, flags, and values."""
+"""Number, flags and values of a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,14 @@ class DatasetLayout:
     chunks: tuple[int, ...] | None  # shape of a chunk; None: contiguous values
     offset: int | None  # of contiguous values; None: never written
     has_chunks: bool  # whether any chunk was written
-    inline_values: bytes | None  # the values, if the header holds them
-    fill: Array  # value of what was never written
+    inline_values: bytes | None  # values that the header holds
+    fill: Array  # value of unwritten chunks
     filters: tuple[Filter, ...]  # in the order of writing
     string_storage: str | None  # heap, spaces or zeros; None: numbers
-    address_base: int  # what addresses in the file count from
-    encoded_type: bytes | None = (
-        None  # HDF5's encoding of a type that NumPy cannot read; else None
-    )
+    address_base: int  # byte from which addresses in the file count
+    encoded_type: bytes | None = None  # HDF5's encoding of a type that NumPy lacks; else None
     lacks_fill: bool = False  # whether the file has no fill value
-    scale: Scale | None = None  # what the values mean, where that was asked for
+    scale: Scale | None = None  # of the values, if the configuration asks for it
 
 
 def describe_dataset(file: Any, path: str, key: str, *, scaled: bool = False) -> DatasetLayout:
@@ -135,7 +133,7 @@ def _scale_of(dataset: Any, layout: DatasetLayout) -> Scale | None:
 
 
 def _scale_attributes(dataset: Any) -> dict[str, Any]:
-    """Return the attributes that say what values mean; long ones and other types do not."""
+    """Return the attributes that describe a scale, without long ones and other types."""
     import h5py
 
     known = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
@@ -186,7 +184,8 @@ def _dataset_layout(file: Any, dataset: Any, path: str) -> DatasetLayout:
     if kind == h5py.h5d.COMPACT:
         inline = _inline_values(dataset, strings, path)
     elif kind == h5py.h5d.CONTIGUOUS:
-        # After a user block the library gives an offset for data never written, too.
+        # After a user block, the library returns an offset even for data that were never
+        # written.
         offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
     return DatasetLayout(
         path=path,
@@ -266,7 +265,8 @@ def _stored_as_numpy(type_: Any, dtype: np.dtype[Any]) -> bool:
 def _is_padded_number(type_: Any) -> bool:
     import h5py
 
-    # Only these two classes: an enumeration, for instance, is an integer to h5py, too.
+    # Only these two classes, because h5py also returns, for example, an enumeration as an
+    # integer.
     return type_.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT)
 
 
@@ -276,17 +276,17 @@ def _encoded_type(dataset: Any, dtype: np.dtype[Any]) -> bytes | None:
 
 
 HEAP_ID = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
-"""What stands for a string of any length."""
+"""The stored reference to a string of variable length."""
 
 
 SHUFFLE, SCALE_OFFSET, BITSHUFFLE = 2, 6, 32008
 _STEPS = {1: ZLIB, 3: FLETCHER32, 307: BZIP2, 32001: BLOSC, 32004: HDF5_LZ4, 32015: ZSTD}
 LIBRARY_FILTERS = {4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
-# Read by growcache; the library would load a plugin.
+# growcache decodes these, for which the library would load a plugin.
 _PLUGINS_READ = {
     307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd"
 }  # fmt: skip
-# Not read: numcodecs has none of them.
+# Not decoded, because numcodecs has none of them.
 PLUGIN_FILTERS = {
     32013: "zfp", 32014: "fpzip", 32017: "sz", 32018: "fci-decomp", 32019: "jpeg", 32022: "granular bitround",
     32023: "bitround", 32024: "sz3", 32026: "blosc2", 32028: "sperr",
@@ -296,7 +296,7 @@ _FILE_NUMBERS = itertools.count()  # of files in memory
 
 
 def check_filters(layout: DatasetLayout, key: str) -> None:
-    """Refuse filters that only a plugin knows; plugins are never looked for."""
+    """Refuse filters that need a plugin. Plugins are never searched."""
     by_library = _is_decoded_by_library(layout)
     for code, _, _ in layout.filters:
         if by_library and code in _PLUGINS_READ:
@@ -349,14 +349,14 @@ def _step(code: int, values: tuple[int, ...]) -> Step:
 def _decode_by_library(
     data: memoryview, mask: int, layout: DatasetLayout, chunking: ChunkGrid
 ) -> Array:
-    """Decode as the only chunk of a file in memory.
+    """Decode a chunk as the only one of a file in memory.
 
-    In the original file the library would trust the stored parameters of the filters.
+    In the original file, the library would trust the stored parameters of the filters.
     """
     try:
         with without_garbage_collection():
             return _decode_in_memory_file(bytes(data), mask, layout, chunking)
-    except Exception as error:  # the library raises what damage makes it raise
+    except Exception as error:  # a damaged chunk can make the library raise anything
         raise FormatError(
             f"a chunk cannot be decoded: {' '.join(str(error).split())}", code="GC302"
         ) from error
@@ -371,7 +371,7 @@ def _decode_in_memory_file(
     type_ = h5py.h5t.py_create(chunking.dtype, logical=True)
     if layout.encoded_type is not None:
         type_ = h5py.h5t.decode(layout.encoded_type)
-    # HDF5 takes files of one name for one file, which cannot be made twice at a time.
+    # HDF5 takes files with the same name for one file, which cannot be created twice.
     name = f"growcache chunk {next(_FILE_NUMBERS)}"
     with h5py.File(name, "w", driver="core", backing_store=False) as file:
         space = h5py.h5s.create_simple(chunking.chunks)
@@ -383,7 +383,7 @@ def _decode_in_memory_file(
 
 
 def _creation_properties(mask: int, layout: DatasetLayout, chunking: ChunkGrid) -> Any:
-    """Return properties with the filters that the chunk went through.
+    """Return properties with the filters that were applied to the chunk.
 
     The library would ignore a mask of the other filters until the file is opened again.
     """
@@ -398,7 +398,7 @@ def _creation_properties(mask: int, layout: DatasetLayout, chunking: ChunkGrid) 
     return plist
 
 
-LEAST_HEAP_BYTES = 4096  # bytes; what a heap has at least
+LEAST_HEAP_BYTES = 4096  # size of the smallest heap
 _HEAP_HEADER = struct.Struct("<4sB3xQ")
 _HEAP_ITEM = struct.Struct("<HH4xQ")
 
@@ -443,7 +443,7 @@ async def _strings_from_heaps(
 async def _read_heaps(
     reader: ObjectReader, places: Sequence[int]
 ) -> list[dict[int, memoryview]]:
-    """Most heaps take one shared request; larger ones a second."""
+    """Read the heaps at these places. Most share one request; large ones need a second."""
     size, key = reader.entry.size, reader.entry.key
     if any(place + _HEAP_HEADER.size > size for place in places):
         raise FormatError(f"{key}: a heap of strings ends beyond the file", code="GC302")
@@ -470,7 +470,7 @@ def _heap_size(head: memoryview, key: str) -> int:
 
 
 def _heap_items(data: memoryview) -> dict[int, memoryview]:
-    """A damaged item ends the heap."""
+    """Return the items of a heap by number. A damaged item ends the heap."""
     found: dict[int, memoryview] = {}
     at = _HEAP_HEADER.size
     while at + _HEAP_ITEM.size <= len(data):

@@ -1,4 +1,4 @@
-"""One dataset of an HDF5 file as a field of samples: which bytes hold its values, and the values."""
+"""One dataset of an HDF5 file as a field of samples: the bytes that have its values, and the values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredLayout(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-_STRING_BYTES = 64  # that one is taken to have, before it is read
+_STRING_BYTES = 64  # assumed size of a string before it is read
 
 
 class DatasetField(FieldArray):
@@ -143,14 +143,14 @@ class DatasetField(FieldArray):
 
 
 def _normal_bools(values: Array) -> Array:
-    """Return bools as 0 and 1, whatever bytes the file has."""
+    """Return bools as 0 and 1, whatever bytes the file contains."""
     return values.view(np.uint8) != 0 if values.dtype == np.bool_ else values
 
 
 def whole_fields(
     name: str, layout: StoredLayout, values: ArrayOrStrings, key: str
 ) -> dict[str, Any]:
-    """Return the fields of all values of a dataset."""
+    """Return the fields for all values of a dataset."""
     if isinstance(values, list):
         if layout.shape:
             raise FormatError(

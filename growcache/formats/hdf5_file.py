@@ -1,8 +1,8 @@
-"""Open remote HDF5 files with h5py, and fetch only the metadata that the library asks for.
+"""Open remote HDF5 files with h5py, and fetch only the metadata that the library reads.
 
-h5py reads an image of the file in memory. A read of missing bytes fails and the range is
-recorded; it is fetched without any lock held, and the call is repeated. So no thread waits for
-the network inside HDF5, which runs one call at a time.
+h5py reads an image of the file in memory. Reading missing bytes fails, and their range is
+recorded. The range is then fetched without holding any lock, and the call is repeated. So no
+thread waits for the network inside HDF5, which runs one call at a time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 METADATA_BLOCK_BYTES = 1 << 13  # bytes; metadata is fetched in whole blocks
-FILE_HEAD_BYTES = SMALL_OBJECT_BYTES  # at the start, which hold all metadata of most files
-MOST_DOUBLINGS = 7  # doublings of what is fetched where one question leads to the next
-MOST_ATTEMPTS = 100  # requests after another for one question
-MOST_READ_BYTES = 1 << 24  # bytes that the library may ask for at once
-MOST_METADATA_BYTES = 1 << 26  # bytes of metadata that are kept, of all files together
+FILE_HEAD_BYTES = SMALL_OBJECT_BYTES  # at the start; they contain all metadata of most files
+MOST_DOUBLINGS = 7  # of the fetched size, if one question leads to the next
+MOST_ATTEMPTS = 100  # consecutive requests for one question
+MOST_READ_BYTES = 1 << 24  # of one read by the library
+MOST_METADATA_BYTES = 1 << 26  # kept, of all files together
 _SIGNATURE = b"\x89HDF"
-MOST_OPEN_FILES = 64  # files; of others the metadata is still here
+MOST_OPEN_FILES = 64  # open at a time; the metadata of closed files is still kept
 
 
 class _MissingBytesError(OSError):
-    """HDF5 reads bytes that were not fetched yet."""
+    """HDF5 reads bytes that have not been fetched yet."""
 
 
 class MetadataImage(SeekableFile):
@@ -78,13 +78,13 @@ class MetadataImage(SeekableFile):
         return len(into)
 
     def locate(self, work: Callable[[], T]) -> tuple[T, tuple[int, int]]:
-        """Return the result of ``work``, and offset and size of the range that it reads in vain."""
+        """Return the result of ``work``, and offset and size of the range that it fails to read."""
         self._locating, self._located = True, None
         try:
             result = work()
         finally:
             self._locating = False
-        found: tuple[int, int] | None = self._located  # by what `work` read
+        found: tuple[int, int] | None = self._located  # set by `work`
         return result, found or (0, 0)
 
     def missing_blocks(self, start: int, stop: int) -> list[int]:
@@ -112,9 +112,9 @@ _LIBRARY_LOCK = threading.RLock()
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile, because this thread would then close objects of HDF5.
+    """Suspend garbage collection, because it would close objects of HDF5 in this thread.
 
-    h5py's lock lets the same thread pass, and one call within another confuses the library.
+    h5py's lock is reentrant, and a call within another one confuses the library.
     """
     with _LIBRARY_LOCK:
         collecting = gc.isenabled()
@@ -139,7 +139,10 @@ class _ImageFirstReader:
 
 
 class HDF5File:
-    """``on_growth`` is called after each fetch of metadata."""
+    """A remote HDF5 file and its fetched metadata.
+
+    ``on_growth`` is called after each fetch of metadata.
+    """
 
     def __init__(
         self, entry: Entry, thread: ThreadPoolExecutor, on_growth: Callable[[HDF5File], None]
@@ -153,7 +156,10 @@ class HDF5File:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(self, reader: ObjectReader, work: Callable[[Any], T]) -> T:
-        """Return the result of ``work`` on the open `h5py.File`; it may run several times."""
+        """Return the result of ``work`` on the open `h5py.File`.
+
+        ``work`` may run several times.
+        """
         loop = asyncio.get_running_loop()
         if not self.image.nbytes:
             await self._fetch(reader, [(0, min(FILE_HEAD_BYTES, self.image.size))], 0)
@@ -193,7 +199,7 @@ class HDF5File:
         except GrowcacheError:
             if not self.image.missing:
                 raise
-        except Exception as error:  # HDF5 raises what a broken file makes it raise
+        except Exception as error:  # a damaged file can make HDF5 raise anything
             if not self.image.missing:
                 self.close()
                 said = " ".join(str(error).split()) or type(error).__name__
@@ -202,13 +208,13 @@ class HDF5File:
                 raise FormatError(
                     f"{self.entry.key}: cannot be read as HDF5: {said[:200]}{advice}"
                 ) from error
-        self.close()  # it may remember that a read failed
+        self.close()  # HDF5 may remember that a read failed
         return None, self.image.missing
 
     async def _fetch(
         self, reader: ObjectReader, ranges: Sequence[tuple[int, int]], turn: int
     ) -> None:
-        """Fetch the missing blocks, and more after them with every round."""
+        """Fetch the missing blocks, and more blocks after them in every round."""
         ahead = METADATA_BLOCK_BYTES << min(turn, MOST_DOUBLINGS)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -255,11 +261,11 @@ def _consecutive(numbers: Iterator[int]) -> list[range]:
 
 class HDF5Files:
     def __init__(self) -> None:
-        # One thread: HDF5 runs one call at a time in any case.
+        # One thread is enough, because HDF5 runs one call at a time.
         self._thread = ThreadPoolExecutor(1, "growcache-hdf5")
         self._files: LruCache[Entry, HDF5File] = LruCache(MOST_METADATA_BYTES, self._forget)
         self._open: LruCache[Entry, HDF5File] = LruCache(MOST_OPEN_FILES, self._close)
-        # HDF5 closes what is open when the process ends, which is too late for files in Python.
+        # HDF5 closes open files when the process ends, which is too late for files in Python.
         weakref.finalize(self, _close_all, self._files)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
-"""Undo compression filters of HDF5's plugins: lz4, bitshuffle and bzip2.
+"""Undo compression by HDF5 plugins: lz4, bitshuffle and bzip2.
 
-Chunks are read without the library, so no plugin is ever loaded. Sizes in a chunk are believed no
-further than the chunk may become.
+Chunks are read without the library, so no plugin is ever loaded. Sizes in a chunk are trusted
+only up to the size that the chunk may have.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from growcache.errors import FormatError
 from growcache.formats.chunk_codecs import LZ4, MAX_VALUE_BYTES, MOST_GROWTH, ZSTD, Step
 from growcache.schema import Array
 
-_HEAD_BYTES = 12  # bytes of a block's number and of all, big-endian
+_HEAD_BYTES = 12  # total size and block size, big-endian
 _SIZE_BYTES = 4  # before each block
 _SHUFFLED = 8  # elements; bits of fewer are not shuffled
-_BLOCK_BYTES, _LEAST_BLOCK = 8192, 128  # elements of a block where the file says 0
+# Default and smallest block; the file says 0 for the default.
+_BLOCK_BYTES, _LEAST_BLOCK = 8192, 128
 _TRANSPOSITIONS = [
     (np.uint64(shift), np.uint64(mask))
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0xF0F0F0F0))
@@ -70,7 +71,7 @@ def _next_block(data: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _undo_lz4(stored: memoryview, size: int) -> memoryview:
-    """Numcodecs wants the size before a block, little-endian."""
+    """Decompress an lz4 block. numcodecs expects its size before it, little-endian."""
     return _sized(LZ4.undo(memoryview(size.to_bytes(4, "little") + stored), size), size)
 
 
@@ -84,7 +85,7 @@ def _sized(found: memoryview, size: int) -> memoryview:
     return found
 
 
-# How bitshuffle compresses blocks.
+# Compression of bitshuffle's blocks, by number.
 _BY_NUMBER: dict[int, UndoBlock] = {0: lambda data, _: data, 2: _undo_lz4, 3: _undo_zstd}
 
 
@@ -111,7 +112,10 @@ def bitshuffle_step(values: Sequence[int]) -> Step:
 
 
 def _block_sizes(total: int, item: int, elements: int) -> list[int]:
-    """Return the bytes of blocks; the last one is shorter, and a rest is not shuffled."""
+    """Return the sizes of blocks in bytes.
+
+    The last is shorter, and the rest is not shuffled.
+    """
     if elements < _SHUFFLED or elements % _SHUFFLED:
         raise FormatError(f"a chunk has blocks of {elements} elements")
     whole, rest = divmod(total // item, elements)
@@ -138,7 +142,7 @@ def _decompressed(
 
 
 def _unshuffled(data: memoryview, sizes: Sequence[int], item: int) -> memoryview:
-    """Unshuffle all whole blocks at once, then the last one; the rest stays as it is."""
+    """Unshuffle all whole blocks at once, and then the last one. The rest stays as it is."""
     found = np.array(np.frombuffer(data, np.uint8))
     whole = sum(size == sizes[0] for size in sizes)
     at = 0
@@ -151,12 +155,13 @@ def _unshuffled(data: memoryview, sizes: Sequence[int], item: int) -> memoryview
 
 
 def unshuffled_bits(blocks: Array, item: int) -> Array:
-    """Return the bytes of elements, of which each block has all first bits, then all second bits.
+    """Return the bytes of elements from blocks with all first bits, then all second bits, and so on.
 
-    Eight bytes of eight rows are a matrix of bits, which is transposed as a whole word
-    (Warren, Hacker's Delight, 7-3).
+    Eight bytes of eight rows are a matrix of bits, which is transposed as a whole word (Warren,
+    Hacker's Delight, 7-3).
     """
-    rows = blocks.reshape(len(blocks), item, 8, -1)  # by byte of an element, and bit of it
+    # By byte of an element, and bit of that byte.
+    rows = blocks.reshape(len(blocks), item, 8, -1)
     words = np.ascontiguousarray(rows.swapaxes(2, 3)).view("<u8")
     for shift, mask in _TRANSPOSITIONS:
         moved = (words ^ (words >> shift)) & mask

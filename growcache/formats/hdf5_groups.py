@@ -1,4 +1,4 @@
-"""HDF5 files in which each group is a sample, and its datasets are the fields."""
+"""HDF5 files in which each group is a sample and its datasets are the fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from growcache.store.contract import Entry
 Layouts: TypeAlias = dict[str, DatasetLayout]
 
 _KNOWN_NAME_BYTES = 1 << 24  # of names of groups, of all files together
-_NAME_BYTES = 64  # of one, about
+_NAME_BYTES = 64  # of one name, estimated
 
 
 class HDF5GroupsFormat(ObjectFormat):
@@ -124,7 +124,10 @@ class HDF5GroupsFormat(ObjectFormat):
         return found
 
     def _is_dropped(self, layout: DatasetLayout) -> bool:
-        """Whether a dataset of text is left out: unless said otherwise, one that is no value."""
+        """Whether a text dataset is left out.
+
+        By default those with dimensions are.
+        """
         if layout.string_storage is None:
             return False
         return self._text == "drop" or (self._text is None and bool(layout.shape))
@@ -143,7 +146,7 @@ async def _sample(fields: Sequence[DatasetField], reader: ObjectReader) -> Sampl
 
 
 def group_option(options: Mapping[str, Any]) -> str | None:
-    """Return the folder of the groups that are samples; empty for the root, None for no such option."""
+    """Return the folder of the groups that are samples: "" for the root, None without the option."""
     value = options.get("group")
     if value is None:
         return None

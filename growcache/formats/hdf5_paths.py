@@ -1,4 +1,4 @@
-"""Find groups and datasets of an HDF5 file, by links that never lead out of the file."""
+"""Find groups and datasets of an HDF5 file, by links that stay inside the file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from growcache.errors import FormatError
 
 MOST_LINKS = 64  # from the root to a dataset, soft ones included
-MOST_SHOWN_NAMES = 8  # datasets that an error names
-MOST_SEARCHED_NAMES = 1000  # names in a file that are visited to list its datasets
+MOST_SHOWN_NAMES = 8  # datasets that an error lists
+MOST_SEARCHED_NAMES = 1000  # names that are visited to list a file's datasets
 MOST_SHOWN_CHARACTERS = 40
-MOST_GROUPS = 1 << 20  # that are samples of a file
-MOST_FIELDS = 256  # datasets of such a group
+MOST_GROUPS = 1 << 20  # samples of a file
+MOST_FIELDS = 256  # datasets of a group
 _BARE_DIMENSION = b"This is a netCDF dimension but not a netCDF variable"
 
 
 def names_at_root(file: Any, key: str) -> list[str]:
-    """Links out of the file do not count."""
+    """Return the names at the root, without links out of the file."""
     import h5py
 
     if len(file) > 1000:
@@ -27,13 +27,13 @@ def names_at_root(file: Any, key: str) -> list[str]:
         name
         for name in file
         if isinstance(file.get(name, getlink=True), h5py.HardLink)
-        # To ask for its class would go through all of the index of its chunks.
+        # Not by class, because that would read the whole index of its chunks.
         and _is_variable(h5py.h5o.open(file.id, name.encode()))
     ]
 
 
 def _is_variable(found: Any) -> bool:
-    """Whether it is a dataset, and not netCDF's note of a dimension without values."""
+    """Whether the object is a dataset, rather than netCDF's note of a dimension without values."""
     import h5py
 
     if not isinstance(found, h5py.h5d.DatasetID):
@@ -48,7 +48,7 @@ def _is_variable(found: Any) -> bool:
 
 
 def group_names(file: Any, parent: str) -> tuple[str, ...]:
-    """Return the names of the groups in a folder, without a look at each."""
+    """Return the names of the groups in a folder, without opening each."""
     import h5py
 
     at = file["/"]
@@ -63,7 +63,7 @@ def group_names(file: Any, parent: str) -> tuple[str, ...]:
 
 
 def group_at(file: Any, path: str) -> Any:
-    """Return the group at a path of hard links, if one is there."""
+    """Return the group at a path of hard links, or None."""
     import h5py
 
     at = file["/"]
@@ -79,7 +79,7 @@ def group_at(file: Any, path: str) -> Any:
 
 
 def paths_in_group(file: Any, group: str) -> list[str]:
-    """Return the datasets below a group, those in groups of it, too."""
+    """Return the datasets in a group and its sub-groups."""
     import h5py
 
     at = file["/"]
@@ -96,12 +96,12 @@ def paths_in_group(file: Any, group: str) -> list[str]:
 
 
 def dataset_paths(file: Any) -> list[str]:
-    """Return the first datasets found, those next to the root first."""
+    """Return the first datasets that are found, starting next to the root."""
     import h5py
 
     found: list[str] = []
     groups, looked = [("", file["."])], 0
-    for folder, group in groups:  # which grows meanwhile
+    for folder, group in groups:  # grows meanwhile
         for name in group:
             looked += 1
             if looked > MOST_SEARCHED_NAMES:
@@ -117,7 +117,7 @@ def dataset_paths(file: Any) -> list[str]:
 
 
 def dataset_at(file: Any, path: str) -> Any:
-    """Follow links one by one, and none out of the file."""
+    """Return the dataset at a path. Links are followed one by one, and none out of the file."""
     import h5py
 
     at, left = file["/"], _path_parts(path)

@@ -57,7 +57,7 @@ class SparseLayout:
 
 
 def describe_sparse(file: Any, path: str, key: str) -> SparseLayout | None:
-    """Return the matrix at a path; None where no group is there, or another one."""
+    """Return the matrix at a path, or None if there is no group or another one."""
     group = group_at(file, path)
     if group is None:
         return None

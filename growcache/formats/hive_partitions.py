@@ -1,4 +1,4 @@
-"""Columns that the key of an object says, as ``year=2024/region=eu/part-0.parquet``."""
+"""Columns in the key of an object, as in ``year=2024/region=eu/part-0.parquet``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError
 from growcache.schema import Value
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive and Spark write for null
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # null, as Hive and Spark write it
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _DTYPES = (
     "str", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -24,12 +24,13 @@ Partitions = Mapping[str, Value | None]
 
 
 class PartitionOption:
-    """Whether keys have columns, and of which dtype they are.
+    """Whether keys have columns, and their dtypes.
 
     Args:
-        used: whether they have any.
-        dtypes: by column; of others int64 where the value is an integer, else text.
-        kept: the columns that samples have, None if all.
+        used: Whether keys have columns.
+        dtypes: Dtypes by column. Other columns are int64 if the value is an integer, and text
+            otherwise.
+        kept: Columns that samples have; None keeps all.
     """
 
     def __init__(

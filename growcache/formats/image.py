@@ -1,4 +1,4 @@
-"""JPEG, PNG and WebP: kept encoded or decoded by Pillow, and labelled by their folder."""
+"""JPEG, PNG and WebP images, kept encoded or decoded by Pillow, and labelled by their folder."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _OPTIONS = ("decode", "label", "classes")
 _KINDS = ("JPEG", "PNG", "WEBP")
 _MAGIC_BYTES = 12
 MOST_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
-PIXEL_BYTES, DECODING_BYTES = 3, 7  # of a pixel: decoded; at most, while Pillow decodes it
-SMALL_PIXELS = 1 << 20  # of an image that need not wait
-_STRIP = 1 << 22  # pixels that are converted at a time
+PIXEL_BYTES, DECODING_BYTES = 3, 7  # per pixel: when decoded, and at most while Pillow decodes
+SMALL_PIXELS = 1 << 20  # of an image that is decoded without waiting
+_STRIP = 1 << 22  # pixels that are converted together
 
-# Pixels that the threads of a process decode at once.
+# Pixels that all threads of a process decode together.
 _DECODE_SEMAPHORE = ByteSemaphore(MOST_PIXELS)
 
 
@@ -54,7 +54,7 @@ class ImageFormat(ObjectFormat):
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
         key = reader.entry.key
-        label = self._labelled(key)  # before anything is fetched in vain
+        label = self._labelled(key)  # before fetching, which may be in vain
         data = await read_whole(reader)
         if image_kind(data) is None:
             raise FormatError(
@@ -105,7 +105,7 @@ def _decode_or_count_pixels(data: Buffer, key: str) -> Array | int:
 
 
 def image_kind(data: Buffer) -> str | None:
-    """Return ``"JPEG"``, ``"PNG"`` or ``"WEBP"`` by the first bytes; None: none of them.
+    """Return ``"JPEG"``, ``"PNG"`` or ``"WEBP"`` from the first bytes, or None for other data.
 
     >>> image_kind(bytes.fromhex("ffd8ffe0"))
     'JPEG'
@@ -119,7 +119,10 @@ def image_kind(data: Buffer) -> str | None:
 
 
 def decode_image(data: Buffer, key: str) -> Array:
-    """Return uint8 [height, width, 3] of the first frame; EXIF's orientation is not applied."""
+    """Return the first frame as uint8 [height, width, 3].
+
+    The orientation in EXIF is not applied.
+    """
     with _opened(data, key) as image, _DECODE_SEMAPHORE.hold(image.size[0] * image.size[1]):
         return _rgb(image)
 
@@ -138,14 +141,14 @@ def _opened(data: Buffer, key: str) -> Iterator[Any]:
         raise FormatError(
             f"{key}: expected at most {MOST_PIXELS:,} pixels, found more", code="GC305"
         ) from None
-    except Exception as error:  # Pillow's plugins raise what a broken image makes them raise
+    except Exception as error:  # a broken image can make Pillow's plugins raise anything
         raise FormatError(
             f"{key}: cannot be decoded: {type(error).__name__}: {error}", code="GC302"
         ) from error
 
 
 def _rgb(image: Any) -> Array:
-    """Convert a large image in strips, to avoid three copies."""
+    """Convert a large image in strips, which avoids three copies."""
     width, height = image.size
     rows = max(1, _STRIP // max(1, width))
     if height <= rows:
@@ -178,13 +181,13 @@ def open_image(options: Mapping[str, Any]) -> ImageFormat:
     decode = bool_option(options, "decode")
     if decode:
         require_pillow()
-    label = options.get("label", "folder") or "none"  # YAML's null means it, too
+    label = options.get("label", "folder") or "none"  # also for YAML's null
     named = choice_option({"label": label}, "label", ("folder", "none"), "folder") == "folder"
     found = options.get("classes") == AUTO
     classes = None if found else _classes_option(options.get("classes"))
     if (classes or found) and not named:
         raise ConfigError("source.options.classes: needs label: folder", code="GC112")
-    # The supervisor adds labels of classes that it finds in the listing.
+    # The supervisor adds the labels of classes that it finds in the listing.
     return ImageFormat(label=named and not found, classes=classes, decode=decode)
 
 

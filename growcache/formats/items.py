@@ -1,7 +1,7 @@
-"""Formats whose objects are runs of items: lines, records, members or values.
+"""Formats whose objects are sequences of items: lines, records, members or values.
 
-A part is a byte range and owns the items that begin in it. The user's functions are
-synchronous and run in threads, next to the sampler's event loop.
+A part is a byte range, and owns the items that start in it. The user's functions are
+synchronous, and run in threads next to the sampler's event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from growcache.seeding import generator_at
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode, load_code
 
-RANDOM_RANGE_BYTES = 1 << 20  # bytes that are read where a few items of many are taken
+RANDOM_RANGE_BYTES = 1 << 20  # read where a few items of many are taken
 
 
 class Item(Protocol):
@@ -52,22 +52,25 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT", bound=Item)
 
 
-MOST_THREADS = 64  # visits in flight beyond that wait for a thread
+MOST_THREADS = 64  # visits in flight beyond this number wait for a thread
 
 
-_this_thread = threading.local()  # the call that a thread of ours is running
+_this_thread = threading.local()  # the call that a pool thread is running
 
 
 class UserCall:
     def __init__(self) -> None:
-        # Of a read. The result is then not what the next try would give, even if the user's
-        # code handled the failure.
+        # Failure of a read. The call must then fail, too, even if the user's code handled the
+        # failure, because a retry could give another result.
         self.failure: TransientStoreError | None = None
         self._loop = asyncio.get_running_loop()
         self._given_up = False
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Fails once the call has ended, because the user's code may keep a file."""
+        """Run a read in the event loop and wait for it.
+
+        It fails after the call has ended, because the user's code may keep a file open.
+        """
         running: UserCall = getattr(_this_thread, "call", self)
         try:
             running.check()
@@ -95,7 +98,10 @@ class UserThreads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[UserCall], T]) -> T:
-        """Raise the transient failure of a read, even if the user's code handled it."""
+        """Return the result of ``work``.
+
+        A read's transient failure is raised even if the user's code handled it.
+        """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MOST_THREADS, "growcache-user")
         call = UserCall()
@@ -115,14 +121,14 @@ class UserThreads:
 
 
 class ItemsFormat(ObjectFormat):
-    """Objects with a compression are read whole."""
+    """Base class of formats of items. Compressed objects are read whole."""
 
-    # A visit is worth its requests with `visit_least` samples and `visit_bytes`, unless these exceed
-    # `visit_most_bytes`. Each visit reads about two items in vain.
+    # A visit is worth its requests with `visit_least` samples and `visit_bytes`, unless these
+    # exceed `visit_most_bytes`. Each visit reads about two extra items.
     visit_least: ClassVar[int] = 24
     visit_bytes: ClassVar[int]
     visit_most_bytes: ClassVar[int] = 1 << 25
-    inline_bytes: ClassVar[int] = 0  # of items that are decoded without leaving the event loop
+    inline_bytes: ClassVar[int] = 0  # of items that are decoded in the event loop itself
 
     def __init__(self, code: UserCode | None = None, compression: str = "none") -> None:
         self._code = code
@@ -132,7 +138,10 @@ class ItemsFormat(ObjectFormat):
         self.code_digest = code.digest if code else None
 
     def measure_of(self, entry: Entry, count: int, stride: float | None = None) -> Measure:
-        """Return the sizes of an object; ``stride`` in bytes if visits read ranges."""
+        """Return the measure of an object.
+
+        ``stride`` is in bytes, and given if visits read ranges.
+        """
         if stride is None:
             return Measure(entry.size / max(1, count), 0, count)
         stride = max(1.0, stride)
@@ -155,10 +164,10 @@ class ItemsFormat(ObjectFormat):
         label: Callable[[ItemT], str],
         errors: Sequence[FormatError] = (),
     ) -> SamplesWithOrigins:
-        """Decode items; those that fail do not spoil the others.
+        """Decode items. Those that fail do not affect the others.
 
         Raises:
-            PartlyReadError: with the first of ``errors``, or else of an item.
+            PartlyReadError: The first of ``errors``, or the first failure of an item.
         """
         work = partial(_decode_items, key, items, decode, label, errors)
         if self._code is not None:
@@ -208,9 +217,9 @@ async def items_of_part(
     most_ranges: int,
     least_bytes: int = 0,
 ) -> list[T]:
-    """``items_in`` returns the items that begin in [start, stop).
+    """Return the items of a part. ``items_in`` returns those that start in [start, stop).
 
-    Of parts above ``least_bytes`` only random ranges are read, until they hold enough items.
+    In parts of more than ``least_bytes``, random ranges are read until they have enough items.
     """
     size, key = reader.entry.size, reader.entry.key
     start, stop = visit.part * size // visit.parts, (visit.part + 1) * size // visit.parts
@@ -247,8 +256,11 @@ def _random_ranges(
 def decode_option(
     options: Mapping[str, Any], choices: tuple[str, ...] = ("none",)
 ) -> tuple[str, UserCode | None]:
-    """The first choice is the default."""
-    decode = str(options.get("decode", choices[0]) or "none")  # YAML's null means it, too
+    """Return the choice of the option decode, or the user's code.
+
+    The first choice is the default.
+    """
+    decode = str(options.get("decode", choices[0]) or "none")  # also for YAML's null
     if decode in choices:
         return decode, None
     if len(choices) > 1 and ":" not in decode:

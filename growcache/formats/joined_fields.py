@@ -1,4 +1,4 @@
-"""Join several objects into one: each gives one or more fields of the same samples."""
+"""Join several objects into one: each has one or more fields of the same samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_BYTES = (
     "are cut by bytes, so that parts of two of them do not belong together; use one object for "
     "all fields"
 )
-# Formats whose objects cannot be members, and why: the same part of two is of other samples.
+# Formats that cannot be joined, and why: equal parts of two objects have different samples.
 NOT_JOINABLE = {
     **dict.fromkeys(("jsonl", "lmdb", "tar", "tfrecord"), _BY_BYTES),
     "zarr": "are chunks, which two arrays need not have alike; name the other arrays in its "
@@ -33,7 +33,11 @@ NOT_JOINABLE = {
 
 
 class JoinedFormat(ObjectFormat):
-    """Random choices go by the first member's key; parts begin at the largest one's chunks."""
+    """The joint format of several fields.
+
+    Random choices depend on the first member's key. Parts start at chunks of the largest
+    member.
+    """
 
     def __init__(self, formats: Mapping[str, ObjectFormat]) -> None:
         self._formats = formats
@@ -73,7 +77,7 @@ class JoinedFormat(ObjectFormat):
         return next(filter(None, said), "")
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
-        """Origins are those of the first field."""
+        """Return the samples of a visit, with the origins of the first field."""
         visit = replace(visit, key=reader.entry.key)
         if self._chunked:
             visit = replace(visit, ordinals=await self._ordinals(reader, visit))
@@ -81,11 +85,11 @@ class JoinedFormat(ObjectFormat):
         each = await asyncio.gather(
             *(read_partly(object_format, one, visit) for object_format, one in members)
         )
-        if self.ranged:  # of objects that are known by now
+        if self.ranged:  # the objects are known by now
             await self._measures(reader)
         found = {name: one for name, (one, _) in zip(self._formats, each, strict=True)}
         wrong = next((why for _, why in each if why is not None), None)
-        if wrong is not None and not self.ranged:  # nothing tells whose partners are missing
+        if wrong is not None and not self.ranged:  # the missing partners cannot be determined
             raise FormatError(str(wrong))
         joined = self._joined(found, visit, reader.entry.key)
         if wrong is not None:
@@ -93,7 +97,7 @@ class JoinedFormat(ObjectFormat):
         return joined
 
     def _largest(self, measures: Sequence[Measure]) -> int:
-        """Return the chunked field of most bytes."""
+        """Return the chunked field with most bytes."""
         object_formats = enumerate(self._formats.values())
         chunked = [n for n, object_format in object_formats if object_format.says_ordinals]
         return max(chunked, key=lambda n: measures[n].stride_bytes, default=0)
@@ -104,7 +108,10 @@ class JoinedFormat(ObjectFormat):
         return await object_format.ordinals(_members(reader)[n], visit)
 
     async def _measures(self, reader: ObjectReader) -> list[Measure]:
-        """Of objects that are read whole only the first is measured."""
+        """Return the measures of the fields.
+
+        Of objects that are read whole, only the first is measured.
+        """
         object_formats = list(self._formats.values())
         if not self.ranged:
             return [await object_formats[0].measure(reader)]
@@ -130,7 +137,7 @@ class JoinedFormat(ObjectFormat):
 def _common_rows(
     found: Mapping[str, SamplesWithOrigins], visit: Visit, key: str
 ) -> dict[str, SamplesWithOrigins]:
-    """Drop samples that a field lacks."""
+    """Keep the samples that all fields have."""
     rows = {name: {(start, stop) for _, start, stop in one} for name, one in found.items()}
     asked = max(map(len, rows.values())) if visit.ordinals is None else len(visit.ordinals)
     if len(set.union(*rows.values())) > asked:

@@ -16,18 +16,18 @@ import orjson
 from growcache.errors import FormatError
 from growcache.schema import Array, Sample, Value
 
-MOST_KEYS = 10_000  # of an object that becomes a sample with all of them
+MOST_KEYS = 10_000  # of an object that becomes a sample with all its keys
 _MOST_DIMENSIONS = 32
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 )  # fmt: skip
 DTYPES = (*_NUMBERS, "str", "bytes", "base64", "json")
-_EXACT_FLOATS = 1 << 53  # above it floats skip integers
+_EXACT_FLOATS = 1 << 53  # above it, floats skip integers
 
 
 def parse_json(text: bytes) -> Any:
-    """Accept NaN, Infinity and -Infinity, as Python does."""
+    """Parse JSON, with NaN, Infinity and -Infinity as in Python."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -61,7 +61,10 @@ def sample_of_record(record: Mapping[str, Any]) -> Sample:
 
 
 def value_of_json(value: Any) -> Value:
-    """Lists become arrays if they are even and of numbers; others, and objects, JSON text."""
+    """Return the value of a JSON value.
+
+    Even lists of numbers become arrays. Other lists, and objects, become JSON text.
+    """
     kind = type(value)
     if kind is str:
         return str(value)
@@ -74,9 +77,9 @@ def value_of_json(value: Any) -> Value:
 
 
 def number_array(value: list[Any], *, nulls: bool = False) -> Array | None:
-    """Return an evenly nested list of numbers, or of bools, as an array; else None.
+    """Return an evenly nested list of numbers or bools as an array, or else None.
 
-    NumPy does not inspect the list, because a list with texts would take any amount of memory.
+    NumPy does not inspect the list, because a list with texts could take any amount of memory.
     """
     flat: list[Any] = value
     shape = [len(flat)]
@@ -162,7 +165,7 @@ def _refuse_lossy(found: Array, wanted: np.dtype[Any]) -> None:
 def _text(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # integers beyond 64 bit, halves of characters
+    except TypeError:  # integers beyond 64 bits, or half characters
         return json.dumps(value)
 
 

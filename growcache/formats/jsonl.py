@@ -39,13 +39,13 @@ from growcache.formats.json_values import (
 from growcache.schema import Sample, Value
 from growcache.store.contract import Entry
 
-LONGEST_LINE = 1 << 25  # bytes; as Python's objects a line can take thirty times as many
-MEASURED_WHOLE_BYTES = 1 << 18  # bytes; an object up to this size is measured as a whole
+LONGEST_LINE = 1 << 25  # Python's objects of a line can take thirty times as many
+MEASURED_WHOLE_BYTES = 1 << 18  # an object of at most this size is measured as a whole
 
 
-MOST_RANDOM_RANGES = 256  # of a part; if these hold too few lines, its lines are too long
-_SPOTS, _SPOT_BYTES = 4, 1 << 16  # positions at which a large object is measured
-# Bytes that are read on until a long line ends, and the factor by which they grow.
+MOST_RANDOM_RANGES = 256  # of a part; if these have too few lines, its lines are too long
+_SPOTS, _SPOT_BYTES = 4, 1 << 16  # places at which a large object is measured
+# Bytes that are read until a long line ends, and the factor by which they grow.
 _LEAST_MORE, _MORE, _MOST_MORE, _GROWTH = 1 << 12, 1 << 16, 1 << 23, 4
 _MOST_READ_AHEAD = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -53,7 +53,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line that is not blank, without its end."""
+    """A line that is not blank, without its line end."""
 
     start: int
     data: bytes
@@ -64,7 +64,7 @@ class TextLine:
 
 
 def split_lines(data: bytes, at: int) -> list[TextLine]:
-    r"""Return the lines of bytes that begin with a line, at position ``at`` of the object.
+    r"""Return the lines of bytes that start with a line, at position ``at`` of the object.
 
     >>> [(line.start, line.data) for line in split_lines(b"a\r\n\nbc", 100)]
     [(100, b'a'), (104, b'bc')]
@@ -96,7 +96,7 @@ class LineReader:
     async def lines_in(self, reader: ObjectReader, start: int, stop: int) -> list[TextLine]:
         if start >= stop:
             return []
-        first = max(0, start - 1)  # whether a line starts at ``start``, the byte before says
+        first = max(0, start - 1)  # the byte before ``start`` shows whether a line starts there
         data = await _read_bytes(reader, first, stop + self._ahead.nbytes)
         begin = data.find(b"\n", 0, stop - 1 - first) + 1 if start else 0
         if start and not begin:
@@ -129,7 +129,7 @@ class LineReader:
         return whole if end < 0 else whole[:end]
 
     async def measure(self, reader: ObjectReader) -> tuple[int, float]:
-        """Return the number of lines and their stride in bytes; estimates for a large object."""
+        """Return the number of lines and their stride in bytes, estimated for a large object."""
         size = reader.entry.size
         if size <= MEASURED_WHOLE_BYTES:
             lines = split_lines(bytes(memoryview(await read_whole(reader))), 0)
@@ -139,7 +139,7 @@ class LineReader:
         found = [line for lines in looked for line in lines]
         if not found:  # all spots are within lines
             found = await self.lines_in(reader, 0, 1)
-        # The spots tell the stride of short lines, the mean length that of long ones.
+        # The spots show the stride of short lines, and the mean length that of long ones.
         stride = max(_SPOTS * _SPOT_BYTES / max(1, len(found)), _mean_bytes(found))
         return max(1, int(size / stride)), stride
 
@@ -161,7 +161,7 @@ class FieldSpec:
     name: str
     path: tuple[str, ...]  # keys that lead to the value
     dtype: str | None  # one of `DTYPES`; None: as found
-    default: Any = _MISSING  # for a missing value or null; `_MISSING`: none
+    default: Any = _MISSING  # for a missing value or null; `_MISSING`: no default
 
     def value_in(self, record: Mapping[str, Any]) -> Value:
         found: Any = record
@@ -233,7 +233,7 @@ def _checked_spec(wanted: FieldSpec, where: str) -> FieldSpec:
 
 
 def _path(value: object, where: str) -> tuple[str, ...]:
-    """Return the keys of ``a.b``, or of a list where keys have dots in them."""
+    """Return the keys of ``a.b``, or of a list for keys with dots."""
     keys: Sequence[Any] = value.split(".") if isinstance(value, str) else value  # type: ignore[assignment]
     if isinstance(keys, list | tuple) and keys and all(isinstance(k, str) and k for k in keys):
         return tuple(keys)

@@ -37,13 +37,15 @@ from growcache.schema import Sample
 from growcache.seeding import generator_at
 from growcache.usercode import UserCode
 
-RANDOM_LEAVES = 32  # at most, that are met at a time
-_FEWEST_LEAVES = 8  # met at a time: of fewer, some values would be much more likely than others
-_SPARE_LEAVES = 2  # beyond one per value: a leaf may be met twice, or hold little
-_WHOLE = 4  # values of a part per value taken, up to which all its leaves are read
-_MOST_ROUNDS = 16  # after which there are no more values
-_MOST_VARIANCE = 1 / 50  # of the mean over the leaves met, relative: how unlike chances may be
-_POSITIONS = 1 << 62  # of random positions
+RANDOM_LEAVES = 32  # at most, read together
+# Read together, because with fewer, some values would be much more likely than others.
+_FEWEST_LEAVES = 8
+_SPARE_LEAVES = 2  # beyond one per value, because a leaf may be hit twice or hold little
+_WHOLE = 4  # parts of at most this many values per taken value are read completely
+_MOST_ROUNDS = 16  # after which no more values are expected
+# Of the mean over the leaves that were hit, relative: bounds how much the chances may differ.
+_MOST_VARIANCE = 1 / 50
+_POSITIONS = 1 << 62  # number of random positions
 
 
 async def read_random_values(
@@ -51,8 +53,8 @@ async def read_random_values(
 ) -> list[LmdbValue]:
     """Return the random values of a part that the visit takes, in their order.
 
-    Leaves are met at random positions. A leaf of many positions is met more often, so its
-    values count less in the choice among all values met. Leaves that differ take more meetings
+    Leaves are hit at random positions. A leaf with many positions is hit more often, so its
+    values count less in the choice among all values found. Leaves that differ need more hits
     than leaves that are alike, so that all values have the same chance.
     """
     take, key = visit.take or 0, reader.entry.key
@@ -89,7 +91,7 @@ async def read_random_values(
     weights = np.array([1 / met[at][1] for at, _ in pool])
     shares = weights / weights.sum()
     if take * shares.max() < 1 - 1e-9:
-        # At equal distances no value comes twice, and its chance is exactly its share.
+        # With equal distances no value occurs twice, and its chance is exactly its share.
         distances = (np.arange(take) + rng.random()) / take
         chosen = np.searchsorted(np.cumsum(shares)[:-1], distances, side="right")
     else:
@@ -98,7 +100,7 @@ async def read_random_values(
 
 
 def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) -> bool:
-    """Whether ``take`` values can be chosen, all about equally likely."""
+    """Whether ``take`` values can be chosen with about equal chances."""
     counts = np.array([len(values) for values, _ in met])
     widths = np.array([width for _, width in met])
     weights = widths.min() / widths
@@ -111,7 +113,7 @@ def _enough_leaves(met: Collection[tuple[list[LmdbValue], float]], take: int) ->
 async def _leaves_at(
     walk: TreeWalk, top: TreeTop, positions: Sequence[Fraction]
 ) -> dict[Fraction, tuple[Fraction, LmdbPage]]:
-    """Return the leaves with their width, by their first position."""
+    """Return the leaves and their widths, by their first position."""
     spans = [(Fraction(int(at)), Fraction(1), top.pages[int(at)]) for at in positions]
     pages: dict[int, LmdbPage] = {}
     for level in range(top.levels):

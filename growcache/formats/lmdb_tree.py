@@ -1,11 +1,11 @@
 """The pages and trees of an LMDB data file (format 1 of 64-bit machines), checked as untrusted.
 
 A file consists of pages of one size. The first two describe it, and the one with the newer
-transaction counts. Branch pages name the pages below them. Leaf pages hold keys and values, or
-name the overflow pages of a value. Several values of one key are a small page inside its node,
-or a tree of their own.
+transaction counts. Branch pages have the numbers of the pages below them. Leaf pages have keys
+and values, or the numbers of a value's overflow pages. Several values of one key form a small
+page inside its node, or a separate tree.
 
-A tree does not say how many values are below a page. So a part of an object is a range of
+A tree does not record how many values are below a page. So a part of an object is a range of
 *positions*: each page spans the positions 0 to 1 and divides them among its children, in order.
 Every value has one position and is in exactly one part.
 """
@@ -26,13 +26,13 @@ from growcache.formats.memory import LruCache, SingleFlightCache
 from growcache.store.contract import Entry
 
 PAGE_HEADER_BYTES = 16  # bytes of every page
-META_BYTES = 152  # of what a meta page holds
+META_BYTES = 152  # of the content of a meta page
 PAGE_SIZES = tuple(1 << n for n in range(9, 17))
 USUAL_PAGE = 4096
-MOST_DEPTH = 32  # LMDB's own
+MOST_DEPTH = 32  # LMDB's own limit
 
 BRANCH, LEAF, OVERFLOW, META, LEAF2 = 0x01, 0x02, 0x04, 0x08, 0x20
-# Flags of a node's value: it is elsewhere, a tree, one of several.
+# Flags of a node's value: on overflow pages, a tree, one of several.
 ON_OVERFLOW_PAGES, IS_TREE, HAS_DUPLICATES = 0x01, 0x02, 0x04
 
 _MAGIC = 0xBEEFC0DE
@@ -40,13 +40,13 @@ _PAGE = struct.Struct("<QHHHH")
 _META = struct.Struct("<II16x")
 _TREE = struct.Struct("<IHHQQQQQ")
 _NODE = struct.Struct("<HHHH")
-_NO_ROOT = (1 << 64) - 1  # the root of an empty tree
+_NO_ROOT = (1 << 64) - 1  # root of an empty tree
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbTree:
     depth: int  # levels of pages; 0: empty
-    entries: int  # values in all
+    entries: int  # number of values
     root: int  # number of the root page
 
 
@@ -60,13 +60,13 @@ class LmdbMeta:
 class LeafNode:
     flags: int  # `ON_OVERFLOW_PAGES`, `IS_TREE`, `HAS_DUPLICATES`
     key: bytes
-    start: int  # where the node begins
-    data: int  # where its value begins, or the number of its overflow page
+    start: int  # first byte of the node
+    data: int  # first byte of its value, or the number of its overflow page
     size: int  # of the value, bytes
 
 
 class LmdbPage:
-    """Every position that it names is checked."""
+    """A page of the tree. Every position in it is checked."""
 
     __slots__ = ("at", "count", "data", "flags", "name", "pad")
 
@@ -77,7 +77,7 @@ class LmdbPage:
         found, self.pad, self.flags, lower, _ = _PAGE.unpack_from(data)
         if number is not None and found != number:
             raise self.damaged(f"says that it is page {found}")
-        # An overflow page has the number of pages there instead.
+        # An overflow page has its number of pages there instead.
         self.count = 0 if self.flags & OVERFLOW else (lower - PAGE_HEADER_BYTES) >> 1
         if not self.flags & OVERFLOW and not PAGE_HEADER_BYTES <= lower <= len(data):
             raise self.damaged("has no such number of nodes")
@@ -134,12 +134,12 @@ class LmdbPage:
 
 
 def meta_bytes(head: bytes, name: str) -> int:
-    """``head`` has `META_BYTES`."""
+    """Return the bytes to read for both meta pages. ``head`` has `META_BYTES`."""
     return _page_bytes(head, name) + META_BYTES
 
 
 def parse_lmdb_meta(head: bytes, name: str) -> LmdbMeta:
-    """Return the page of the newer transaction; ``head`` has `meta_bytes`."""
+    """Return the meta page of the newer transaction. ``head`` has `meta_bytes`."""
     size = _page_bytes(head, name)
     if _page_bytes(head[size:], name) != size:
         raise FormatError(
@@ -193,20 +193,21 @@ def _not_lmdb_error(head: bytes, name: str) -> FormatError:
     return FormatError(f"{name}: expected an LMDB data file, found {what}")
 
 
-MOST_BRANCHES = 64  # pages of one level that are read to find the pages below them
-MOST_DATABASES = 64  # that are listed
-_KEPT_PAGE_BYTES = 1 << 25  # bytes of pages that are kept, of all objects together
-_KEPT_TOP_BYTES = 1 << 25  # bytes of upper ends of trees
-_KEPT_VISIT_PAGES = 64  # pages of one visit that are worth keeping: more are read once
-_TOP_BYTES = 512  # bytes, of an object's upper end without its list
+MOST_BRANCHES = 64  # pages of one level that are read to find the pages below
+MOST_DATABASES = 64  # listed at most
+_KEPT_PAGE_BYTES = 1 << 25  # of kept pages, of all objects together
+_KEPT_TOP_BYTES = 1 << 25  # of kept upper levels of trees
+# Pages of one visit that are worth keeping, because more are read only once.
+_KEPT_VISIT_PAGES = 64
+_TOP_BYTES = 512  # of an object's upper levels, without their list
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbValue:
     key: bytes
-    start: int  # of its node in the object, or of itself on overflow pages
+    start: int  # of its node in the object, or of the value on overflow pages
     stop: int  # one past its last byte
-    data: bytes | None  # None: on overflow pages, not read yet
+    data: bytes | None  # None: on overflow pages that are not read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class TreeTop:
     page_bytes: int
     entries: int  # number of values
     pages: Sequence[int]  # all pages of one level, in order
-    levels: int  # from these down to the leaves, both counted; 0: the database is empty
+    levels: int  # from these down to the leaves, both included; 0: the database is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class TreeReader:
         return TreeWalk(reader, meta.page_bytes, self._pages, meta.main)
 
     async def databases(self, reader: ObjectReader) -> dict[str, int]:
-        """Return the number of values by database, if the file has nothing else."""
+        """Return the number of values by database, if the file contains only databases."""
         walk = await self._begun(reader)
         if not 0 < walk.main.entries <= MOST_DATABASES:
             return {}
@@ -273,7 +274,7 @@ class TreeReader:
     async def find(
         self, reader: ObjectReader, top: TreeTop, part: int, parts: int
     ) -> list[LmdbValue]:
-        """Values on overflow pages come without their bytes."""
+        """Return the values of a part. Those on overflow pages come without their bytes."""
         if not top.levels:
             return []
         walk = self.walk(reader, top)
@@ -327,7 +328,7 @@ class TreeWalk:
         self.name = reader.entry.key
         self._page_bytes = page_bytes
         self._kept = kept
-        # Pages lead to others, and damaged ones in circles; of sound ones each is met once.
+        # Damaged pages may lead in circles. A valid page is reached only once.
         self._left = reader.entry.size // page_bytes
         self._main = main
 
@@ -361,7 +362,7 @@ class TreeWalk:
         return [found[number] for number in wanted]
 
     async def top(self, tree: LmdbTree) -> TreeTop:
-        """Return as many upper levels as few requests give."""
+        """Return as many upper levels of a tree as a few requests can read."""
         if tree.entries > self._reader.entry.size:
             raise FormatError(
                 f"{self.name}: damaged LMDB file: it claims {tree.entries:,} values in "
@@ -440,7 +441,7 @@ class TreeWalk:
 def _position_ranges(
     pages: Sequence[int] | dict[int, int], start: Fraction, stop: Fraction
 ) -> list[_PositionRange]:
-    """Each page is one position wide."""
+    """Return the ranges of pages that overlap [start, stop). Each page is one position wide."""
     return [
         _PositionRange(pages[i], max(start - i, Fraction(0)), min(stop - i, Fraction(1)))
         for i in range(math.floor(start), math.ceil(stop))

@@ -1,8 +1,8 @@
-"""Bound the memory of a sampler's visits: what they decode, and what they remember of objects.
+"""Bound the memory of a sampler's visits: decoded values, and remembered facts about objects.
 
-A few kB can decode to hundreds of MB, so a visit reserves the bytes that it is about to decode
-and waits until they fit. A visit that is larger than the limit waits until it is alone. A visit
-that already holds decoded bytes never waits, so visits cannot block each other.
+A few kB can decode to hundreds of MB. A visit therefore reserves bytes before it decodes, and
+waits until they fit. A visit that exceeds the limit waits until it is alone. A visit that
+already holds decoded bytes never waits, so visits cannot block each other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _current_visit: ContextVar[_DecodingVisit | None] = ContextVar(
 
 
 class DecodeGate:
-    """Serves one event loop."""
+    """The limit on decoded bytes of all visits in one event loop."""
 
     def __init__(self, most: int = MOST_DECODED_BYTES) -> None:
         self._most = most
@@ -53,7 +53,7 @@ class DecodeGate:
         self._queue: deque[tuple[_DecodingVisit, int, asyncio.Future[None]]] = deque()
 
     def visit(self, largest: int | None) -> _DecodingVisit:
-        """``largest`` bounds one sample."""
+        """Start a visit. ``largest`` bounds the bytes of one sample."""
         return _DecodingVisit(self, largest)
 
     async def reserve(self, one: _DecodingVisit, nbytes: int) -> None:
@@ -83,7 +83,7 @@ class DecodeGate:
         while self._queue and (found := self._next()) is not None:
             one, nbytes, came = found
             self._queue.remove(found)
-            if came.done():  # it was given up
+            if came.done():  # the visit was given up
                 continue
             if not one.ended:
                 self._held += nbytes
@@ -99,7 +99,7 @@ class DecodeGate:
 
 
 async def reserve_decoded(nbytes: int) -> None:
-    """Return at once where no visit is counted."""
+    """Wait until the bytes fit. Outside a visit this returns at once."""
     if (one := _current_visit.get()) is not None:
         await one.gate.reserve(one, nbytes)
 
@@ -128,7 +128,7 @@ class ByteSemaphore:
 
     @contextmanager
     def hold(self, count: int) -> Iterator[None]:
-        """Hold ``count``, or the whole semaphore if that is less."""
+        """Hold ``count`` slots, or the whole semaphore if that is less."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= count)
             self._free -= count
@@ -145,7 +145,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Holds about ``most`` bytes of values, and gives each that it drops to ``on_evict``."""
+    """A cache of about ``most`` bytes of values.
+
+    Each dropped value is passed to ``on_evict``.
+    """
 
     def __init__(self, most: int, on_evict: Callable[[V], None] = lambda _: None) -> None:
         self._most = most
@@ -180,7 +183,7 @@ class LruCache(Generic[K, V]):
 
 
 class SingleFlightCache(Generic[K, V]):
-    """Concurrent callers wait for the first, because visits to one object begin together.
+    """A cache in which concurrent callers wait for the first, because visits to an object start together.
 
     If the first caller fails or is cancelled, the next one fetches itself.
     """
@@ -193,7 +196,7 @@ class SingleFlightCache(Generic[K, V]):
         return self._kept.get(key)
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """``load`` returns the value and about how many bytes it takes."""
+        """Return the value of a key. ``load`` returns the value and its approximate bytes."""
         if (known := self._kept.get(key)) is not None:
             return known
         lock = self._asking.setdefault(key, asyncio.Lock())

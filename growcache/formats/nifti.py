@@ -1,4 +1,4 @@
-"""NIfTI volumes: ``.nii`` by byte range, ``.nii.gz`` whole; nibabel reads headers and scales."""
+"""NIfTI volumes by nibabel: ``.nii`` by byte range, and ``.nii.gz`` whole."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _OPTIONS = (*GRID_OPTIONS, "dtype", "compression")
 _DTYPES = ("auto", "stored", "float32", "float64")
-_HEADER_BYTES = {348: (344, b"n+1\0"), 540: (4, b"n+2\0")}  # by size: where the magic is
+_HEADER_BYTES = {348: (344, b"n+1\0"), 540: (4, b"n+2\0")}  # place of the magic, by header size
 _LONGEST_HEADER = 540
-_KEPT_BYTES, _LAYOUT_BYTES = 1 << 22, 400  # of the layouts that are kept, and of one
+_KEPT_BYTES, _LAYOUT_BYTES = 1 << 22, 400  # of all kept layouts, and of one
 _MOST_VALUES = 1 << 58
 _SCALED_BYTES = 8  # of a value
 _TRAILING_BYTES = 1 << 20  # that may follow the values
@@ -50,7 +50,7 @@ class NiftiLayout(ArrayLayout):
     inter: float = 0.0
 
     def scaled(self, values: Array, dtype: str) -> Array:
-        """Return the values that nibabel gives for stored ones."""
+        """Return the values that nibabel computes from stored ones."""
         from nibabel.volumeutils import apply_read_scaling
 
         if dtype == "stored":
@@ -154,7 +154,7 @@ class NiftiWholeFormat(WholeArrayFormat):
         return layout, stored.reshape(layout.shape, order="F")
 
     def unpack_limit(self, entry: Entry) -> UnpackLimit:
-        """Return the size that the header promises, and some more."""
+        """Return the size that the header announces, and some more."""
         promised = 0
 
         def limit(head: bytes, _: int) -> int:

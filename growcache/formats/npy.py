@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 
 _MAGIC = b"\x93NUMPY"
-_PROBE = 512  # bytes; NumPy pads headers to 64, nearly all end before 128
-_LEAST_PROBE = 128  # bytes; the shortest header that NumPy writes now
+_PROBE = 512  # NumPy pads headers to 64, and nearly all end before 128
+_LEAST_PROBE = 128  # the shortest header that NumPy writes now
 _MOST_EMPTY_ROWS = 1 << 16  # they take no byte of the object, but memory of its reader
-_LONGEST_HEADER = 10_000  # bytes; NumPy's own limit against hostile ones
-_KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a header that is kept, and of all of them
+_LONGEST_HEADER = 10_000  # NumPy's own limit against hostile headers
+_KNOWN, _KNOWN_BYTES = 400, 8192 * 400  # bytes of a kept header, and of all of them
 _NAMES = {"descr", "fortran_order", "shape"}
 _ITEM = re.compile(
     r"""\s*(?P<quote>['"])(?P<name>descr|fortran_order|shape)(?P=quote)\s*:\s*"""
     r"""(?P<value>'[^'\\]*'|"[^"\\]*"|\[[^{}]*\]|\([^(){}]*\)|True|False)\s*(?:,\s*|\Z|(?=\}))"""
 )
-_SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is taken off before
+_SIZE = re.compile(r"[0-9]{1,19}")  # Python 2's L is removed before
 _MOST_DIMENSIONS = 32
-_MOST_ELEMENTS = 1 << 58  # but for its empty dimensions, as NumPy counts
+_MOST_ELEMENTS = 1 << 58  # as NumPy counts, which ignores empty dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    data: int  # where the values start, bytes
+    data: int  # first byte of the values
     dtype: np.dtype[np.generic]  # byte order included
     shape: tuple[int, ...]
     fortran: bool  # whether the first axis varies fastest
@@ -71,8 +71,8 @@ class NpyHeader:
 
 @dataclass(frozen=True, slots=True)
 class ValueOptions:
-    dtype: str | None = None  # of `MINIFLOATS`, where NumPy wrote void
-    fields: tuple[str, ...] | None = None  # those of records; None: all
+    dtype: str | None = None  # one of `MINIFLOATS`, if NumPy wrote void
+    fields: tuple[str, ...] | None = None  # of records; None: all
 
     def changes(self, dtype: np.dtype[Any]) -> bool:
         return self.dtype is not None or has_meaning(dtype)
@@ -124,7 +124,7 @@ class NpyWindowsFormat(ContiguousFormat):
 
     async def look_up(self, reader: ObjectReader) -> tuple[dict[str, ArrayLayout], int]:
         header = await read_npy_header(reader, self._probe, self._meaning.dtype)
-        self._probe = max(header.data, _LEAST_PROBE)  # the next one is likely as long
+        self._probe = max(header.data, _LEAST_PROBE)  # the next header is probably as long
         return {"x": array_layout(header, reader.entry)}, _KNOWN
 
     async def read(self, reader: ObjectReader, visit: Visit) -> SamplesWithOrigins:
@@ -139,7 +139,7 @@ class NpyWindowsFormat(ContiguousFormat):
 
 @contextmanager
 def named_errors(key: str) -> Iterator[None]:
-    """Name the object in errors about its values."""
+    """Add the object's name to errors about its values."""
     try:
         yield
     except FormatError as error:
@@ -156,7 +156,7 @@ async def read_npy_header(
 
 
 def parse_npy_header(data: Buffer, entry: Entry, dtype: str | None = None) -> NpyHeader:
-    """Nothing is executed or unpickled."""
+    """Parse a header. Nothing is executed or unpickled."""
     view = memoryview(data)
     end = npy_header_end(view, entry)
     try:
@@ -190,7 +190,7 @@ def npy_header_end(data: Buffer, entry: Entry) -> int:
     return start + length
 
 
-@functools.lru_cache(maxsize=64)  # most objects of a source have one and the same header
+@functools.lru_cache(maxsize=64)  # most objects of a source share one header
 def _parse_dict(head: bytes, dtype: str | None) -> NpyHeader:
     start = 10 if head[6] == 1 else 12
     fields = _header_items(head[start:], "utf-8" if head[6] == 3 else "latin-1")
@@ -208,7 +208,7 @@ def _header_items(text: bytes, encoding: str) -> dict[str, str]:
 
 
 def _parsed(text: bytes, encoding: str) -> dict[str, str] | None:
-    # ast.literal_eval is not used, because it runs Python's compiler on untrusted text.
+    # Not by ast.literal_eval, because it runs Python's compiler on untrusted text.
     try:
         words = text.decode(encoding).strip()
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
-"""Dtypes of .npy headers, read as text, and what their values become in a sample.
+"""Dtypes of .npy headers, parsed as text, and the conversion of their values into sample values.
 
-Text is parsed here because NumPy would run Python's compiler on it, and build records of any size.
+Texts are parsed here, because NumPy would run Python's compiler on them, and build records of
+any size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STORED_MINIFLOATS = {
     "float8_e5m2": ("V1", "f1"),
 }
 _TOKEN = re.compile(r"\s*('[^'\\]*'|\"[^\"\\]*\"|[0-9]{1,9}|[\[\](),])")
-# The only name of the records as which text is handled, because NumPy fails on what is no Unicode.
+# Text is handled as records with this one field, because NumPy fails on invalid Unicode.
 _BARE_TEXT = "\0"
 _MOST_DEPTH, _MOST_FIELDS = 8, 1000
 _MOST_ITEM_BYTES = 1 << 24  # bytes of one record
@@ -41,7 +42,9 @@ _PICKLED = (
 
 
 def parse_descr(descr: str, dtype: str | None = None) -> DType:
-    """Return the dtype of a header; ``dtype`` is one of `MINIFLOATS`, which NumPy stores as void.
+    """Return the dtype of a header.
+
+    ``dtype`` is one of `MINIFLOATS`, which NumPy stores as void.
 
     >>> parse_descr("[('a', '<f4'), ('b', [('c', '|u1')], (2,))]").names
     ('a', 'b')
@@ -140,7 +143,7 @@ class _Records:
             self._fields += 1
             if self._fields > _MOST_FIELDS:
                 raise self._error()
-            if name:  # others are padding
+            if name:  # fields without a name are padding
                 names.append(name)
                 formats.append(found)
                 offsets.append(size)
@@ -169,7 +172,7 @@ class _Records:
         return name, found
 
     def _name(self) -> str:
-        """Of a title and a name the name counts."""
+        """Return the name, if there is a title and a name."""
         if self._peek() != "(":
             return self._string()
         self._next("(")
@@ -207,12 +210,12 @@ class _Records:
 
 
 def has_meaning(dtype: DType) -> bool:
-    """Whether values of this dtype become other values, or fields."""
+    """Whether values of this dtype are converted, or become several fields."""
     return dtype.names is not None or dtype.kind in "mMSU"
 
 
 def fields_of(name: str, values: Array, prefix: str = "") -> Sample:
-    """Return the fields that an array is: several of records, with a dot between their names."""
+    """Return the fields of an array. Records become several, with dotted names."""
     values = np.asarray(values)  # a row of records may be a scalar
     if values.dtype.names is None:
         return {name: _meant(name, values)}
@@ -255,7 +258,7 @@ def _text(name: str, values: Array) -> bytes | str:
 
 
 def widened(values: Array, dtype: str) -> Array:
-    """Return bfloat16 as float32 and float8 as float16, which hold every value of theirs.
+    """Return bfloat16 as float32 and float8 as float16, which represent all of their values.
 
     >>> widened(np.array([0x3FC0], "<u2"), "bfloat16").tolist()
     [1.5]

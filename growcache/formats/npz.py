@@ -1,4 +1,4 @@
-"""NumPy's ``.npz`` archives: each array is a field; the object, its rows or windows are samples."""
+"""NumPy's ``.npz`` archives: arrays are fields, and the object, its rows or windows are samples."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from growcache.formats.signatures import SIGNATURE_BYTES, advice_on
 from growcache.schema import Array, Sample
 from growcache.store.contract import Entry
 
-_TAIL_BYTES = 4096  # bytes, in which the directory of some dozens of members fits
-_MOST_TAIL_BYTES = 1 << 20  # bytes of a directory, and of what follows it
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # in front of a member's name
+_TAIL_BYTES = 4096  # enough for the directory of some dozens of members
+_MOST_TAIL_BYTES = 1 << 20  # of a directory, and of everything after it
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # before a member's name
 _MOST_MEMBERS = 4096
 _ENCRYPTED = 0x1
 
@@ -64,8 +64,8 @@ class ZipMember:
     crc: int
     packed: int  # bytes in the archive
     size: int  # bytes, unpacked
-    start: int  # of its local header
-    stop: int  # where the next member or the directory begins
+    start: int  # first byte of its local header
+    stop: int  # first byte of the next member or the directory
 
 
 async def read_members(
@@ -96,7 +96,7 @@ async def _read_directory(reader: ObjectReader) -> tuple[list[zipfile.ZipInfo], 
     raise FormatError(f"{entry.key}: its zip directory claims {length:,} bytes", code="GC302")
 
 
-# The errors that zipfile raises on damaged archives, in addition to its own.
+# Errors that zipfile raises for damaged archives, in addition to its own.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, struct.error
 )  # fmt: skip
@@ -114,7 +114,7 @@ async def _no_archive_error(reader: ObjectReader, error: Exception) -> FormatErr
 def _checked_members(
     infos: Sequence[zipfile.ZipInfo], directory: int, key: str
 ) -> dict[str, ZipMember]:
-    """Refuse what zipfile does not look at."""
+    """Return the members, with checks that zipfile omits."""
     if len(infos) > _MOST_MEMBERS:
         raise FormatError(
             f"{key}: expected at most {_MOST_MEMBERS:,} arrays in an archive, found {len(infos):,}",
@@ -177,7 +177,10 @@ def member_data_start(head: bytes, member: ZipMember, key: str) -> int:
 
 
 def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
-    """Check a member and return its bytes; ``data`` is its [start, stop)."""
+    """Check a member and return its bytes.
+
+    ``data`` has the bytes [start, stop) of the member.
+    """
     first = member_data_start(bytes(data[: _LOCAL_HEADER.size]), member, key) - member.start
     found = data[first : first + member.packed]
     if member.method == zipfile.ZIP_DEFLATED:
@@ -203,12 +206,12 @@ def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
 
 
 def _refuse_other_size(packed: memoryview, member: ZipMember, key: str) -> None:
-    """Refuse a member that unpacks to far more than its array, before it does."""
+    """Refuse a member that would unpack to far more than its array."""
     try:
         head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed[:_HEAD_BYTES], _HEAD_BYTES)
         header = parse_npy_header(head, Entry(f"{key}: {member.name}", member.size, None, None))
     except (zlib.error, FormatError):
-        return  # which unpacking it will say, or it has a long header
+        return  # unpacking will report it, or the header is long
     if header.data + header.nbytes + _TRAILING_BYTES < member.size:
         raise FormatError(
             f"{key}: member {member.name} has an array of {header.nbytes:,} bytes, and the zip "
@@ -217,7 +220,7 @@ def _refuse_other_size(packed: memoryview, member: ZipMember, key: str) -> None:
         )
 
 
-_WHOLE_BYTES = 1 << 16  # bytes; such an object is fetched whole rather than in several requests
+_WHOLE_BYTES = 1 << 16  # such an object is fetched whole rather than in several requests
 
 
 async def read_arrays(
@@ -246,7 +249,7 @@ async def read_arrays(
     await reserve_decoded(
         sum(member.size for member in members.values() if member.method != zipfile.ZIP_STORED)
     )
-    return await asyncio.to_thread(work)  # zlib lets others run meanwhile
+    return await asyncio.to_thread(work)  # zlib releases the lock for other threads
 
 
 def _refuse_too_much(members: Mapping[str, ZipMember], entry: Entry) -> None:
@@ -270,13 +273,13 @@ def member_entry(entry: Entry, member: ZipMember) -> Entry:
 
 
 _OPTIONS = (*GRID_OPTIONS, "fields", "read")
-_MEMBER_HEAD_BYTES = 512  # with the zip header of a member and, nearly always, that of .npy
-_KEPT_BYTES = 1 << 25  # bytes of what is kept of objects
-_KEPT_MEMBER_BYTES = 500  # bytes that a member takes of these
+_MEMBER_HEAD_BYTES = 512  # the zip header of a member and, nearly always, its .npy header
+_KEPT_BYTES = 1 << 25  # of facts that are kept about objects
+_KEPT_MEMBER_BYTES = 500  # of these, per member
 
 
 def meant_arrays(found: SamplesWithOrigins, key: str) -> SamplesWithOrigins:
-    """Return samples with a field for each of a record, as ``array.name``, and times as integers."""
+    """Return samples with a field per field of a record, as ``array.name``, and times as integers."""
     if not found or not any(has_meaning(values.dtype) for values in found[0][0].values()):
         return found
     with named_errors(key):
@@ -332,7 +335,7 @@ class NpzWholeWindowsFormat(ObjectFormat):
 
 
 class NpzWindowsFormat(ContiguousFormat):
-    """Arrays must not be compressed."""
+    """Rows or windows of arrays, which must not be compressed."""
 
     def __init__(self, fields: tuple[str, ...] | None, grid: ArrayGrid) -> None:
         super().__init__(grid, _KEPT_BYTES)

@@ -1,4 +1,4 @@
-"""Parquet: each row is a sample. The wanted columns are read by row group."""
+"""Parquet: each row is a sample. The chosen columns are read by row group."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ _ENCRYPTED = (
     "it and let the store encrypt them, name columns that are not encrypted in source.options.columns, or set source.format: "
     '"package.module:function" to a function of yours that gives pyarrow the keys'
 )
-_TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # which hold the whole footer of most files
-_SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have half of that at most
-_BATCH_ROWS = 1 << 16  # rows decoded at once,
-_VARIABLE_BATCH_ROWS, _LEAST_BATCH_ROWS = 1 << 8, 1 << 5  # and where they may be of any size,
-_BATCH_BYTES = 1 << 28  # so that they are counted in time
+_TAIL_BYTES, _LEAST_TAIL_BYTES = 1 << 16, 1 << 12  # contain the whole footer of most files
+_SHARED_BYTES = 1 << 21  # of a column, decoded; most dictionaries have at most half of it
+_BATCH_ROWS = 1 << 16  # rows that are decoded together
+_VARIABLE_BATCH_ROWS, _LEAST_BATCH_ROWS = 1 << 8, 1 << 5  # the same for values of any size
+_BATCH_BYTES = 1 << 28  # of a batch, so that they are counted in time
 _VALUE_BYTES = {"INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
-_MAP = ".key_value."  # in the path of a map's columns, whose keys are no dictionary
+_MAP = ".key_value."  # in the path of a map's columns, whose keys are not a dictionary
 _MOST_FOOTER_BYTES = 1 << 26  # bytes
-_KNOWN_BYTES = 1 << 24  # of footers that are kept, as stored
+_KNOWN_BYTES = 1 << 24  # of kept footers, as stored
 _KNOWN_FOOTERS = 4096
-_OLD_WRITER_BYTES = 100  # bytes that writers of old left out of a chunk's size
+_OLD_WRITER_BYTES = 100  # that old writers omitted from a chunk's size
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFooter:
-    metadata: Any  # of pyarrow
+    metadata: Any  # pyarrow's
     starts: list[int]  # first row of each row group, and the number of all rows
     fields: tuple[ColumnField, ...]
-    column_numbers: tuple[int, ...]  # the numbers of their stored columns
-    partitions: Partitions  # what the key says
-    checked_groups: set[int] = field(default_factory=set)  # row groups that were checked
+    column_numbers: tuple[int, ...]  # numbers of the stored columns of these fields
+    partitions: Partitions  # columns in the key
+    checked_groups: set[int] = field(default_factory=set)  # row groups that passed the check
 
     @property
     def columns(self) -> list[str]:
-        """The names by which Arrow reads the fields."""
+        """Names under which Arrow reads the fields."""
         return [one.stored for one in self.fields]
 
     @property
     def variable(self) -> bool:
-        """Whether a value can have any length."""
+        """Whether values may have any length."""
         return any(one.is_variable for one in self.fields)
 
     def group_of(self, row: int) -> int:
@@ -85,10 +85,11 @@ class ParquetFooter:
         return range(self.starts[group], self.starts[group + 1])
 
     def check(self, group: int, entry: Entry) -> None:
-        """Raise where the description of a row group is damaged.
+        """Raise FormatError if the description of a row group is damaged.
 
-        Arrow would end the process if its metadata were asked for a column. Beginning to read a
-        column checks the same and raises; the read itself may fail, because nothing is fetched.
+        Arrow would end the process if its metadata were asked for a column. Starting to read a
+        column makes the same checks and raises. The read itself may fail, because nothing is
+        fetched.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -104,7 +105,7 @@ class ParquetFooter:
         self.checked_groups.add(group)
 
     def decoded_bytes(self, group: int, entry: Entry) -> int:
-        """Return the decoded size, in which a dictionary's value counts once."""
+        """Return the decoded size, in which each dictionary value counts once."""
         nbytes = sum(self._stored_bytes(group, leaf) for leaf in self.column_numbers)
         if nbytes > (most := most_decoded_bytes(entry)):
             raise FormatError(
@@ -115,7 +116,10 @@ class ParquetFooter:
         return max(0, int(nbytes))
 
     def _stored_bytes(self, group: int, leaf: int) -> int:
-        """Return the bytes of a column; in lists a few say how often a value is repeated."""
+        """Return the bytes of a column.
+
+        In lists, a few bytes can encode how often a value is repeated.
+        """
         column = self.metadata.row_group(group).column(leaf)
         nbytes = int(column.total_uncompressed_size)
         if not self.metadata.schema.column(leaf).max_repetition_level:
@@ -123,10 +127,10 @@ class ParquetFooter:
         return max(nbytes, int(column.num_values) * _VALUE_BYTES.get(column.physical_type, 1))
 
     def dictionary_columns(self, group: int) -> list[str]:
-        """Return the columns to be read as a dictionary and indices.
+        """Return the columns to read as a dictionary and indices.
 
-        Many rows may share one long value, which would otherwise be copied for each. Columns of
-        many bytes are left out, because Arrow would take long to look for equal values.
+        Many rows may share one long value, which would otherwise be copied for each. Columns
+        with many bytes are left out, because Arrow would take long to search for equal values.
         """
         metadata = self.metadata.row_group(group)
         columns = [metadata.column(leaf) for leaf in self.column_numbers]
@@ -140,7 +144,7 @@ class ParquetFooter:
         ]
 
     def batch_rows(self, group: int) -> int:
-        """Return few rows where each may have one long value."""
+        """Return the rows to decode together: few if each may have one long value."""
         if not self.variable:
             return _BATCH_ROWS
         metadata = self.metadata.row_group(group)
@@ -180,7 +184,7 @@ class ParquetFooter:
 
 class FooterBytes:
     def __init__(self) -> None:
-        self._tail = _TAIL_BYTES  # what the footers before needed, and some more
+        self._tail = _TAIL_BYTES  # as much as earlier footers needed, and some more
 
     async def of(self, reader: ObjectReader) -> bytes:
         size, key = reader.entry.size, reader.entry.key
@@ -212,7 +216,7 @@ class FooterCache:
         self._bytes = FooterBytes()
 
     def follow_fields(self, names: Collection[str]) -> None:
-        """Leave out what keys say and the samples of a cache lack, as those of earlier versions do."""
+        """Leave out columns of the key that a cache's samples lack, because earlier versions did."""
         self._wanted = replace(self._wanted, partitions=self._wanted.partitions.only(names))
         self._known = SingleFlightCache(_KNOWN_BYTES)
 
@@ -256,7 +260,7 @@ def _parse_footer(data: bytes, wanted: Wanted, entry: Entry) -> ParquetFooter:
 def _split_partitions(
     schema: Any, options: ColumnOptions, said: Partitions
 ) -> tuple[Partitions, ColumnOptions]:
-    """A column that is in the file, too, is taken from there."""
+    """Separate the key's columns from the file's. A column in both comes from the file."""
     only_said = {name: value for name, value in said.items() if name not in schema.names}
     if options.columns is None:
         return only_said, options
@@ -292,7 +296,7 @@ def parquet_errors(entry: Entry) -> Iterator[None]:
 
 
 _OPTIONS = ("columns", "nulls", "partitions", "json", "decimals")
-_COPIES = 2  # of what is decoded, in memory together
+_COPIES = 2  # of the decoded values, in memory together
 _ROW_BYTES = 64  # of a row, in addition to its values
 
 
@@ -355,7 +359,7 @@ class ParquetFormat(ObjectFormat):
         rows: Sequence[int],
         entry: Entry,
     ) -> tuple[SamplesWithOrigins, str]:
-        """Return the rows, and why some are left out."""
+        """Return the rows, and the reason if some are left out."""
         with parquet_errors(entry):
             try:
                 return self._rows(image, footer, group, rows, entry)
@@ -386,7 +390,7 @@ class ParquetFormat(ObjectFormat):
                 samples, why = self._samples(footer, few, first + low, rows[at:until])
                 gone = gone or why
                 held += sum(map(column_bytes, few.columns)) + _ROW_BYTES * len(samples)
-                if footer.variable:  # many rows may share one long value
+                if footer.variable:  # several rows may share one long value
                     held += sum(sample_bytes(sample) for sample, _, _ in samples)
                 found += samples
             if held > most:

@@ -1,4 +1,4 @@
-"""Which fields the columns of a Parquet file are."""
+"""The fields that the columns of a Parquet file become."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from growcache.errors import FormatError
 
-_MOST_DEPTH = 32  # of types in types
+_MOST_DEPTH = 32  # of nested types
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,29 @@ class ColumnOptions:
 
 @dataclass(frozen=True, slots=True)
 class ColumnField:
-    """A field, and the column of the file that it is, or the part of a struct."""
+    """A field, and its column of the file or part of a struct."""
 
     name: str
-    path: tuple[str, ...]  # the column, and the names inside of its structs
-    kind: str  # that of `column_kind`, or "json" or "decimal text"
+    path: tuple[str, ...]  # the column, and the names inside its structs
+    kind: str  # as from `column_kind`, or "json" or "decimal text"
 
     @property
     def stored(self) -> str:
-        """The name by which Arrow reads it alone."""
+        """Name under which Arrow reads it."""
         return ".".join(self.path)
 
     @property
     def is_variable(self) -> bool:
-        """Whether a few bytes of the object can stand for a value of any length."""
+        """Whether a few bytes of the object may represent a value of any length."""
         return self.kind in ("text", "binary", "list", "dictionary", "json")
 
 
 def column_fields(schema: Any, options: ColumnOptions) -> list[ColumnField]:
-    """Raise FormatError for what is wanted and cannot be read."""
+    """Return the fields of a file.
+
+    Raises:
+        FormatError: A chosen column is missing or cannot be read.
+    """
     if not schema.names:
         raise FormatError("a table without columns")
     wanted = schema.names if options.columns is None else options.columns
@@ -68,7 +72,7 @@ def _fields_of(schema: Any, name: str, options: ColumnOptions) -> Iterator[Colum
 
 
 def _path_of(schema: Any, name: str) -> tuple[str, ...]:
-    """Return the path of a column, or of a value in a struct, as ``meta.author``."""
+    """Return the path of a column, or of a value in a struct such as ``meta.author``."""
     if schema.names.count(name) == 1:
         return (name,)
     parts = name.split(".")
@@ -121,7 +125,7 @@ def _flattened(
 
 
 def _is_file(type_: Any) -> bool:
-    """Whether it is what the library ``datasets`` writes for an image or a sound."""
+    """Whether the type is the one that the library ``datasets`` writes for an image or a sound."""
     from pyarrow import types
 
     if {type_.field(i).name for i in range(type_.num_fields)} != {"bytes", "path"}:
@@ -133,7 +137,7 @@ def _is_file(type_: Any) -> bool:
 
 
 def check_column_type(name: str, type_: Any) -> None:
-    """Raise where a column, or a part of a struct, cannot be read."""
+    """Raise FormatError if a column, or a part of a struct, cannot be read."""
     for _ in _flattened(name, (name,), type_, ColumnOptions()):
         pass
 
@@ -191,7 +195,7 @@ def is_list(type_: Any) -> bool:
 
 
 def _is_json(type_: Any, depth: int = 0) -> bool:
-    """Whether its values are JSON: all but bytes and what has no name or no end."""
+    """Whether JSON can express the values, which excludes bytes, unnamed fields and endless depth."""
     from pyarrow import types
 
     if depth > _MOST_DEPTH:
@@ -208,7 +212,7 @@ def _is_json(type_: Any, depth: int = 0) -> bool:
 
 
 def stored_columns(metadata: Any, fields: Sequence[ColumnField]) -> tuple[int, ...]:
-    """Return the numbers of the stored columns that Arrow reads, several for a list or a struct."""
+    """Return the numbers of the stored columns that Arrow reads: several for a list or a struct."""
     names = {field.stored for field in fields}
     found = []
     for number in range(metadata.num_columns):

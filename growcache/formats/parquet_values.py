@@ -1,4 +1,4 @@
-"""The values of a Parquet file's columns, as Arrow decodes them, in samples."""
+"""The values of a Parquet file's columns, from Arrow to samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from growcache.errors import FormatError
 from growcache.formats.parquet_columns import ColumnField, column_kind, is_list
 from growcache.schema import Array
 
-_OBJECT_BYTES = 64  # of one of Python's, in addition to its text
-_MOST_PYTHON_BYTES = 1 << 25  # bytes of rows on the way to JSON text
-_COPIED_BYTES = 1 << 22  # of the rows of a batch, that each may have of its own
+_OBJECT_BYTES = 64  # of a Python object, in addition to its text
+_MOST_PYTHON_BYTES = 1 << 25  # of rows that are becoming JSON text
+_COPIED_BYTES = 1 << 22  # of the rows of a batch that may each have their own copy
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
-    """A value per row, and which rows have none."""
+    """A value per row, and the rows that have none."""
 
     values: Sequence[Any] | Array
     absent: Array
-    uneven: Array | None = None  # the rows that are missing because their lists are no array
+    uneven: Array | None = None  # rows without a value, because their lists are uneven
 
     def reason(self, name: str, at: int, row: int) -> str:
         if self.uneven is not None and self.uneven[at]:
@@ -51,7 +51,7 @@ def field_values(field: ColumnField, batch: Any) -> ColumnValues:
 
 
 def field_column(field: ColumnField, batch: Any) -> Any:
-    """A null struct is null in all of its fields."""
+    """Return the column of a field. A null struct is null in all of its fields."""
     import pyarrow.compute as pc
 
     array = batch.column(field.path[0])
@@ -68,7 +68,10 @@ def column_bytes(array: Any) -> int:
 
 
 def column_values(name: str, array: Any) -> ColumnValues:
-    """Null is NaN among floats; elsewhere such rows are marked as without value."""
+    """Return the values of a column.
+
+    Null becomes NaN in floats; other rows have no value then.
+    """
     import pyarrow as pa
 
     kind, type_ = column_kind(array.type), array.type
@@ -107,7 +110,7 @@ def _dictionary_values(name: str, array: Any) -> ColumnValues:
     found: list[Any] = [None] * len(array)
     for row, place in zip(np.flatnonzero(~absent).tolist(), places.tolist(), strict=True):
         found[row] = values[place]
-    # The dictionary itself may hold a value that is none.
+    # The dictionary itself may contain a null.
     return ColumnValues(found, _is_none(found))
 
 
@@ -133,7 +136,7 @@ def _number_values(array: Any) -> ColumnValues:
         absent = array.is_null().to_numpy(zero_copy_only=False)
         if pa.types.is_floating(array.type):
             return ColumnValues(array.to_numpy(zero_copy_only=False), missing)
-        # Without nulls, for else integers would come as floating point numbers.
+        # Without nulls, because otherwise integers would become floats.
         zero = pa.scalar(False if pa.types.is_boolean(array.type) else 0, array.type)
         return ColumnValues(pc.fill_null(array, zero).to_numpy(zero_copy_only=False), absent)
     return ColumnValues(array.to_numpy(zero_copy_only=False), missing)
@@ -141,13 +144,13 @@ def _number_values(array: Any) -> ColumnValues:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Lists of any depth: element i is leaves[starts[i]:starts[i + 1]], of shape shapes[i]."""
+    """Lists of any depth: element i is leaves[starts[i]:starts[i + 1]] with the shape shapes[i]."""
 
     leaves: Array
     starts: Array
     shapes: Array
     absent: Array
-    uneven: Array  # elements that have no shape, because their lists differ
+    uneven: Array  # elements without a shape, because their lists differ
 
 
 def _list_values(name: str, array: Any) -> ColumnValues:
@@ -195,7 +198,7 @@ def _lists_in(name: str, array: Any) -> _Lists:
 
 
 def _fixed_sizes(type_: Any) -> list[int | None]:
-    """Return the size of each dimension, None where it may differ."""
+    """Return the size of each dimension, with None for sizes that may differ."""
     from pyarrow import types
 
     sizes: list[int | None] = []
@@ -206,7 +209,7 @@ def _fixed_sizes(type_: Any) -> list[int | None]:
 
 
 def _items_of_lists(array: Any) -> tuple[Array, Any]:
-    """Return where the items of each list begin, and the items of all."""
+    """Return the start of each list's items, and the items of all lists."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(array.type):
@@ -254,7 +257,7 @@ def _single_row(name: str, array: Any) -> str:
 
 
 def _python_bytes(array: Any) -> int:
-    """Return about how many bytes an array takes as objects of Python."""
+    """Return the approximate bytes of an array as Python objects."""
     from pyarrow import types
 
     own = _OBJECT_BYTES * len(array)

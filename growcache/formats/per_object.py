@@ -1,4 +1,4 @@
-"""Sources some of whose objects are compressed: these are read whole, the others by range."""
+"""Sources with some compressed objects, which are read whole. The others are read by range."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompressedFormat(Protocol):
 
 
 class PerObjectFormat(ObjectFormat):
-    """``whole`` is the same format for objects that are read whole, compressed or not."""
+    """A format with a second one, ``whole``, for objects that are read whole, compressed or not."""
 
     ranged = True
 
@@ -46,7 +46,7 @@ class PerObjectFormat(ObjectFormat):
         return compression_by_name(entry.key) is not None
 
     async def measure(self, reader: ObjectReader) -> Measure:
-        """Return the sizes that an object has without its compression, as sizes are for all."""
+        """Return the measure without compression, because one measure applies to all objects."""
         if self.reads_whole(reader.entry):
             limit = self._whole.unpack_limit(reader.entry)
             reader = FetchedObject(reader, await read_unpacked(reader, INFERRED, limit))
@@ -60,6 +60,6 @@ class PerObjectFormat(ObjectFormat):
             return await self._plain.read(reader, visit)
         if visit.parts == 1:
             return await self._whole.read(reader, visit)
-        # Caches of before cut such objects, all of which were holes.
+        # Earlier caches cut such objects, and all parts were holes.
         refuse_compressed(reader.entry, bytes(await reader.read(0, MAGIC_BYTES)))
         return await self._plain.read(reader, visit)

@@ -60,13 +60,13 @@ _RAW_OPTIONS = (*GRID_OPTIONS, "dtype", "shape", "order", "offset", "channels")
 
 
 class RawFormat(ObjectFormat):
-    """An incomplete last row is left out."""
+    """Rows of numbers. An incomplete last row is left out."""
 
     ranged = True
 
     def __init__(self, layout: ArrayLayout, growing: int, grid: ArrayGrid) -> None:
-        self._layout = layout  # of an object of one row
-        self._growing = growing  # the axis that is as long as the object allows
+        self._layout = layout  # of an object with one row
+        self._growing = growing  # axis that is as long as the object allows
         self._grid = grid
         self.says_ordinals = len(grid.cuts) > 1
 
@@ -126,7 +126,7 @@ def _dtype_option(options: Mapping[str, Any]) -> np.dtype[np.generic]:
 
 
 def _shape_option(value: object) -> tuple[tuple[int, ...], int]:
-    """Return the shape of an object of one row, and the axis along which there are more.
+    """Return the shape of an object with one row, and the axis along which there are more.
 
     >>> _shape_option(4), _shape_option([64, None])
     (((1, 4), 0), ((64, 1), 1))

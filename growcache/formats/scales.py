@@ -1,4 +1,4 @@
-"""What stored numbers mean: by the CF conventions, as xarray decodes them, and by NWB's conversion."""
+"""Scales of stored numbers: CF conventions, as in xarray, and NWB's conversion."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FILL_NAMES = ("missing_value", "_FillValue")
 CF_NAMES = ("scale_factor", "add_offset", *FILL_NAMES, "_Unsigned")
 NWB_NAMES = ("conversion", "offset", "unit")
 SCALE_NAMES = (*CF_NAMES, *NWB_NAMES)
-CHANNEL_CONVERSION = "channel_conversion"  # array next to NWB's data: a factor for each channel
+CHANNEL_CONVERSION = "channel_conversion"  # array next to NWB's data, with a factor per channel
 CHANNEL_AXIS = 1
-MOST_ATTRIBUTE_VALUES = 64  # that an attribute may have to be read
+MOST_ATTRIBUTE_VALUES = 64  # an attribute with more values is not read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    dtype: np.dtype[Any]  # of what is meant
-    stored_as: np.dtype[Any]  # signed or unsigned, whatever the array says
-    fills: tuple[Any, ...] = ()  # stored values that mean NaN
+    dtype: np.dtype[Any]  # of the decoded values
+    stored_as: np.dtype[Any]  # signed or unsigned, regardless of the array's dtype
+    fills: tuple[Any, ...] = ()  # stored values that become NaN
     factor: Any = None
     offset: Any = None
     channel_factors: Array | None = None  # along `CHANNEL_AXIS`
     computed_as: np.dtype[Any] | None = None  # None: dtype
 
     def apply(self, values: Array, box: Box) -> Array:
-        """Return what the values of a box mean."""
+        """Return the decoded values of a box."""
         found = values
         if self.stored_as.kind != values.dtype.kind:
             found = found.astype(self.stored_as)
@@ -57,7 +57,7 @@ class Scale:
 
 
 def scale_option(options: Mapping[str, Any]) -> str | None:
-    """Return None where the option is not set."""
+    """Return the option scale, or None if it is not set."""
     if options.get("scale") is None:
         return None
     return choice_option(options, "scale", ("cf", "none"), "none")
@@ -68,7 +68,7 @@ def array_scale(
     attributes: Mapping[str, Any],
     channel_factors: Array | None = None,
 ) -> Scale | None:
-    """Return how an array is decoded; None where its values mean what they are."""
+    """Return an array's scale, or None if its values need no decoding."""
     if dtype.kind not in "iuf":
         return None
     if has_nwb_conversion(attributes):
@@ -82,7 +82,7 @@ def has_nwb_conversion(attributes: Mapping[str, Any]) -> bool:
 
 
 def scale_advice(what: str, dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> str:
-    """Return a sentence where values would mean something else with ``scale: cf``; else nothing.
+    """Return advice if ``scale: cf`` would change the values, or else "".
 
     >>> scale_advice("t2m", np.dtype("<i2"), {"scale_factor": 0.01, "units": "K"})
     't2m has scale_factor 0.01: set scale: cf in source.options for the values that it means, float64, or scale: none for those that are stored, int16'
@@ -115,7 +115,10 @@ def _changes_nothing(scale: Scale, dtype: np.dtype[Any]) -> bool:
 def _nwb_scale(
     dtype: np.dtype[Any], attributes: Mapping[str, Any], channel_factors: Array | None
 ) -> Scale:
-    """Numbers of up to 16 bits become float32, which holds them all; sums are of float64."""
+    """Return NWB's scale.
+
+    Numbers of up to 16 bits become float32, which represents them all. Sums are in float64.
+    """
     small = dtype.itemsize <= (4 if dtype.kind == "f" else 2)
     return Scale(
         np.dtype(np.float32 if small else np.float64),
@@ -129,7 +132,7 @@ def _nwb_scale(
 
 
 def _cf_scale(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Scale | None:
-    """The rules are those of xarray's CFMaskCoder and CFScaleOffsetCoder."""
+    """Return the scale by the rules of xarray's CFMaskCoder and CFScaleOffsetCoder."""
     stored_as = _signedness(dtype, attributes.get("_Unsigned"))
     is_packed = "scale_factor" in attributes or "add_offset" in attributes
     fills = _fills(attributes, dtype, stored_as)
@@ -145,7 +148,7 @@ def _cf_scale(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Scale | No
     if fills and found.kind != "f":
         found = np.dtype(np.float64)
     if not fills and dtype.kind == "f" and any(name in attributes for name in FILL_NAMES):
-        found = dtype.newbyteorder("=")  # the fill value is NaN already
+        found = dtype.newbyteorder("=")  # the fill value is already NaN
     return Scale(found, stored_as, fills, factor, offset)
 
 
@@ -175,7 +178,7 @@ def _of_other_sign(fill: Any, stored_as: np.dtype[Any]) -> Any:
     bits = int(fill) & ((1 << 8 * stored_as.itemsize) - 1)
     stored = bits.to_bytes(stored_as.itemsize, "little")
     found = np.frombuffer(stored, stored_as.newbyteorder("<"))[0]
-    return int(found) if stored_as.kind == "u" else found  # as xarray compares them
+    return int(found) if stored_as.kind == "u" else found  # compared like this in xarray
 
 
 def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -204,7 +207,7 @@ def _number(name: str, attributes: Mapping[str, Any]) -> Any:
             "scale: none in source.options for the values as they are stored",
             code="GC303",
         )
-    plain = type(attributes[name]) in (int, float)  # which NumPy computes with otherwise
+    plain = type(attributes[name]) in (int, float)  # NumPy computes with these differently
     return attributes[name] if plain else values[0]
 
 
@@ -215,9 +218,9 @@ def _values(value: Any) -> Sequence[Any]:
 def zarr_attributes(
     attributes: Any, dtype: np.dtype[Any], version: int, fill: Any
 ) -> dict[str, Any]:
-    """Return the attributes of an array of Zarr as xarray takes them.
+    """Return the attributes of a Zarr array as xarray reads them.
 
-    In version 2 the array's own fill value is CF's; in version 3 that of floats is base64.
+    In version 2 the array's own fill value is that of CF. In version 3 it is base64 for floats.
     """
     given = attributes if isinstance(attributes, Mapping) else {}
     found = {name: given[name] for name in SCALE_NAMES if name in given}

@@ -1,8 +1,8 @@
-"""Say of an object that a format refuses which file it is, and how that is read."""
+"""Name the kind of an object that a format refuses, and how to read it."""
 
 from __future__ import annotations
 
-SIGNATURE_BYTES = 20  # at the start of an object, by which it is known
+SIGNATURE_BYTES = 20  # at the start of an object, from which its kind is known
 _NETCDF3 = (
     "it is a NetCDF file of version 3, which is read by its own function only: set source.format: "
     '"growcache.readers:netcdf3", which reads it whole with SciPy; or convert the files with '
@@ -41,7 +41,7 @@ _KNOWN = (
 
 
 def advice_on(head: bytes) -> str:
-    r"""Return which file begins like this and what to do, to be appended; empty if it is unknown.
+    r"""Return a hint about files that start like this, to append to a message; "" if unknown.
 
     >>> advice_on(b"\x89HDF\r\n\x1a\n" + bytes(20)), advice_on(b"text")
     ('; it is an HDF5 file; see source.format: hdf5', '')

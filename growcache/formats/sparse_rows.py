@@ -1,6 +1,7 @@
 """Rows of compressed sparse matrices (CSR), as AnnData stores them in HDF5 and Zarr.
 
-Row i has the values ``data[indptr[i]:indptr[i + 1]]`` in the columns ``indices`` of that range.
+The values of row i are ``data[indptr[i]:indptr[i + 1]]``, in the columns ``indices`` of the
+same range.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST_COLUMNS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Some rows: the columns that have values, and the values."""
+    """Some rows: the columns with values, and the values."""
 
     indices: list[Array]
     data: list[Array]
@@ -32,7 +33,7 @@ class RaggedRows:
 class StoredRows:
     """Consecutive rows as they are stored."""
 
-    pointers: Array  # where each row begins among the values, and the last one ends
+    pointers: Array  # start of each row among the values, and the end of the last
     indices: Array
     data: Array
 
@@ -55,7 +56,11 @@ class StoredRows:
 
 
 def checked_pointers(pointers: Array, values: int, key: str) -> Array:
-    """Return pointers as int64; FormatError where they are no rows of so many values."""
+    """Return pointers as int64.
+
+    Raises:
+        FormatError: They do not describe rows of this number of values.
+    """
     found = pointers.astype(np.int64)
     if len(found) and (found[0] < 0 or found[-1] > values or (np.diff(found) < 0).any()):
         raise FormatError(f"{key}: indptr does not point to rows of its {values:,} values")
@@ -63,7 +68,7 @@ def checked_pointers(pointers: Array, values: int, key: str) -> Array:
 
 
 def sparse_shape(attributes: Mapping[str, Any], path: str) -> tuple[int, int] | None:
-    """Return rows and columns of a group that is a CSR matrix; None for any other group."""
+    """Return the rows and columns of a group if it is a CSR matrix, or else None."""
     kind = _text(attributes.get("encoding-type", attributes.get("h5sparse_format", "")))
     if kind in ("csc_matrix", "csc"):
         raise FormatError(
@@ -86,7 +91,7 @@ def _text(value: Any) -> str:
 
 
 def sparse_option(options: Mapping[str, Any]) -> bool:
-    """Return whether samples have the columns that have values, instead of all."""
+    """Return whether samples have only the columns with values."""
     return choice_option(options, "sparse", ("dense", "ragged"), "dense") == "ragged"
 
 
@@ -96,7 +101,7 @@ def picked_columns(values: Array, columns: Indices) -> Array:
 
 
 def rows_together(rows: int, values: int, values_together: int) -> int:
-    """Return how many rows have about as many values as are fetched together."""
+    """Return the number of rows with about as many values as are fetched together."""
     return max(1, min(rows, values_together * rows // max(1, values)))
 
 

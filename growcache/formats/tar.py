@@ -50,7 +50,10 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
 
 def value_of_member(data: bytes, ext: str, entry: Entry, *, images: bool) -> Value:
-    """Only the last part of ``ext`` counts: ``seg.png`` is a PNG."""
+    """Return the value of a member.
+
+    Only the last part of ``ext`` counts: ``seg.png`` is a PNG.
+    """
     kind = ext.rpartition(".")[2]
     try:
         if kind in IMAGE_EXTENSIONS and images:
@@ -107,7 +110,7 @@ _CONVERTERS: dict[str, MemberConverter] = {
 
 KEY_FIELD = "__key__"
 _OPTIONS = ("fields", "decode", "index", "compression")
-_SPOT_BYTES = 1 << 19  # bytes, at the start and in the middle, by which an object is measured
+_SPOT_BYTES = 1 << 19  # read at the start and in the middle to measure an object
 _MOST_RANDOM_RANGES = 64
 
 

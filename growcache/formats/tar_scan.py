@@ -1,10 +1,12 @@
-"""Find the samples of a tar archive in a byte range, or by an index of all headers.
+"""Find the samples of a tar archive in a byte range, or from an index of all headers.
 
-A sample is a run of members with the same key. It belongs to the byte range in which the member
-*before* it begins, and the first sample to the first range, so that no range needs a key from
-the range before. The first member of a range is found by the checksum of its header. A member
-with a long name or attributes begins with their headers, which may be in the range before. An
-archive inside a member can imitate a header; `SampleOffsets` walks over all headers instead.
+A sample is a sequence of members with the same key. It belongs to the byte range in which the
+member *before* it starts. The first sample belongs to the first range. So no range needs a key
+from the range before it.
+
+The first member of a range is found by the checksum of its header. A member with a long name or
+attributes starts with their headers, which may be in the range before. An archive inside a
+member can imitate a header. `SampleOffsets` therefore reads all headers instead.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 
 TAR_BLOCK = 512
-EXTENSION_KINDS = b"xgXLK"  # types of headers whose content is about the member that follows
-_DATALESS = b"123456"  # links, devices, folders: their size is of nothing that is stored here
+EXTENSION_KINDS = b"xgXLK"  # headers whose content describes the next member
+_DATALESS = b"123456"  # links, devices, folders: no content follows, whatever their size says
 _REGULAR = b"0\x007S"
 _SUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]+)[ \0]*")
@@ -46,12 +48,12 @@ _META_NAME = re.compile(r"__[^/]*__")
 class TarHeader:
     kind: bytes  # one byte
     name: bytes
-    size: int  # of the content, bytes
-    map_continues: bool  # whether further blocks of a sparse file's map follow
+    size: int  # of the content
+    map_continues: bool  # whether more blocks of a sparse file's map follow
 
 
 def padded(size: int) -> int:
-    """Return a size in whole blocks.
+    """Return a size rounded up to whole blocks.
 
     >>> padded(0), padded(1), padded(512)
     (0, 512, 512)
@@ -68,9 +70,9 @@ def parse_tar_header(block: bytes) -> TarHeader | None:
     kind = block[156:157]
     name = block[:100].partition(b"\0")[0]
     if block[257:263] == b"ustar\0" and (prefix := block[345:500].partition(b"\0")[0]):
-        name = prefix + b"/" + name  # GNU's own dialect has times there
+        name = prefix + b"/" + name  # GNU's dialect has times there
     if kind == b"\0" and name.endswith(b"/"):
-        kind = b"5"  # the oldest archives mark folders so
+        kind = b"5"  # the oldest archives mark folders like this
     return TarHeader(
         kind, name, 0 if kind in _DATALESS else size, kind == b"S" and block[482] > 0
     )
@@ -89,7 +91,7 @@ def _has_right_checksum(block: bytes) -> bool:
     claimed = int(field.strip(b" \0"), 8)
     summed = block[:148] + b" " * 8 + block[156:]
     total = sum(summed)
-    # Some old programs added up signed bytes.
+    # Some old programs summed signed bytes.
     return claimed == total or claimed == total - 256 * sum(byte > 127 for byte in summed)
 
 
@@ -120,7 +122,7 @@ def pax_records(data: Buffer) -> dict[bytes, bytes] | None:
 
 
 def sample_key_and_extension(name: str) -> tuple[str, str] | None:
-    """Return None for a file that belongs to no sample.
+    """Return the key and the extension in a name, or None for a file that belongs to no sample.
 
     >>> sample_key_and_extension("train/a.b/0001.seg.PNG")
     ('train/a.b/0001', 'seg.png')
@@ -133,24 +135,24 @@ def sample_key_and_extension(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
-MOST_EXTENSION_BYTES = 1 << 16  # bytes of long names and the like before one member
-_MOST_ZEROS = 1 << 20  # bytes within an archive, or behind it
+MOST_EXTENSION_BYTES = 1 << 16  # of long names and attributes before one member
+_MOST_ZEROS = 1 << 20  # in an archive, or after it
 _MOST_MAP_BLOCKS = 1 << 10  # blocks of a sparse file's map
 
 ReadBytes = Callable[[int, int], Awaitable[bytes]]
-"""Returns the bytes [start, stop), fewer where the object ends."""
+"""Returns the bytes [start, stop), or fewer at the end of the object."""
 
 
 class NoMemberError(FormatError):
-    """No member begins where one should."""
+    """No member starts at the expected place."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    start: int  # of its first header, long names included
-    data: int  # where its content begins
+    start: int  # first header, including long names
+    data: int  # first byte of its content
     size: int  # of the content
-    stop: int  # one past the content, padding included
+    stop: int  # one past the content and its padding
     key: str | None  # of its sample; None: of no sample
     ext: str  # its extension
     error: str  # why it cannot be read, or empty
@@ -167,7 +169,10 @@ class _Extensions:
 async def member_at(
     fetch: ReadBytes, entry: Entry, at: int, *, certain: bool
 ) -> TarMember | None:
-    """Return None at the archive's end; ``certain``: this is not another member's content."""
+    """Return the member at a place, or None at the end of the archive.
+
+    ``certain`` means that the place is not inside another member's content.
+    """
     start = await _past_zeros(fetch, entry, at, certain)
     if start is None:
         return None
@@ -238,9 +243,9 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
 
 
 async def _past_map(fetch: ReadBytes, header: TarHeader, at: int) -> int:
-    """A sparse file's map may take several blocks."""
+    """Return the place after a sparse file's map, which may have several blocks."""
     at += TAR_BLOCK
-    # The chain breaks after a longer map.
+    # A longer map breaks the chain.
     for _ in range(_MOST_MAP_BLOCKS if header.map_continues else 0):
         block = await fetch(at, at + TAR_BLOCK)
         at += TAR_BLOCK
@@ -280,11 +285,11 @@ def no_member_error(entry: Entry, at: int, found: bytes) -> NoMemberError:
     )
 
 
-LOOK_BEHIND_BYTES = 1 << 12  # before a block, with nearly all headers that go on in it
+LOOK_BEHIND_BYTES = 1 << 12  # before a block, for nearly all headers that continue in it
 
 
 class SliceReader:
-    """Fetches the requested bytes and ``more`` after them into a window."""
+    """Reads a growing window. It fetches the requested bytes and ``more`` after them."""
 
     def __init__(self, window: GrowingSlice, more: int) -> None:
         self._window = window
@@ -302,10 +307,10 @@ def block_start_before(start: int, nbytes: int) -> int:
 
 
 async def first_member(window: GrowingSlice, entry: Entry, start: int, stop: int) -> int | None:
-    """Return where the first headers of the first member in [start, stop) begin.
+    """Return the place of the first headers of the first member in [start, stop), or None.
 
-    ``window`` reaches from ``block_start_before(start, LOOK_BEHIND_BYTES)`` to ``stop`` and may
-    grow.
+    ``window`` extends from ``block_start_before(start, LOOK_BEHIND_BYTES)`` to ``stop``, and
+    may grow.
     """
     for at in range(padded(start), stop, TAR_BLOCK):
         if is_header(window.view, at - window.start):
@@ -329,7 +334,7 @@ async def _first_header(window: GrowingSlice, at: int, least: int) -> int:
 
 
 async def _extension_before(window: GrowingSlice, at: int, least: int) -> int | None:
-    """Return where the extension header of the header at ``at`` is, not before ``least``."""
+    """Return the place of the extension header before the header at ``at``, not before ``least``."""
     found = _nearest_header(window, at)
     if found is None and least < window.start and _may_have_extension(window, at):
         await window.extend_back_to(least)
@@ -351,10 +356,10 @@ def _nearest_header(window: GrowingSlice, at: int) -> tuple[int, TarHeader] | No
 
 
 def _may_have_extension(window: GrowingSlice, at: int) -> bool:
-    """Whether the bytes before a position, without a header, can end an extension.
+    """Whether the bytes before a position, which have no header, can be the end of an extension.
 
     A long name has zeros only at its end, and attributes are lines. The content of members
-    mostly has zeros and ends otherwise, so nothing more need be read.
+    usually has zeros and other ends, so nothing more has to be read.
     """
     if at - window.start >= MOST_EXTENSION_BYTES:
         return False
@@ -362,17 +367,17 @@ def _may_have_extension(window: GrowingSlice, at: int) -> bool:
     return b"\0" not in text or text.endswith(b"\n")
 
 
-READ_WHOLE_BYTES = 1 << 18  # an object as small is read from its start, whatever the part
+READ_WHOLE_BYTES = 1 << 18  # a smaller object is read from its start, whatever the part
 _MOST_READ_AHEAD = 1 << 22
-_WALK_BYTES = 1 << 13  # bytes of a read while walking: headers of small members come together
+_WALK_BYTES = 1 << 13  # of a read while walking, which covers several headers of small members
 _MOST_WALK_BYTES = 1 << 20
-_KEPT_BYTES = 1 << 25  # bytes of the indexes that are remembered
+_KEPT_BYTES = 1 << 25  # of the remembered indexes
 
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    key: str  # what the names of its members have in common
-    members: tuple[TarMember, ...]  # in their order
+    key: str  # common part of its members' names
+    members: tuple[TarMember, ...]  # in order
     contents: tuple[memoryview, ...]  # of the members
 
     @property
@@ -387,7 +392,7 @@ class TarSample:
 @dataclass(frozen=True, slots=True)
 class TarSamples:
     samples: list[TarSample]
-    error: NoMemberError | None = None  # ended the search
+    error: NoMemberError | None = None  # error that ended the search
 
 
 class SampleScan:
@@ -395,7 +400,7 @@ class SampleScan:
         self._ahead = 1 << 15  # bytes read after a block; no result depends on it
 
     async def samples_in(self, reader: ObjectReader, start: int, stop: int) -> TarSamples:
-        """Return the samples behind a member that begins in [start, stop)."""
+        """Return the samples after members that start in [start, stop)."""
         if start >= stop:
             return TarSamples([])
         small = reader.entry.size <= READ_WHOLE_BYTES
@@ -434,7 +439,7 @@ class SampleScan:
         entry, at = reader.entry, first
         fetch = SliceReader(window, self._ahead)
         members: list[TarMember] = []
-        behind = 0  # samples that begin after the last member of the block
+        behind = 0  # samples that start after the last member of the block
         try:
             while (member := await member_at(fetch, entry, at, certain=certain)) is not None:
                 at = member.stop
@@ -503,7 +508,7 @@ class SampleOffsets:
         )
 
     async def offsets(self, reader: ObjectReader) -> npt.NDArray[np.int64]:
-        """Return the [start, stop) of each sample."""
+        """Return the bytes [start, stop) of each sample."""
 
         async def ask() -> tuple[npt.NDArray[np.int64], int]:
             found = np.array(await self._walk(reader), np.int64).reshape(-1, 2)
@@ -544,7 +549,7 @@ async def _members(
 
 
 class _HeaderReader:
-    """Reads through short content between headers."""
+    """Reads headers, and skips long content between them."""
 
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
@@ -570,13 +575,13 @@ async def all_samples(reader: ObjectReader) -> TarSamples:
     try:
         async for member in _members(fetch, reader.entry, 0, reader.entry.size):
             members.append(member)
-            await asyncio.sleep(0)  # others run meanwhile
+            await asyncio.sleep(0)  # so that other tasks run
     except NoMemberError as error:
         members, wrong = _without_last_run(members), error
     return TarSamples([sample_of_members(window, run) for run in _member_runs(members)], wrong)
 
 
 def refuse_empty_object(reader: ObjectReader) -> None:
-    """Even an archive without members has bytes, because it ends with zeros."""
+    """Refuse an object without bytes. Even an archive without members ends with zeros."""
     if not reader.entry.size:
         raise FormatError(f"{reader.entry.key}: expected a tar archive, found no bytes")

@@ -1,4 +1,4 @@
-"""Parse ``tf.train.Example`` and ``tf.train.SequenceExample``, with bounded memory."""
+"""Parse ``tf.train.Example`` and ``tf.train.SequenceExample`` in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from growcache.errors import FormatError
 from growcache.schema import Array
 
 MOST_FEATURES = 10_000
-# The fields of a large record are counted before it is parsed, because protobuf allocates some
-# 100 bytes for a feature of seven.
+# The fields of a large record are counted before parsing, because protobuf allocates about 100
+# bytes for a feature of seven.
 _COUNTED_BYTES = 1 << 20
 _MOST_FIELDS = 1 << 18
-# The path to each value of bytes, by field number: features, entry, feature, bytes_list; and
+# Path to each bytes value, as field numbers: features, entry, feature, bytes_list; and
 # feature_lists, entry, feature_list, feature, bytes_list.
 _COUNTED: Mapping[int, Any] = {1: {1: {2: {1: {}}}}, 2: {1: {2: {1: {1: {}}}}}}
 _MESSAGES = """
@@ -106,9 +106,10 @@ def _count_fields(data: memoryview, inside: Mapping[int, Any]) -> int:
 
 @functools.cache
 def _sequence_example_class() -> Any:
-    """It parses an Example too, whose features have the number of the context.
+    """Return a message class that parses both SequenceExample and Example.
 
-    Uses its own descriptor pool, because TensorFlow has these names in the default one.
+    The features of an Example have the field number of the context. The class has its own
+    descriptor pool, because TensorFlow has these names in the default one.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
@@ -119,11 +120,11 @@ def _sequence_example_class() -> Any:
 
 
 def parse_example(data: memoryview, decode: str = "auto") -> Features:
-    """Return features by name, those of a sequence as lists.
+    """Return features by name. Features of a sequence are lists.
 
     Args:
-        data: a record.
-        decode: ``example`` refuses a SequenceExample, whose lists would else be lost.
+        data: A record.
+        decode: ``"example"`` refuses a SequenceExample, whose lists would be lost.
     """
     from google.protobuf.message import DecodeError
 

@@ -14,7 +14,7 @@ from growcache.formats.base import named_specs_option
 from growcache.formats.tf_example import Feature, FeatureList
 from growcache.schema import Array, Sample, Value
 
-STEPS_SUFFIX = "_steps"  # of the field with the number of values of each step
+STEPS_SUFFIX = "_steps"  # of the field with the number of values per step
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
@@ -24,8 +24,8 @@ _NUMBERS = (
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     name: str  # of the feature and the field
-    dtype: str | None = None  # of NumPy, ``bytes`` or ``str``; None: as found
-    # With at most one None, or (None, None) of a list whose steps differ in length; None: as found
+    dtype: str | None = None  # NumPy's name, ``bytes`` or ``str``; None: as found
+    # At most one None, or (None, None) for a list whose steps differ in length; None: as found.
     shape: tuple[int | None, ...] | None = None
 
     def fields_in(self, features: Mapping[str, Feature | FeatureList]) -> Sample:
@@ -106,7 +106,7 @@ class FeatureSpec:
 
 
 def _of_one_kind(steps: Sequence[Feature], dtype: str | None) -> list[Feature]:
-    """A step without values has no kind in the file; it gets that of the others."""
+    """Give steps without values the kind of the others, because the file has none for them."""
     kinds = {_kind(step) for step in steps if len(step)}
     if len(kinds) > 1:
         raise ValueError(f"expected steps of one kind, found {' and '.join(sorted(kinds))}")

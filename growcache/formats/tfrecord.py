@@ -1,4 +1,4 @@
-"""TFRecord files: each record is a sample, mostly a ``tf.train.Example`` or ``SequenceExample``."""
+"""TFRecord files: each record is a sample, usually a ``tf.train.Example`` or ``SequenceExample``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from growcache.schema import Sample
 from growcache.store.contract import Entry
 from growcache.usercode import UserCode
 
-_EXAMPLES = ("auto", "example", "sequence_example")  # auto: as a record says
+_EXAMPLES = ("auto", "example", "sequence_example")  # auto: by the record
 _OPTIONS = ("decode", "features", "index", "compression")
-_SPOT_BYTES = 1 << 18  # bytes, at the start and in the middle, by which an object is measured
+_SPOT_BYTES = 1 << 18  # read at the start and in the middle to measure an object
 _MOST_RANDOM_RANGES = 64
 
 
@@ -57,7 +57,7 @@ class TFRecordFormat(ItemsFormat):
         super().__init__(code, compression)
         self._wishes = wishes
         self._decode = decode
-        self._cached: Collection[str] | None = None  # the fields of a cache that exists
+        self._cached: Collection[str] | None = None  # fields of an existing cache
         self._records: RecordScan | RecordOffsets = RecordOffsets() if index else RecordScan()
 
     def follow_fields(self, names: Collection[str]) -> None:
@@ -123,7 +123,7 @@ class TFRecordFormat(ItemsFormat):
         return {"data": data} if self._code is None else self.by_user(key, data, key)
 
     def _known(self, features: Features) -> Features:
-        """Leave out lists that a cache lacks: earlier versions read the context alone."""
+        """Leave out lists that the cache lacks, because earlier versions read only the context."""
         if self._cached is None or self._wishes is not None:
             return features
         return {

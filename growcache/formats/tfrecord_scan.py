@@ -1,9 +1,10 @@
 """Find the records of a TFRecord file in a byte range, which owns the records that start in it.
 
-A record is found by the checksum of its length and by the chain of records that follows. Bytes
+A record is found by the checksum of its length and by the chain of records after it. Bytes
 inside a record may look like records, as in a TFRecord file stored in a record, but such a
-chain breaks where the record ends. So the result is right if no record is longer than the
-range. A longer record with look-alikes is refused; `RecordOffsets` walks over all heads.
+chain breaks at the end of the record. So the result is correct if no record is longer than the
+range. A longer record with look-alikes is refused. `RecordOffsets` reads all record heads
+instead.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from growcache.formats.memory import SingleFlightCache
 from growcache.schema import Array
 from growcache.store.contract import Entry
 
-# u64 length, masked crc32c of it; masked crc32c of the content
+# Length as u64 and its masked crc32c; masked crc32c of the content.
 RECORD_HEAD_BYTES, RECORD_TAIL_BYTES = 12, 4
-_SCAN_BYTES = 1 << 16  # bytes that are looked at together
+_SCAN_BYTES = 1 << 16  # examined together
 
 
 def record_length_at(data: memoryview, at: int) -> int | None:
@@ -83,19 +84,19 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 _CRC_TABLE = _crc_table()
 
 
-READ_WHOLE_BYTES = 1 << 18  # an object as small is read from its start, whatever the part
+READ_WHOLE_BYTES = 1 << 18  # a smaller object is read from its start, whatever the part
 _MOST_READ_AHEAD = 1 << 22
-_WALK_BYTES = 1 << 12  # bytes of a read while walking: many heads of small records at once
+_WALK_BYTES = 1 << 12  # of a read while walking, which covers many heads of small records
 _MOST_WALK_BYTES = 1 << 20
-_KEPT_BYTES = 1 << 25  # bytes of the heads that are remembered,
-_LEAST_KEPT_BYTES = _KEPT_BYTES // 64  # of 64 objects at most
+_KEPT_BYTES = 1 << 25  # of the remembered heads
+_LEAST_KEPT_BYTES = _KEPT_BYTES // 64  # of at most 64 objects
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    start: int  # of its head in the object
+    start: int  # first byte of its head in the object
     stop: int  # one past its end
-    data: memoryview | None  # None where its checksum is wrong
+    data: memoryview | None  # None if its checksum is wrong
 
 
 class BrokenChainError(Exception):
@@ -124,7 +125,7 @@ class RecordScan:
     async def _certain(
         self, reader: ObjectReader, window: GrowingSlice, stop: int
     ) -> list[Record]:
-        """Start at the object's first record."""
+        """Return the records from the object's first one on."""
         try:
             return await self._learnt(reader, window, 0, stop)
         except BrokenChainError as error:
@@ -133,7 +134,7 @@ class RecordScan:
     async def _found(
         self, reader: ObjectReader, window: GrowingSlice, stop: int
     ) -> list[Record]:
-        """Start at the first unbroken chain."""
+        """Return the records of the first unbroken chain."""
         entry, first = reader.entry, window.start
         broken: int | None = None
         while (at := _next_head(window, entry, first, stop)) is not None:
@@ -144,7 +145,7 @@ class RecordScan:
             except BrokenChainError as error:
                 if error.at >= stop:  # no record within one that fits a block
                     raise no_record_error(entry, error.at, window) from None
-                # The chain lay within a record that reaches further, and there may be another.
+                # The chain was inside a longer record, and another chain may follow.
                 first = broken = max(error.at, at + 1)
         return []
 
@@ -187,7 +188,7 @@ async def read_chain(
     """Return the records from ``first`` to the last one that starts before ``stop``.
 
     Raises:
-        BrokenChainError: one of them, or what follows the last, is none.
+        BrokenChainError: One of them is not a record, or no record follows the last one.
     """
     entry = reader.entry
     records: list[Record] = []
@@ -215,7 +216,7 @@ def _record_at(window: GrowingSlice, begin: int, nbytes: int) -> Record:
     start = window.start + begin
     data = window.view[begin + RECORD_HEAD_BYTES : begin + nbytes - RECORD_TAIL_BYTES]
     (crc,) = struct.unpack_from("<I", window.view, begin + nbytes - RECORD_TAIL_BYTES)
-    # A copy: the window's memory is larger, and moves when it grows.
+    # Copied, because the window's memory is larger, and moves when it grows.
     content = bytes(data)
     data.release()
     good = masked_crc(memoryview(content)) == crc
@@ -223,7 +224,7 @@ def _record_at(window: GrowingSlice, begin: int, nbytes: int) -> Record:
 
 
 def refuse_look_alikes(entry: Entry, record: Record) -> None:
-    """Refuse a record, longer than a block, in which blocks would find other records."""
+    """Refuse a record that is longer than a block, and in which blocks would find other records."""
     if record.data is None:
         return
     view = record.data
@@ -269,7 +270,7 @@ class RecordOffsets:
         window = GrowingSlice(reader, 0)
         while at < entry.size:
             if at + RECORD_HEAD_BYTES > window.stop:
-                near = at - window.stop < _WALK_BYTES  # small records: read through all of them
+                near = at - window.stop < _WALK_BYTES  # small records: read all of them
                 step = min(_MOST_WALK_BYTES, 2 * step) if near else _WALK_BYTES
                 window = GrowingSlice(reader, at)
                 await window.extend_to(at + (step if near else RECORD_HEAD_BYTES))

@@ -1,4 +1,4 @@
-"""TIFF: images, stacks and levels of pyramids, of which strips and tiles are fetched as needed."""
+"""TIFF: images, stacks and pyramid levels, of which strips and tiles are fetched as needed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class _TiffField(FieldArray):
     def _located(
         self, place: ChunkPlace, segments: TiffSegments
     ) -> tuple[ChunkPlace, int, int, int] | None:
-        """Return the place, the number in the page, and the bytes of a strip or tile."""
+        """Return the place, the number in the page, and the byte range of a strip or tile."""
         axes = self._layout.page_axes
         page = self._page(place[:axes])
         counts = [-(-n // m) for n, m in zip(self.shape, segments.chunks, strict=True)]
@@ -152,7 +152,7 @@ class _TiffField(FieldArray):
                 short, values = values, np.zeros(segments.shape, values.dtype)
                 values[tuple(map(slice, short.shape))] = short
             return values.reshape(segments.chunks)
-        except Exception as error:  # tifffile and codecs raise what damage makes them raise
+        except Exception as error:  # damage can make tifffile and codecs raise anything
             raise FormatError(
                 f"{self._reader.entry.key}: a strip or tile cannot be decoded: "
                 f"{' '.join(str(error).split())[:200]}",

@@ -1,4 +1,4 @@
-"""Decompress strips and tiles of TIFF files, each into as many bytes as it may have."""
+"""Decompress strips and tiles of TIFF files, each up to its largest possible size."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeAlias
 from growcache.errors import FormatError
 
 Decompress: TypeAlias = Callable[[memoryview, int], bytes]
-JPEG = (7,)  # of which tifffile decodes the pixels, too
+JPEG = (7,)  # tifffile also decodes these pixels
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_LARGEST_DICTIONARY = 1 << 27  # that lzma may take
+_LARGEST_DICTIONARY = 1 << 27  # of lzma
 
 
 def refuse_large_jpeg(data: memoryview, most: int) -> None:
-    """Refuse an image of more pixels, before they are decoded."""
+    """Refuse an image with more pixels before they are decoded."""
     at = 2
     while at + 9 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -34,7 +34,7 @@ def refuse_large_jpeg(data: memoryview, most: int) -> None:
 
 
 def decompressor(code: int, key: str) -> Decompress | None:
-    """Return the function for a compression, None where tifffile needs none."""
+    """Return the function for a compression, or None if tifffile needs none."""
     if code == 1:
         return None
     if code in _DECOMPRESSORS:

@@ -1,6 +1,7 @@
-"""Where the pixels of a TIFF file are. tifffile parses directories, which are fetched as it asks.
+"""Locate the pixels of a TIFF file. tifffile parses directories, which are fetched when it reads them.
 
-tifffile believes the counts in a file, so its reads, and the sizes in OME-XML, are bounded here.
+tifffile trusts the counts in a file. Its reads, and the sizes in OME-XML, are therefore bounded
+here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PageDecoder: TypeAlias = Callable[..., tuple[Array | None, Any, Any]]
 
-_BLOCK_BYTES = 1 << 14  # of directories; more where they follow one another
+_BLOCK_BYTES = 1 << 14  # of directories; more blocks if directories follow each other
 _MOST_BLOCKS = 1 << 6  # in one request
 _MOST_KEPT_BLOCKS = 1 << 10
 _MOST_FETCHED_BLOCKS = 1 << 15  # 512 MB
@@ -36,14 +37,17 @@ _MOST_READ_BYTES_OF_ALL = 1 << 25
 _MOST_READS = 100_000  # of directories and their values
 _MOST_REQUESTS = 1 << 12
 _MOST_PLANES = 1 << 18  # that OME-XML may claim
-# Their planes are not those of the directories, or in other files.
+# Kinds whose planes are not those of the directories, or are in other files.
 _OTHER_KINDS = ("avs", "bif", "eer", "fluoview", "lsm", "mdgel", "ndpi", "nih", "philips", "qpi",
                 "scn", "sis", "stk")  # fmt: skip
-_IGNORED_KINDS = ("mmstack", "ndtiff", "scanimage")  # of which the pages are read as they are
+_IGNORED_KINDS = ("mmstack", "ndtiff", "scanimage")  # their pages are read as they are
 
 
 class TiffDirectories(SeekableFile):
-    """The file that tifffile parses in a thread. It catches errors, so the first one is kept."""
+    """The file that tifffile parses in a thread.
+
+    tifffile catches errors, so the first one is kept here.
+    """
 
     def __init__(self, call: UserCall, reader: ObjectReader) -> None:
         super().__init__(reader.entry.size)
@@ -95,7 +99,7 @@ class TiffDirectories(SeekableFile):
         return found
 
     def _fetch(self, number: int) -> None:
-        """Fetch a block, and more behind it the longer blocks follow one another."""
+        """Fetch a block, and more after it the longer consecutive blocks are read."""
         follows = number == self._end
         self._ahead = min(_MOST_BLOCKS, 2 * self._ahead) if follows and number else 1
         ahead = SMALL_OBJECT_BYTES // _BLOCK_BYTES if not number else self._ahead
@@ -125,15 +129,15 @@ class TiffDirectories(SeekableFile):
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
-    """An array, whose first ``page_axes`` axes number its pages."""
+    """An array whose first ``page_axes`` axes number its pages."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]  # of a pixel; with the byte order of the file where none is decoded
+    dtype: np.dtype[Any]  # of a pixel, with the file's byte order unless tifffile decodes it
     page_axes: int
     offsets: (
-        Array  # of pages; or of strips and tiles, [pages, strips or tiles]; -1: no such page
+        Array  # of pages, or of strips and tiles, [pages, strips or tiles]; -1: no such page
     )
-    segments: TiffSegments | None  # None: the pixels of a page are stored one after the other
+    segments: TiffSegments | None  # None: the pixels of a page are contiguous
 
     @property
     def nheld(self) -> int:
@@ -144,27 +148,27 @@ class TiffLayout:
 class TiffSegments:
     """The strips or tiles of pages."""
 
-    chunks: tuple[int, ...]  # their shape, along the axes of the array
-    shape: tuple[int, ...]  # that tifffile gives them: depth, length, width, samples
-    sizes: Array  # as stored, bytes
-    fill: Array  # of those that were never written
+    chunks: tuple[int, ...]  # shape along the axes of the array
+    shape: tuple[int, ...]  # as tifffile decodes it: depth, length, width, samples
+    sizes: Array  # stored bytes
+    fill: Array  # value of segments that were never written
     decompress: Decompress | None
     decode: PageDecoder
     is_jpeg: bool = False
-    tables: bytes | None = None  # of JPEG
+    tables: bytes | None = None  # for JPEG
 
 
 def describe_tiff(
     call: UserCall, reader: ObjectReader, series: int, level: int, page: int | None
 ) -> TiffLayout:
-    """Return the layout of an array; runs in a thread."""
+    """Return the layout of an array. This runs in a thread."""
     file, key = TiffDirectories(call, reader), reader.entry.key
     try:
         found = _described(file, reader.entry, series, level, page)
     except FormatError:
         if file.error is None:
             raise
-    except Exception as error:  # tifffile raises what a damaged file makes it raise
+    except Exception as error:  # a damaged file can make tifffile raise anything
         if file.error is None:
             said = " ".join(str(error).split())[:200] or type(error).__name__
             raise FormatError(f"{key}: cannot be read as TIFF: {said}") from error
@@ -178,7 +182,7 @@ def _described(
 ) -> TiffLayout:
     import tifffile
 
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # errors say it
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # errors report it
     ignored = {f"is_{kind}": False for kind in _IGNORED_KINDS}
     opened = tifffile.TiffFile(file, name="", _multifile=False, **ignored)
     for kind in _OTHER_KINDS:
@@ -208,7 +212,7 @@ def _checked(name: str, number: int, count: int, entry: Entry) -> int:
 
 
 def _refuse_large_claims(xml: str, entry: Entry) -> None:
-    """Refuse sizes in OME-XML that tifffile would make lists of."""
+    """Refuse sizes in OME-XML from which tifffile would make huge lists."""
     from xml.etree import ElementTree
 
     for element in ElementTree.fromstring(xml).iter():
@@ -326,7 +330,7 @@ def _check_end(offsets: Array, sizes: Array | int, entry: Entry) -> None:
 
 
 def _segments(series: Any, count: int) -> tuple[Array, Array]:
-    """Return offsets and sizes of strips or tiles, at most ``count`` of a page."""
+    """Return offsets and sizes of strips or tiles, at most ``count`` per page."""
     pages = list(series)
     known = max((len(one.dataoffsets) for one in pages if one is not None), default=0)
     offsets = np.full((len(pages), min(count, known)), -1, np.int64)
@@ -340,7 +344,7 @@ def _segments(series: Any, count: int) -> tuple[Array, Array]:
 
 
 def _aligned(shape: Sequence[int], keyframe: Any, entry: Entry) -> tuple[int, ...]:
-    """Return the chunks along the axes of a page, as the array has them.
+    """Return the chunks of a page along the axes of the array.
 
     The array may have axes of length 1 that the page lacks.
     """

@@ -1,4 +1,4 @@
-"""Formats that the user writes: ``read(object, rng)`` or ``sample(store, rng)``."""
+"""Formats in user code: ``read(object, rng)`` or ``sample(store, rng)``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-_FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read ahead of what is asked for
+_FIRST_READ_AHEAD, _MOST_READ_AHEAD = 1 << 16, 1 << 23  # bytes read beyond the requested ones
 
 
 class ObjectFile(SeekableFile):
-    """One thread at a time may use it. Sequential reads fetch ahead, at most 8 MiB."""
+    """A file of an object's bytes, for one thread at a time.
+
+    Sequential reads fetch up to 8 MiB ahead.
+    """
 
     def __init__(self, call: UserCall, reader: ObjectReader) -> None:
         super().__init__(reader.entry.size)
@@ -61,7 +64,7 @@ class ObjectFile(SeekableFile):
         return done
 
     def _window(self, wanted: int) -> memoryview:
-        """Return at least one and at most ``wanted`` bytes from the position on."""
+        """Return at least one and at most ``wanted`` bytes from the current position."""
         end = self._start + len(self._held)
         if not self._start <= self.position < end:
             follows = self.position == end
@@ -76,21 +79,20 @@ class ObjectFile(SeekableFile):
 
 
 PARAMETERS = ("object", "store", "rng")
-SAMPLE_BYTES = (
-    512  # of a sample without its values, because a function may yield empty ones without end
-)
+# Of a sample besides its values, because a function may yield empty samples without end.
+SAMPLE_BYTES = 512
 
 
 _NOT_ITERABLES_OF_SAMPLES = (str, bytes, bytearray, memoryview, np.ndarray, Mapping)
 
 
 class UserObject:
-    """One remote object, as the user's code gets it.
+    """One remote object, as it is passed to the user's code.
 
     Attributes:
-        key: without bucket or scheme.
-        size: bytes.
-        etag: the version as the store names it; None where it has none.
+        key: Key without bucket or scheme.
+        size: Size in bytes.
+        etag: Version as the store names it; None if the store has no versions.
     """
 
     def __init__(self, call: UserCall, reader: ObjectReader) -> None:
@@ -103,31 +105,36 @@ class UserObject:
         return f"<object {self.key}, {self.size} bytes>"
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes [start, stop), all of them by default.
+        """Return the bytes [start, stop) of the object, by default all of them.
 
-        They are of the version that was listed; failures that may pass are tried again.
-        Several threads may read at once.
+        They are of the listed version. Transient failures are retried. Several threads may read
+        at the same time.
+
+        Args:
+            start: First byte.
+            stop: One after the last byte; None means the end of the object.
 
         Raises:
-            StoreError: deleted, rewritten, refused, or no answer.
+            StoreError: The object was deleted or rewritten, the store refuses it, or there was
+                no answer.
         """
         return bytes(memoryview(self._call.wait(self._reader.read(start, stop))))
 
     def open(self) -> BinaryIO:
         """Return a read-only, seekable file of the object's bytes, which reads ahead.
 
-        Its ``name`` is the key, so libraries that go by a file's ending can take it.
+        Its ``name`` is the key, for libraries that look at a file's ending.
         """
         return cast(BinaryIO, io.BufferedReader(ObjectFile(self._call, self._reader)))
 
 
 class UserStore:
-    """The source, as a function that draws its own samples gets it.
+    """The source, as it is passed to a function that draws its own samples.
 
     Attributes:
-        url: of the source; the first, if there are several.
-        urls: all of them.
-        storage_options: of the source, for clients of the user's own.
+        url: URL of the source, or the first of several.
+        urls: All URLs of the source.
+        storage_options: Options of the source, for clients in the user's code.
     """
 
     def __init__(self, call: UserCall, reader: ObjectReader, found: _KnownObjects) -> None:
@@ -139,9 +146,10 @@ class UserStore:
         self._found = found
 
     def object(self, key: str) -> UserObject:
-        """Return the object of a key, in the bucket or on the host of `url`.
+        """Return the object with a key, in the bucket or on the host of `url`.
 
-        On file systems a key that does not begin with ``/`` is relative to the folder of `url`.
+        On file systems, a key that does not start with ``/`` is relative to the folder of
+        `url`.
         """
         return UserObject(self._call, self._found.reader(key, self._call, self._reader))
 
@@ -155,7 +163,7 @@ class UserStore:
 
 
 class _KnownObjects:
-    _MOST = 4096  # some 300 bytes each
+    _MOST = 4096  # about 300 bytes each
 
     def __init__(self) -> None:
         self._readers: dict[str, ObjectReader] = {}
@@ -174,7 +182,7 @@ class _KnownObjects:
 
 
 class UserReadFormat(ObjectFormat):
-    """``read(object, rng)``: an object is one part."""
+    """The format of a function ``read(object, rng)``. Each object is one part."""
 
     def __init__(self, code: UserCode) -> None:
         self._code = code
@@ -186,7 +194,10 @@ class UserReadFormat(ObjectFormat):
         return Measure(reader.entry.size / max(1, len(found)), 0, len(found))
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """An origin is the sample's number among those yielded."""
+        """Return the samples of an object.
+
+        Their origins are their numbers in the order of yields.
+        """
         key = reader.entry.key
 
         def work(call: UserCall) -> list[Sample]:
@@ -225,7 +236,7 @@ class UserReadFormat(ObjectFormat):
 
 
 class UserSampleFormat(ObjectFormat):
-    """``sample(store, rng)``: the function draws; the number of samples is unknown."""
+    """The format of a function ``sample(store, rng)``, which draws an unknown number of samples."""
 
     ranged = True
     listed = False
@@ -240,7 +251,7 @@ class UserSampleFormat(ObjectFormat):
         return Measure(1.0, 0, ENDLESS_PARTS)
 
     async def read(self, reader: ObjectReader, visit: Visit) -> list[tuple[Sample, int, int]]:
-        """An origin is the number of the draw."""
+        """Return a drawn sample. Its origin is the number of the draw."""
 
         def work(call: UserCall) -> list[tuple[Sample, int, int]]:
             return [
@@ -263,10 +274,11 @@ class UserSampleFormat(ObjectFormat):
 
 
 def open_user(name: str, options: Mapping[str, Any]) -> UserReadFormat | UserSampleFormat:
-    """Return the format that a function or class of the user's is.
+    """Return the format of a user's function or class.
 
-    It takes ``object`` and maybe ``rng`` and returns an iterable of samples, or ``store`` and
-    maybe ``rng`` and returns one sample or None. A class is made once per sampler.
+    It takes ``object`` and optionally ``rng``, and returns an iterable of samples. Or it takes
+    ``store`` and optionally ``rng``, and returns one sample or None. A class is instantiated
+    once per sampler.
     """
     code = load_code(name, options, PARAMETERS, ("source.format", "source.options"))
     takes = set(code.parameters) & {"object", "store"}

@@ -1,4 +1,4 @@
-"""Objects of one array that are read whole: the array is one sample, or it is cut in memory."""
+"""Objects of one array that are read whole: a sample each, or cut in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WholeArrayFormat(ObjectFormat):
         raise NotImplementedError
 
     def meant(self, values: Array, layout: ArrayLayout) -> Array:
-        """Return what the stored values of a sample mean."""
+        """Return the values that the stored values of a sample mean."""
         return values
 
     async def measure(self, reader: ObjectReader) -> Measure:

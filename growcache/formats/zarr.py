@@ -1,6 +1,6 @@
 """Zarr versions 2 and 3: rows or windows of an array whose chunks are the listed objects.
 
-A chunk owns the windows that start in it. Listed objects that are no chunks own nothing.
+A chunk owns the windows that start in it. Listed objects that are not chunks own none.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ZarrFormat(ObjectFormat):
         )
 
     def census(self) -> ChunkCensus | None:
-        """Return what finds the chunks that a listing cannot show."""
+        """Return an object that finds the chunks which a listing cannot show, or None."""
         return ChunkCensus(self._grid, self._owner) if self._draws_unwritten else None
 
     def follow_fields(self, names: Collection[str]) -> None:
@@ -106,7 +106,7 @@ class ZarrFormat(ObjectFormat):
         return metadata
 
     async def _roots(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
-        """Return the folders of the arrays that are fields, by name."""
+        """Return the folders of the arrays that are fields, by field name."""
         if self._beside is None:
             return await self._group.of(reader, root, metadata)
         group = root.rstrip("/").rpartition("/")[0]
@@ -146,7 +146,7 @@ class ZarrFormat(ObjectFormat):
     async def _owned(
         self, reader: ObjectReader, located: Located, visit: Visit, *, at_random: bool = True
     ) -> Samples:
-        """Return the samples that begin in a chunk."""
+        """Return the samples that start in a chunk."""
         root, metadata, place = located
         grid = self._grid if at_random else self._grid.without_phase()
         matrix = await self._matrices.of_values(reader, root)
@@ -172,7 +172,7 @@ class ZarrFormat(ObjectFormat):
                 continue
             metadata = await self._metadata(reader, folder)
             attributes = await read_attributes(reader, folder, metadata)
-            if not metadata.fill:  # 0 is what Zarr writes where nobody chose a fill value
+            if not metadata.fill:  # Zarr writes 0 if no fill value was chosen
                 attributes.pop("_FillValue", None)
             said = scale_advice(f"array {folder or '/'}", metadata.dtype, attributes)
             if said:
@@ -224,7 +224,7 @@ class ZarrFormat(ObjectFormat):
     async def _located(
         self, reader: ObjectReader
     ) -> tuple[str, ZarrMetadata, ChunkPlace] | None:
-        """Return the array of a chunk and its place there; None where the key is no chunk."""
+        """Return the array of a chunk and its place there, or None if the key is not a chunk."""
         key = reader.entry.key
         problem: FormatError | None = None
         for root, place in possible_places(key):
@@ -254,9 +254,9 @@ class ZarrFormat(ObjectFormat):
 
 
 def _owned_samples(samples: Samples, metadata: ZarrMetadata, place: ChunkPlace) -> Samples:
-    """Return the samples that begin in a chunk.
+    """Return the samples that start in a chunk.
 
-    Along axes that are not cut the first chunk owns them.
+    Along axes that are not cut, the first chunk owns them.
     """
     starts = [
         _starts_in(starts, number, chunk) if grid is not None else range(number == 0)

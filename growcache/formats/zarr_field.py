@@ -1,4 +1,4 @@
-"""One array of Zarr as a field of samples: its chunks are objects, fetched as wholes."""
+"""One Zarr array as a field of samples. Its chunks are objects, and are fetched whole."""
 
 from __future__ import annotations
 

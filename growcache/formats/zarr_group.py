@@ -1,7 +1,7 @@
-"""Which arrays of Zarr groups are fields of a sample, and whose chunks own the samples.
+"""The arrays of Zarr groups that are fields of a sample, and the array whose chunks own the samples.
 
-Where the URL lists the chunks of several arrays, those of the largest own the samples, as they do
-in an HDF5 file.
+If the URL lists the chunks of several arrays, those of the largest own the samples, as in an
+HDF5 file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from growcache.formats.zarr_metadata import ZarrMetadata, read_json, zarr_metada
 from growcache.formats.zarr_sparse import VALUES, ZarrMatrices
 
 MetadataOf: TypeAlias = Callable[[ObjectReader, str], Awaitable[ZarrMetadata]]
-Roots: TypeAlias = dict[str, str]  # the folders of arrays by field, that of the owner first
+Roots: TypeAlias = dict[str, str]  # folders of arrays by field, owner first
 
 KNOWN_GROUPS = 4096
 MOST_ARRAYS = 1000  # of a group
 _STORE_SUFFIX = ".zarr"
-_NO_ARRAY = "growcache looks for others"  # a name that no array has
+_NO_ARRAY = "growcache looks for others"  # not the name of any array
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class ListedReader(ObjectReader, Protocol):
 @dataclass(frozen=True, slots=True)
 class GroupArray:
     metadata: ZarrMetadata
-    dimensions: tuple[str, ...]  # names; empty where it says none
+    dimensions: tuple[str, ...]  # names; empty if the array has none
 
     @property
     def nbytes(self) -> int:
@@ -66,17 +66,17 @@ class GroupFields:
         self._names: SingleFlightCache[str, str] = SingleFlightCache(KNOWN_GROUPS)
 
     def follow(self, names: Collection[str]) -> None:
-        """Yield the fields that a cache has, whichever there are."""
+        """Keep to the fields of an existing cache."""
         self._cached = names
         self._roots = SingleFlightCache(KNOWN_GROUPS)
         self._names = SingleFlightCache(KNOWN_GROUPS)
 
     def may_mean(self, root: str) -> bool:
-        """Whether an array can be one that is a field, by its folder alone."""
+        """Whether an array may be a field, judged by its folder alone."""
         return self._datasets is None or _group_of(root, self._paths.values()) is not None
 
     async def has_others(self, reader: ObjectReader, root: str) -> bool:
-        """Whether arrays of the same group that the URL names can be read."""
+        """Whether other arrays of the group, named by the URL, can be read."""
         folder, _, own = root.rstrip("/").rpartition("/")
         group = f"{folder}/" if folder else ""
         if self._datasets is not None or not own or not isinstance(reader, ListedReader):
@@ -84,7 +84,7 @@ class GroupFields:
         return bool(self._wanted(reader, group, await self._arrays(reader, group)))
 
     async def of(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
-        """Return the fields of an array's samples; none where the chunks of another own them."""
+        """Return the fields of an array's samples, or none if the chunks of another array own them."""
 
         async def load() -> tuple[Roots, int]:
             if self._datasets is not None:
@@ -98,7 +98,7 @@ class GroupFields:
         if group is None:
             return {}
         roots = {name: group + path for name, path in self._paths.items()}
-        owners: dict[str, tuple[int, str]] = {}  # bytes and folder of chunks, by field
+        owners: dict[str, tuple[int, str]] = {}  # bytes and folder of the chunks, by field
         for name, folder in roots.items():
             chunks, metadata = await self._chunks_of(reader, folder)
             if chunks == root or _is_listed(reader, chunks, metadata):
@@ -109,7 +109,7 @@ class GroupFields:
         return {owner: roots[owner], **roots} if owners[owner][1] == root else {}
 
     async def _chunks_of(self, reader: ObjectReader, folder: str) -> tuple[str, ZarrMetadata]:
-        """Return the folder of the chunks that may own samples, and the metadata there."""
+        """Return the folder of the chunks that may own samples, and its metadata."""
         try:
             return folder, await self._metadata_of(reader, folder)
         except FormatError:
@@ -119,7 +119,7 @@ class GroupFields:
             return f"{folder}{VALUES}", matrix.data
 
     async def _agreeing(self, reader: ObjectReader, root: str, metadata: ZarrMetadata) -> Roots:
-        """Return the arrays of the group that are as long as the largest where they are cut."""
+        """Return the arrays of the group with the length of the largest along the cut axes."""
         folder, _, own = root.rstrip("/").rpartition("/")
         group = f"{folder}/" if folder else ""
         arrays: Mapping[str, GroupArray] = {}
@@ -152,7 +152,7 @@ class GroupFields:
         return await self._groups.get(group, load)
 
     async def own_name(self, reader: ObjectReader, root: str) -> str:
-        """Return a field's name: ``x`` for an array that is a store of its own."""
+        """Return a field's name, which is ``x`` for an array without a group."""
 
         async def load() -> tuple[str, int]:
             return await self._found_name(reader, root), 1
@@ -173,14 +173,14 @@ class GroupFields:
 
 
 def agreeing_arrays(grid: ArrayGrid, arrays: Mapping[str, GroupArray]) -> list[str]:
-    """Return the names of arrays that agree along the axes that are cut, the largest first.
+    """Return the names of arrays that agree along the cut axes, largest first.
 
-    Dimensions that have names agree by these, too: a coordinate of another dimension may be as
-    long by chance.
+    Named dimensions must agree in their names, too, because a coordinate of another dimension
+    may be as long by chance.
     """
     cuts: dict[str, tuple[list[int], tuple[str, ...]]] = {}
     for name, one in arrays.items():
-        with suppress(FormatError):  # it has not as many axes
+        with suppress(FormatError):  # it has fewer axes
             samples = grid.on(one.metadata.shape, name)
             named = tuple(one.dimensions[at] for at in samples.cut_axes if one.dimensions)
             cuts[name] = samples.cut_sizes, named
@@ -208,7 +208,7 @@ def _inside(path: str) -> str:
 
 
 def _group_of(root: str, paths: Iterable[str]) -> str | None:
-    """Return the folder below which an array is that ``paths`` name, or its values' matrix."""
+    """Return the folder that contains an array, or a matrix, named by ``paths``."""
     for path in paths:
         for end in (path, path + VALUES):
             if root == end or root.endswith("/" + end):
@@ -234,7 +234,7 @@ async def _is_group(reader: ObjectReader, folder: str) -> bool:
 
 
 async def _consolidated(reader: ObjectReader, group: str) -> dict[str, GroupArray]:
-    """Return the arrays of a group by its consolidated metadata; none where it has none."""
+    """Return the arrays in a group's consolidated metadata, or none without such metadata."""
     for file, parse in (("zarr.json", _arrays_3), (".zmetadata", _arrays_2)):
         with suppress(ObjectMissingError):
             found = await read_json(await reader.find(group + file))
@@ -273,7 +273,7 @@ def _items(documents: Any) -> Iterable[tuple[str, Any]]:
 def _group_arrays(
     documents: Iterable[tuple[str, Any, int, Any]],
 ) -> dict[str, GroupArray]:
-    """Return the arrays next to the group that can be read."""
+    """Return the arrays of the group that can be read."""
     found: dict[str, GroupArray] = {}
     for path, document, version, dimensions in documents:
         if "/" in path or not path or len(found) >= MOST_ARRAYS:

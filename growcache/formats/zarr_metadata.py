@@ -1,4 +1,4 @@
-"""What a Zarr array says of itself, in versions 2 and 3, and which keys are its chunks."""
+"""The metadata of Zarr arrays, in versions 2 and 3, and the keys of their chunks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ZarrMetadata:
     shape: tuple[int, ...]
     chunks: tuple[int, ...]  # shape of a chunk, which is one object
     dtype: np.dtype[Any]  # of a decoded value
-    fill: Array  # of chunks that were never written
+    fill: Array  # value of unwritten chunks
     decode: ChunkDecoder
-    name: Callable[[Sequence[int]], str]  # of a chunk's object by its place, below the array
+    name: Callable[[Sequence[int]], str]  # name of a chunk's object in the array, by its place
     version: int
-    says_fill: bool  # whether the fill value is the array's own
-    attributes: Any  # of version 3; those of version 2 are an object of their own
+    says_fill: bool  # whether the array sets a fill value
+    attributes: Any  # in version 3; those of version 2 are in another object
 
 
 def zarr_metadata(found: Any, version: int) -> ZarrMetadata:
@@ -173,7 +173,7 @@ def _fill_number(value: Any) -> Any:
     return value
 
 
-# The end of a chunk's key: c/3/0 or c.3.0 of version 3, 3.0 or 3/0 of version 2.
+# End of a chunk's key: c/3/0 or c.3.0 in version 3, and 3.0 or 3/0 in version 2.
 _DOTTED_PLACE = re.compile(r"(?:^|/)(?:c\.)?([0-9]{1,18}(?:\.[0-9]{1,18})*)$")
 _SLASHED_PLACE = re.compile(r"(?:^|/)(c/)?([0-9]{1,18}(?:/[0-9]{1,18})*)$")
 
@@ -202,7 +202,10 @@ async def _fetch_metadata(reader: ObjectReader, root: str) -> ZarrMetadata:
 
 
 def _likely_files(key: str, root: str) -> Sequence[str]:
-    """Return the files that may hold metadata, the likelier first: chunks of version 3 begin with c."""
+    """Return the files that may contain metadata, likelier ones first.
+
+    Chunks of version 3 start with c.
+    """
     place = key.removeprefix(root)
     is_version_2 = place != key and not place.startswith(("c/", "c."))
     return METADATA_FILES[::-1] if is_version_2 else METADATA_FILES
@@ -232,7 +235,7 @@ async def read_json(found: ObjectReader) -> Any:
 
 
 def _loaded_json(data: Buffer) -> Any:
-    """Return JSON, in which Zarr's own library writes NaN and Infinity."""
+    """Parse JSON, in which Zarr's own library writes NaN and Infinity."""
     text = bytes(memoryview(data))
     try:
         return orjson.loads(text)
@@ -241,7 +244,7 @@ def _loaded_json(data: Buffer) -> Any:
 
 
 def possible_places(key: str) -> list[tuple[str, ChunkPlace]]:
-    """Return the arrays that a key may be a chunk of, and its place there.
+    """Return the arrays of which a key may be a chunk, and its place in each.
 
     >>> possible_places("a.zarr/x/c/3/0")[0], possible_places("a.zarr/x/3.0")
     (('a.zarr/x/', (3, 0)), [('a.zarr/x/', (3, 0))])
@@ -261,7 +264,7 @@ def possible_places(key: str) -> list[tuple[str, ChunkPlace]]:
 
 
 def folder_of_chunk(key: str) -> str:
-    """Return the folder of the array that a key looks like a chunk of; empty if of none.
+    """Return the folder of the array of which a key looks like a chunk, or "".
 
     >>> folder_of_chunk("a.zarr/x/c/3/0"), folder_of_chunk("a.zarr/x/zarr.json")
     ('a.zarr/x/', '')

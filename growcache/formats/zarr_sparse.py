@@ -1,4 +1,7 @@
-"""CSR matrices of Zarr groups, as AnnData writes them: a chunk of values owns the rows that begin in it."""
+"""CSR matrices in Zarr groups, as AnnData writes them.
+
+A chunk of values owns the rows that start in it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class ZarrMatrices:
         self._pointers: SingleFlightCache[str, Array] = SingleFlightCache(MOST_POINTER_BYTES)
 
     async def find(self, reader: ObjectReader, folder: str) -> ZarrMatrix | None:
-        """Return the matrix of a group; None for another group, or an array."""
+        """Return the matrix of a group, or None for another group or an array."""
 
         async def load() -> tuple[tuple[ZarrMatrix | None], int]:
             return (await self._described(reader, folder),), 1
@@ -71,11 +74,11 @@ class ZarrMatrices:
         return found
 
     async def at(self, reader: ObjectReader, folder: str) -> ZarrMatrix | None:
-        """Return a matrix that was found before."""
+        """Return the known matrix of a folder, or None."""
         return await self.find(reader, folder) if folder in self._named else None
 
     async def of_values(self, reader: ObjectReader, root: str) -> ZarrMatrix | None:
-        """Return the matrix that was found before and has these values."""
+        """Return the known matrix with these values, or None."""
         return (
             await self.at(reader, root.removesuffix(VALUES)) if root.endswith(VALUES) else None
         )
@@ -108,7 +111,10 @@ class ZarrMatrices:
     async def rows_of_chunk(
         self, reader: ObjectReader, matrix: ZarrMatrix, number: int
     ) -> range:
-        """Return the rows that begin in a chunk of the values; the last one has those at the end."""
+        """Return the rows that start in a chunk of values.
+
+        The last chunk also owns empty rows at the end.
+        """
         starts = (await self.pointers(reader, matrix))[:-1]
         chunk = matrix.data.chunks[0]
         first, stop = np.searchsorted(starts, [number * chunk, (number + 1) * chunk])

@@ -1,7 +1,7 @@
-"""The chunks of Zarr arrays that were never written: a listing does not show them.
+"""The chunks of Zarr arrays that were never written, and which a listing does not show.
 
-Without them no window that starts in one would ever be drawn, and fill values would be rarer in
-a cache than in the array.
+Without them, no window that starts in one would be drawn, and fill values would be rarer in a
+cache than in the array.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MetadataOf: TypeAlias = Callable[[ObjectReader, str], Awaitable[ZarrMetadata]]
 ReaderOf: TypeAlias = Callable[[Entry], ObjectReader]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-MOST_OWNERS = 1 << 26  # chunks of an array in which windows start: a byte each, once
-MOST_UNWRITTEN = 1 << 17  # chunks of a source, or
-UNWRITTEN_PER_WRITTEN = 16  # for each that was written, if that is more
+MOST_OWNERS = 1 << 26  # chunks of an array in which windows start; each takes a byte, once
+MOST_UNWRITTEN = 1 << 17  # chunks of a source, or more with the next limit
+UNWRITTEN_PER_WRITTEN = 16  # per written chunk
 MOST_CHUNK_NUMBER = (1 << 32) - 1
-_AT_ONCE = 1 << 20  # owning chunks that are looked at together
+_AT_ONCE = 1 << 20  # owning chunks that are examined together
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,14 @@ class OwningChunks:
 
     count: int
     chunk: int  # values of a chunk
-    step: int  # from the first start of one of them to that of the next
+    step: int  # distance between the first starts of two consecutive owning chunks
 
     @classmethod
     def of(cls, size: int, chunk: int, grid: AxisGrid | None) -> OwningChunks:
-        """The first chunk owns the windows along an axis that is not cut."""
+        """Return the owning chunks.
+
+        Along an axis that is not cut, the first chunk owns the windows.
+        """
         if grid is None:
             return cls(min(1, size), max(1, size), max(1, size))
         step = chunk if grid.random_phase else max(chunk, grid.stride)
@@ -59,7 +62,7 @@ class OwningChunks:
         return place * self.step // self.chunk
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the place of each chunk among the owning ones; -1 for none of them."""
+        """Return the place of each chunk among the owning ones, or -1."""
         within = np.where(numbers <= self.number(self.count - 1), numbers, 0)
         places = -(-within * self.chunk // self.step)
         is_owning = (places < self.count) & (places * self.step // self.chunk == numbers)
@@ -75,7 +78,7 @@ class _ListedArray:
     cut: tuple[int, ...]  # axes
     store: int
     chunk_bytes: int
-    # The numbers of the listed chunks along the axes that are cut, chunk after chunk.
+    # Numbers of the listed chunks along the cut axes, chunk after chunk.
     listed: array[int] = field(default_factory=lambda: array("I"))
 
     @property
@@ -89,17 +92,17 @@ class _ListedArray:
 
 
 class ChunkCensus:
-    """Notes the listed chunks of a source, and names the others afterwards."""
+    """Records the listed chunks of a source, and yields the other chunks afterwards."""
 
     def __init__(self, grid: ArrayGrid, metadata_of: MetadataOf) -> None:
         self._grid = grid
         self._metadata_of = metadata_of
-        # By their folder; None: no array.
+        # Arrays by folder; None: no array.
         self._arrays: dict[str, _ListedArray | None] = {}
         self.left_out: dict[str, int] = {}
 
     async def note(self, page: Sequence[Entry], reader_of: ReaderOf) -> None:
-        """Note listed objects; the metadata of their arrays is fetched side by side."""
+        """Record listed objects. The metadata of their arrays is fetched concurrently."""
         waiting = [(entry, possible_places(entry.key)) for entry in page]
         while waiting:
             unknown = {
@@ -123,7 +126,7 @@ class ChunkCensus:
             axes = self._grid.axes_of(metadata.shape, root)
         except TransientStoreError:
             raise
-        except (FormatError, StoreError):  # whoever reads its chunks says so
+        except (FormatError, StoreError):  # the visits to its chunks report it
             return None
         sizes = zip(metadata.shape, metadata.chunks, axes, strict=True)
         owners = tuple(itertools.starmap(OwningChunks.of, sizes))
@@ -142,10 +145,10 @@ class ChunkCensus:
         return True
 
     def unwritten(self) -> Iterator[Entry]:
-        """Yield what is missing, array after array, each in C order.
+        """Yield the missing chunks, array after array, each in C order.
 
-        A damaged array can claim any number of chunks, of any size, so there are limits. Arrays
-        beyond them are in `left_out` afterwards, with their number of chunks.
+        A damaged array can claim any number of chunks of any size, so there are limits.
+        Afterwards `left_out` has the arrays beyond them, with their number of chunks.
         """
         arrays = [one for one in self._arrays.values() if one is not None]
         written = sum(len(one.listed) // len(one.cut) for one in arrays)

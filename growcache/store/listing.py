@@ -342,9 +342,8 @@ class ListingRounds:
         yield from paginate(spread_evenly(survey))
         while asked is not None:
             found = self._take(asked)
-            asked = (
-                self._ask()
-            )  # first, so that it is answered while the last pages are processed
+            # First, so that it is answered while the last pages are processed.
+            asked = self._ask()
             yield from found
 
     def _ask(self) -> ConcurrentCalls[Page | None] | None:

@@ -271,9 +271,8 @@ class _Connection:
                     self.answer(file.stat()),
                 )
                 for (at, end), data in zip(spans, found, strict=True):
-                    while (
-                        at + len(data) < end
-                    ):  # servers may send less than the requested bytes
+                    # Servers may send less than the requested bytes.
+                    while at + len(data) < end:
                         place = at + len(data)
                         more = await self.answer(file.read(end - place, place))
                         stat = await self.answer(file.stat())

@@ -25,9 +25,8 @@ FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (
     64_000,
 )  # each part has twice as many as the one before
 MOST_PART_BYTES = 1 << 26  # of a part that is read, unpacked
-FULL_PART_BYTES = (
-    1 << 24
-)  # unpacked bytes after which a part is written, whatever its number of entries
+# Unpacked bytes after which a part is written, whatever its number of entries.
+FULL_PART_BYTES = 1 << 24
 MOST_POINTER_BYTES = 1 << 26
 LATEST = 1e11  # seconds since the epoch that are still a valid date
 _PACKED_LEVEL = 1  # level 6 takes twice the time for 8 % fewer bytes

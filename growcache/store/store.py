@@ -107,9 +107,8 @@ class RemoteStore:
         await slots.acquire()  # `async with` would take two more coroutines
         try:
             requested_at = time.monotonic()
-            if (
-                client.is_refused
-            ):  # one after the other, because the first is usually refused again
+            # One after the other, because the first is usually refused again.
+            if client.is_refused:
                 async with self._refused_turn:
                     data = await self._read_with_retries(entry, start, stop)
             else:

@@ -23,9 +23,8 @@ from growcache.loading.streams import wait_for_stream
 from growcache.tensorflow.tensors import Spec, tensor_spec
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-MAX_MMAP_THRESHOLD = (
-    32 << 20
-)  # the largest that glibc accepts, and at which its adjustment ends
+# The largest that glibc accepts, and at which its adjustment ends.
+MAX_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:

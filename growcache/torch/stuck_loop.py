@@ -43,9 +43,8 @@ def _watch(thread: int, over: Callable[[], bool]) -> None:
             )
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
-                with suppress(
-                    OSError, ValueError, AttributeError
-                ):  # a stream is closed or missing
+                # A stream is closed or missing.
+                with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             os._exit(1)
         del frame  # it references the loop's variables
