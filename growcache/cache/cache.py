@@ -1,6 +1,6 @@
 """The supervisor's side of a cache directory: one `Cache` per directory, in one thread.
 
-A crash between any two steps leaves litter, never a row without its files:
+A crash between any two steps leaves litter, but never a row without its files:
 
     commit:  temporary file → fsync → rename → fsync of the directory → INSERT
     evict:   COMMIT retired → read the leases → unlink what no lease holds → row says deleted
@@ -46,7 +46,7 @@ from growcache.schema import Schema
 
 
 class Cache:
-    """A cache directory, opened by its only writer. Not thread-safe."""
+    """A cache directory that its only writer has open. Not thread-safe."""
 
     def __init__(self, layout: CacheLayout, config: CacheConfig, lock: FileLock) -> None:
         self.layout = layout
@@ -71,7 +71,10 @@ class Cache:
         *,
         takeover_seconds: float = 10.0,
     ) -> Cache:
-        """Open or create the cache at ``root`` and recover from a crash. May raise CacheError."""
+        """Open or create the cache at ``root``, and recover from a crash.
+
+        May raise CacheError.
+        """
         layout = CacheLayout(root)
         if not config.allow_network_filesystem:
             refuse_network(layout.root)
@@ -104,8 +107,8 @@ class Cache:
     def close(self) -> None:
         """Close the index and release the lock.
 
-        If another folder took the place of this one, the index is left as after a crash, because
-        closing it would remove the log of the index that is there now.
+        If another folder took the place of this one, the index stays as after a crash, because
+        closing it would remove the log of the other folder's index.
         """
         try:
             if self._directory.in_place:
@@ -117,7 +120,7 @@ class Cache:
             self._lock.close()
 
     def abandon(self) -> None:
-        """Let go of a generation whose files are gone."""
+        """Release a generation whose files are gone."""
         self.index_writer.index.abandon()
         self._directory.close()
         self._lock.close()
@@ -126,7 +129,7 @@ class Cache:
         self.space.older_bytes = self.older.bytes
 
     def require_in_place(self, error: Exception | None = None) -> None:
-        """Raise CacheGoneError if the directory, or a file of it, was moved or replaced."""
+        """Raise CacheGoneError if the directory, or a file in it, was moved or replaced."""
         self._directory.require(error)
 
     def __enter__(self) -> Cache:
@@ -135,29 +138,39 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What the cache is of
+    # --- contents ---
 
     def record_bytes(self, schema: Schema, sample_bytes: float | None = None) -> int:
-        """Return the bytes of one sample in a shard; ``sample_bytes`` is the mean of ragged ones."""
+        """Return the bytes of one sample in a shard.
+
+        ``sample_bytes`` is the mean of ragged samples.
+        """
         values = schema.nbytes if sample_bytes is None else sample_bytes
         return int(CACHE_FORMATS[self._config.format].record_bytes(schema, values))
 
     def claim(self, parts: dict[str, Any]) -> None:
         """Claim the cache for these parts of a configuration, before the catalog is opened.
 
-        A cache without samples of another configuration is emptied, with its catalog.
-        FingerprintError: it has samples of another configuration.
+        A cache without samples that belongs to another configuration is emptied, including its
+        catalog.
+
+        Raises:
+            FingerprintError: It has samples of another configuration.
         """
         if self.meta.claim(parts, self.totals()):
             self._start_afresh()
 
     def set_identity(self, identity: Identity) -> None:
-        """Set the identity before the first permit. FingerprintError: other samples are cached."""
+        """Set the identity before the first permit.
+
+        Raises:
+            FingerprintError: The cache has other samples.
+        """
         if self.meta.set_identity(identity, self.totals()):
             self._start_afresh()
 
     def _note_reuse(self) -> None:
-        # Readers have no configuration; they go by the index.
+        # Readers have no configuration, so they read this from the index.
         self.meta.set_reuse(self._config.max_reuse, self._config.on_max_reuse)
         self.meta.set_lease_bytes(self.space.budget.leases)
 
@@ -177,18 +190,18 @@ class Cache:
         return known_holes(self.layout, rows, self.index_writer.index.holes())
 
     def unfinished(self, groups: int, group_shards: int) -> list[int]:
-        """Return the groups below ``groups`` of which a shard was never committed, ascending."""
+        """Return the groups below ``groups`` with a shard that was never committed, ascending."""
         missing = self.index_writer.index.unknown(groups * group_shards)
         found = (
             range(r.start // group_shards, (r.stop - 1) // group_shards + 1) for r in missing
         )
         return list(dict.fromkeys(chain.from_iterable(found)))
 
-    # The bound
+    # --- bound ---
 
     @property
     def max_bytes(self) -> int:
-        """The configured bound; a lower one takes effect as shards can go."""
+        """The configured bound. A lower one takes effect as shards can be evicted."""
         return self.space.max_bytes
 
     @max_bytes.setter
@@ -203,7 +216,7 @@ class Cache:
 
     def adopt_settings(self, config: CacheConfig) -> None:
         self._config = config
-        if int(config.max_bytes) != self.max_bytes:  # first: it may be the cure of a full disk
+        if int(config.max_bytes) != self.max_bytes:  # first, because it may cure a full disk
             self.max_bytes = int(config.max_bytes)
         self._note_reuse()
 
@@ -224,7 +237,7 @@ class Cache:
         return free >= min_free_bytes(self._config.min_free, total)
 
     def disk_holds_promises(self) -> bool:
-        """Whether the disk has room for all that is reserved, regardless of the bound."""
+        """Whether the disk has room for all reserved bytes, regardless of the bound."""
         return free_disk_bytes(self.layout)[0] >= self.space.reserved
 
     def disk_holds_a_lease(self) -> bool:
@@ -234,19 +247,19 @@ class Cache:
     def reserve(self, permit: str, nbytes: int) -> bool:
         return self.space.reserve(permit, nbytes)
 
-    # Shards come
+    # --- incoming shards ---
 
     def discard(self, permit: str, numbers: Iterable[int]) -> None:
-        """Remove what the permit's sampler wrote; it must have ended."""
+        """Remove the files of a permit whose sampler has ended."""
         discard_incoming(self.layout, permit, numbers)
         self.space.release(permit)
 
     def commit(self, permit: str, shards: Sequence[Sidecar]) -> list[ShardTableRow]:
         """Make written shards live, all or none; return the rows of the new ones.
 
-        Shards that were committed before stay as they are, because a group is filled again when one
-        of its shards is missing. A shard that was evicted comes back if a lease names its digest;
-        with another digest its refetch is refused. CacheFullError: the files are removed.
+        Shards that were committed before stay unchanged, because a group is filled again if one
+        of its shards is missing. An evicted shard returns if a lease names its digest; with
+        another digest its refetch is refused. After a CacheFullError the files are gone.
         """
         identity = self.meta.identity
         rows, merits = self._committer.commit(
@@ -265,7 +278,7 @@ class Cache:
             )
         return rows
 
-    # Shards go
+    # --- outgoing shards ---
 
     @property
     def leases(self) -> list[LeaseView]:
@@ -273,17 +286,17 @@ class Cache:
 
     @property
     def clearing_bytes(self) -> int:
-        """Bytes of retired shards that go as readers finish their snapshots."""
+        """Bytes of retired shards that are deleted when readers finish their snapshots."""
         kept = self.lease_table.kept
         return sum(
             row.allocated for row in self.shards.retired.values() if row.number not in kept
         )
 
     def poll_leases(self, now: float) -> None:
-        """Count uses of finished leases; delete retired shards that none holds."""
+        """Count uses of finished leases, and delete retired shards that no lease holds."""
         try:
             self.remover.poll(now)
-        finally:  # a full disk keeps no lowered bound from taking effect
+        finally:  # a full disk must not keep a lowered bound from taking effect
             self.space.settle()
 
     def candidates(self) -> list[Candidate]:
@@ -295,30 +308,30 @@ class Cache:
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         return self.remover.evict(numbers)
 
-    # Shards that are wished for
+    # --- refetched shards ---
 
     def never_committed(self, numbers: Sequence[int]) -> list[int]:
         known = self._committer.known(numbers)
         return [number for number in numbers if number not in known]
 
     def sizes(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Return allocated bytes by shard, of evicted shards too where the index knows them."""
+        """Return allocated bytes by shard, including evicted shards that the index knows."""
         remains = self.index_writer.index.remains(numbers)
         return {number: row.allocated for number, row in remains.items()}
 
     def lengths(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the samples of shards that were committed, as far as index and leases know them."""
+        """Return the samples of committed shards, as far as index and leases know them."""
         remains = self.index_writer.index.remains(numbers)
         known = {number: row.samples for number, row in remains.items()}
         return self.refetch_queue.lengths(numbers) | known
 
     @property
     def returning_samples(self) -> int:
-        """Samples of retired shards that come back without their purged ones."""
+        """Samples of retired shards that return without their purged samples."""
         rows = map(self.shards.retired.get, self.remover.purging.rewrite)
         return sum(row.samples for row in rows if row is not None)
 
-    # Accounts
+    # --- accounts ---
 
     def totals(self) -> CacheTotals:
         shard_table = self.shards
@@ -335,7 +348,7 @@ class Cache:
         self.index_writer.maintain()
 
     def inherit_history(self) -> None:
-        """Go on with the history of the generation that this one replaces, which will be removed."""
+        """Continue the history of the generation that this one replaces, which will be removed."""
         index = self.index_writer.index
         if self.older.caches and not index.history():
             rows = self.older.caches[-1].history()

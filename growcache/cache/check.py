@@ -1,11 +1,12 @@
-"""``growcache check`` and ``--repair``: is every file of a cache what was written?
+"""``growcache check`` and ``--repair``: compare every file of a cache with what was written.
 
-A check takes no lease and no lock, so a running supervisor is not held up. A problem of a shard is
-believed only when the index, asked again, still calls the shard live.
+A check takes neither a lease nor a lock, so a running supervisor is not delayed. A problem with
+a shard counts only if the index still lists the shard as live after the problem was found.
 
-Each step of a repair may be cut short and be done again. Small files come first, because they are
-enough to make an index; then the index; last, damaged shards are set aside where the next start sweeps
-them. A shard that is drawn again is the same byte for byte. Readers keep their maps of the old file.
+Each step of a repair may be interrupted and repeated. Small files come first, because an index
+can be made from them. The index is second. Finally, damaged shards are set aside, and the next
+start removes them. A shard that is drawn again has the same bytes. Readers keep their maps of
+the old file.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ Severity: TypeAlias = Literal["error", "info", "mended"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    severity: Severity  # "info": the next start clears it up; "mended": a repaired error
-    shard: int | None  # if the problem is of one shard
-    message: str  # what was expected and what was found
+    severity: Severity  # "info": the next start fixes it; "mended": a repaired error
+    shard: int | None  # if the problem concerns one shard
+    message: str  # expected and found state
     mendable: bool = False  # by --repair
 
 
@@ -105,7 +106,7 @@ def _identity_finding(layout: CacheLayout, what: str, known: Identity | None) ->
 
 
 def side_file_findings(layout: CacheLayout, contents: IndexContents) -> Iterator[Finding]:
-    """Yield side files that are damaged or behind the index; each may be one change ahead."""
+    """Yield side files that are damaged or behind the index. Each may be one change ahead."""
     editions, known = read_editions(layout), contents.editions
     deferrals, noted = read_deferrals(layout), deferrals_in_index(contents.meta)
     issued, least = read_issued(layout), max((row.group for row in contents.rows), default=-1)
@@ -130,10 +131,10 @@ def side_file_findings(layout: CacheLayout, contents: IndexContents) -> Iterator
 def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
     for lease in survey_leases(layout.root)[1]:
         if lease.protects:
-            # Another user's lease may well be sound, because it could not be read.
+            # Another user's lease may be valid, because it could not be read.
             severity: Severity = "error" if lease.opened else "info"
             yield Finding(severity, None, f"{lease.path}: {lease.reason}; {lease.advice}")
-        else:  # a power cut leaves such, for leases are not synced
+        else:  # a power cut causes it, because leases are not synced
             text = (
                 f"{lease.path}: {lease.reason}; no reader holds it, the next start removes it"
             )
@@ -141,7 +142,7 @@ def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
 
 
 def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
-    """Yield a damaged marker and foreign files. A missing marker is written by the next start."""
+    """Yield a damaged marker and foreign files. The next start writes a missing marker."""
     if layout.marker.exists() and read_marker(layout) is None:
         yield Finding("info", None, f"{layout.marker} is damaged; the next start writes it")
     for path in foreign_paths(layout):
@@ -151,7 +152,7 @@ def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
 
 
 def litter_findings(layout: CacheLayout, known: set[int], *, whole: bool) -> Iterator[Finding]:
-    """Yield files without a row. With ``whole``, the index names every shard that may be there."""
+    """Yield files without a row. With ``whole``, the index has every shard that may exist."""
     for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
         number = shard_number(path)
         if is_shard_name(path.name) and number not in known:
@@ -176,7 +177,7 @@ class CacheSurvey:
 
 
 def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -> list[Finding]:
-    """Return every problem, after reading every byte of every live shard."""
+    """Read every byte of every live shard, and return all problems."""
     layout = CacheLayout(root)
     require_cache(layout)
     stopped = not is_locked(layout.supervisor_lock)
@@ -187,7 +188,10 @@ def check(root: str | os.PathLike[str], on_shard: ShardProgress | None = None) -
 def survey_cache(
     layout: CacheLayout, on_shard: ShardProgress | None, *, stopped: bool
 ) -> CacheSurvey:
-    """Read the whole cache; with ``stopped``, all shards on disk, not only live ones."""
+    """Read the whole cache.
+
+    With ``stopped``, read all shards on disk rather than only live ones.
+    """
     contents, findings = _index_contents(layout)
     identity, more = survey_identity(layout, contents)
     findings += more
@@ -197,7 +201,7 @@ def survey_cache(
     findings += more
     examined = examine_shards(layout, identity, sorted({*rows, *others}), on_shard, purged)
     examined |= {n: _compared_with_row(row, examined[n]) for n, row in rows.items()}
-    # A shard without a row is litter, if the index has all rows.
+    # A shard without a row is litter if the index has all rows.
     problems = {
         n: found.problems
         for n, found in examined.items()
@@ -271,13 +275,13 @@ def _shard_findings(problems: Mapping[int, Sequence[str]]) -> Iterator[Finding]:
             yield Finding("error", number, text, mendable=True)
 
 
-SAMPLERS_SECONDS = 10.0  # that those of a service that died need to end
+SAMPLERS_SECONDS = 10.0  # for samplers of a dead service to end
 
 
 def repair(
     root: str | os.PathLike[str], on_shard: ShardProgress | None = None
 ) -> list[Finding]:
-    """Repair a cache that no supervisor uses; return the problems and their fate."""
+    """Repair a cache without a supervisor; return the problems and their outcome."""
     layout = CacheLayout(root)
     require_cache(layout)
     adopt(layout)
@@ -303,7 +307,7 @@ def _after_repair(finding: Finding) -> Finding:
 
 
 def _keep_shards_only(layout: CacheLayout) -> None:
-    """Keep only the shards; the next supervisor claims them if they are of its configuration."""
+    """Keep only the shards. The next supervisor claims them if its configuration matches."""
     for path in (*_index_files(layout), layout.identity):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
@@ -346,7 +350,7 @@ def _forget_damaged(
 def _write_index(layout: CacheLayout, contents: IndexContents) -> None:
     layout.ballast.unlink(
         missing_ok=True
-    )  # its space is for the index; the next start restores it
+    )  # frees space for the index; the next start restores it
     for path in _index_files(layout):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)

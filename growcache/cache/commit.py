@@ -1,4 +1,4 @@
-"""Commit shards, in an order that a crash may cut anywhere.
+"""Commit shards, in an order that a crash may interrupt anywhere.
 
 written and fsynced under the permit's name → renamed → directory fsynced → row
 """
@@ -31,7 +31,7 @@ class Committer:
         self._next_seq = index_writer.index.next_seq()
 
     def start_afresh(self) -> None:
-        """Continue numbering commits from the index, after the cache was emptied."""
+        """Continue the numbers of commits from the index after the cache was emptied."""
         self._next_seq = self._index_writer.index.next_seq()
 
     def commit(
@@ -41,7 +41,10 @@ class Committer:
         fingerprint: str | None,
         wishes: Mapping[int, str],
     ) -> tuple[list[ShardTableRow], WrittenShards]:
-        """Make written shards live, all or none; ``wishes`` are digests of evicted shards to refetch."""
+        """Make written shards live, all or none.
+
+        ``wishes`` has digests of evicted shards to refetch.
+        """
         numbers = sorted(sidecar.number for sidecar in shards)
         known = self.known(numbers)
         merits = judge_written({s.number: s.digest for s in shards}, known, wishes)
@@ -74,7 +77,7 @@ class Committer:
             ]
             self._insert(list(zip(rows, sidecars, strict=True)), returned)
         except IndexInDoubtError:
-            raise  # a row that may be there needs its files; the next start knows
+            raise  # a row that may exist needs its files; the next start finds out
         except BaseException:
             remove_failed_commit(layout, permit, [sidecar.number for sidecar in sidecars])
             raise
@@ -124,13 +127,13 @@ def _require_written(layout: CacheLayout, permit: str, sidecar: Sidecar) -> None
 def install_shards(layout: CacheLayout, permit: str, sidecars: Sequence[Sidecar]) -> None:
     """Rename the permit's files to their final names, durably.
 
-    The sidecar goes first, so that samples are never without it. A directory of arrays is
+    The sidecar is renamed first, so that samples never lack it. A directory of arrays is
     renamed as a whole, because its files were written and synced inside it.
     """
     with open_folder(layout.incoming) as incoming, open_folder(layout.shards) as shards:
         for sidecar in sidecars:
             number = sidecar.number
-            remove_shard(layout, number)  # of a crash between rename and row
+            remove_shard(layout, number)  # left by a crash between rename and row
             parts = dict.fromkeys(file.suffix.partition("/")[0] for file in sidecar.files)
             for part in (SIDECAR, *reversed(parts)):
                 before = layout.incoming_path(permit, number, part).name

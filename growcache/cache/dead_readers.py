@@ -1,8 +1,9 @@
-"""Dead readers: how long a lease outlives its reader, and which shards are held for it meanwhile.
+"""Dead readers: how long a lease outlives its reader, and which shards it still protects.
 
-A dead reader that gave a state may come back for the shards that it had not finished. They are held for
-``cache.resume_seconds``, within a fifth of the bound for all dead readers; so are their leases, within a
-fifth of the space of all leases. Then the lease has ended, and its uses are counted.
+A dead reader that saved a state may return for the shards that it had not finished. They are
+held for ``cache.resume_seconds``. Together, dead readers may hold a fifth of the bound, and
+their leases a fifth of the space for leases. Afterwards the lease has ended, and its uses are
+counted.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from growcache.cache.lease_views import (
 )
 from growcache.cache.locks import close_owned, open_owned, try_lock
 
-if TYPE_CHECKING:  # a status does not need what it imports
+if TYPE_CHECKING:  # a status does not need these imports
     from growcache.cache.space import ShardTable, SpaceAccount
 
 DEAD_READERS_SHARE = (
-    5  # shards and leases of dead readers take at most this part of their bounds
+    5  # shards and leases of dead readers take at most this fraction of their bounds
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DeadReader:
-    """Shards held for a reader that died, in case it comes back, and for how many seconds."""
+    """Shards that are held for a dead reader in case it returns, and for how many seconds."""
 
     lease: LeaseView
     shards: tuple[int, ...]
@@ -56,18 +57,21 @@ class DeadReaders:
         self._held: dict[str, tuple[int, ...]] = {}  # by lease
 
     def update_from_leases(self, leases: Iterable[LeaseView], now: float | None) -> None:
-        """Note which readers are dead now; ``now`` is monotonic seconds, None as before."""
+        """Note which readers are dead.
+
+        ``now`` is in monotonic seconds; None means the previous time.
+        """
         self._now = self._now if now is None else now
         before = self._dead_since
         dead = [lease.name for lease in leases if not lease.open and not lease.closed]
         self._dead_since = {name: before.get(name, self._now) for name in dead}
 
     def has_ended(self, lease: LeaseView) -> bool:
-        """Whether the lease was closed, or its reader has not come back in time."""
+        """Whether the lease was closed, or its reader has not returned in time."""
         if lease.open:
             return False
         if not lease.resumable or self._held.get(lease.name) == ():
-            return True  # nothing is held for it: others took the space
+            return True  # others took the space, so nothing is held for it
         return self.seconds_left(lease) <= 0
 
     def seconds_left(self, lease: LeaseView) -> float:
@@ -78,9 +82,9 @@ class DeadReaders:
         return self._space.max_bytes // DEAD_READERS_SHARE
 
     def hold(self, leases: Iterable[LeaseView]) -> frozenset[int]:
-        """Return the shards to hold for dead readers, the latest first, within their limit.
+        """Return the shards to hold for dead readers, latest reader first, within their limit.
 
-        Shards are taken by number, so that the choice is stable as others are evicted.
+        Shards are taken by number, so that the choice is stable while others are evicted.
         """
         self._held, held, left = {}, set[int](), self.max_shard_bytes
         left_for_leases = self._space.budget.leases // DEAD_READERS_SHARE
@@ -110,7 +114,10 @@ class DeadReaders:
 
 
 def end_dead_lease(layout: CacheLayout, name: str) -> bool:
-    """End a dead reader's lease as it would have; False if it lives. May raise PermissionError."""
+    """End a dead reader's lease as the reader would have; return False if it lives.
+
+    May raise PermissionError.
+    """
     try:
         descriptor = open_owned(lease_path(layout, name), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""Deferrals: which visits were set aside, and which makeup groups hold their parts. Pure.
+"""Deferrals: the visits that were set aside, and the makeup groups that have their parts. Pure.
 
-A *place* is a visit of a group: (group, its ordinal among the group's visits). A *deferred* place
-yields nothing to its group. Its part is drawn later, by a *makeup group*: a group with a number of its
-own that takes nothing from the order of the draws. So a part comes once, whenever it is deferred, and
-no committed shard changes.
+A *place* is a visit of a group: (group, number of the visit in the group). A *deferred* place
+yields nothing to its group. A *makeup group* draws its part later. Makeup groups have numbers
+of their own and take nothing from the order of the draws. So a part is drawn once, whenever it
+is deferred, and no committed shard changes.
 
-Holes that are *retried* are deferred afterwards: the group is filled without them from then on, as it
-was, and a makeup group looks for the object as it is by then.
+Holes that are *retried* are deferred afterwards. From then on the group is filled without them,
+as it was, and a makeup group reads the current version of the object.
 
-The record is written into the index and into a file, before a group without some of its visits is
+The record is written into the index and into a file before a group that lacks visits is
 committed, and before a makeup group is issued.
 """
 
@@ -21,23 +21,23 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Self, TypeAlias
 
-Place: TypeAlias = tuple[int, int]  # group, number of the visit in it
+Place: TypeAlias = tuple[int, int]  # group, number of the visit in the group
 Places: TypeAlias = Mapping[int, frozenset[int]]
 
-MOST_MAKEUPS = 2000  # groups; every description of a shard names those before it
+MOST_MAKEUPS = 2000  # groups; each sidecar lists all earlier ones
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True)
 class Deferrals:
     deferred: Places = field(default_factory=dict)  # set aside, by group
-    retried: Places = field(default_factory=dict)  # holes that are tried again, by group
-    # The places of each makeup group, as first drawn; empty where that was lost.
+    retried: Places = field(default_factory=dict)  # holes that are retried, by group
+    # Places of each makeup group, as first drawn; empty if they were lost.
     makeups: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
-    given_up: int = 0  # lost makeup groups may hold what groups below this deferred
-    serial: int = 0  # number of changes that led to it
+    given_up: int = 0  # lost makeup groups may have places of groups below this one
+    serial: int = 0  # number of changes so far
 
-    # Numbers
+    # --- numbers ---
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Deferrals:
         return self.numbers[: bisect_left(self.numbers, group)]
 
     def draw_number(self, group: int) -> int:
-        """Return the number of earlier groups that are no makeup groups; it orders the draws.
+        """Return the number of earlier groups that are not makeup groups; it orders the draws.
 
         >>> [Deferrals(makeups={2: (), 3: ()}).draw_number(group) for group in range(6)]
         [0, 1, 2, 2, 2, 3]
@@ -55,12 +55,12 @@ class Deferrals:
         return group - bisect_left(self.numbers, group)
 
     def last_drawn(self, stop: int) -> int:
-        """Return the last group below ``stop`` that is no makeup group; -1 if there is none."""
+        """Return the last group below ``stop`` that is not a makeup group, or -1."""
         while stop and stop - 1 in self.makeups:
             stop -= 1
         return stop - 1
 
-    # Places
+    # --- places ---
 
     def left_out(self, group: int) -> frozenset[int]:
         nothing: frozenset[int] = frozenset()
@@ -68,14 +68,14 @@ class Deferrals:
 
     @cached_property
     def _renewed(self) -> Mapping[Place, int]:
-        """The places that were holes, each as first drawn, with the first makeup group after each."""
+        """The places that were holes, as first drawn, each with the first makeup group after it."""
         found: dict[Place, int] = {}
         for group in sorted(self.retried, reverse=True):
             found.update((self.first_drawn((group, at)), group) for at in self.retried[group])
         return found
 
     def renews(self, first: Place, number: int) -> bool:
-        """Whether a place was a hole before makeup group ``number``: its object may be another version."""
+        """Whether a place was a hole before makeup group ``number``, so its object may have changed."""
         return self._renewed.get(first, number) < number
 
     def first_drawn(self, place: Place) -> Place:
@@ -84,7 +84,7 @@ class Deferrals:
 
     @cached_property
     def pending(self) -> tuple[Place, ...]:
-        """The places whose parts no makeup group holds, each as first drawn."""
+        """The places whose parts no makeup group has, as first drawn."""
         waits = {
             (group, place): group >= self.given_up
             for group in {*self.deferred, *self.retried} - self.makeups.keys()
@@ -104,7 +104,7 @@ class Deferrals:
     def __bool__(self) -> bool:
         return bool(self.deferred or self.retried or self.makeups)
 
-    # Changes
+    # --- changes ---
 
     def deferring(self, group: int, places: Iterable[int]) -> Self:
         return self._changed(deferred=_with(self.deferred, group, places))
@@ -113,7 +113,7 @@ class Deferrals:
         return self._changed(retried=_with(self.retried, group, places))
 
     def making_up(self, number: int, places: Iterable[Place]) -> Self:
-        """Return the record with a makeup group, above all others, for pending places."""
+        """Return the record with another makeup group, with the highest number, for pending places."""
         held = tuple(sorted(places))
         if number <= max(self.numbers, default=-1) or not set(held) <= set(self.pending):
             raise ValueError(f"group {number} cannot make up for {held[:5]}")
@@ -122,7 +122,8 @@ class Deferrals:
     def forgetting(self, stop: int) -> Self:
         """Return the record without the contents of committed makeup groups below ``stop``.
 
-        Their numbers stay. A part that one of them deferred counts as deferred where it was first drawn.
+        Their numbers stay. A part that one of them deferred counts as deferred in the group
+        that first drew it.
         """
         kept = {n: () if n < stop else held for n, held in self.makeups.items()}
         gone = {first for held in self.makeups.values() for first in held}
@@ -142,7 +143,7 @@ class Deferrals:
     def _changed(self, **values: Any) -> Self:
         return replace(self, **values, serial=self.serial + 1)
 
-    # As JSON
+    # --- JSON ---
 
     def to_values(self) -> dict[str, Any]:
         return {
@@ -157,7 +158,10 @@ class Deferrals:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `to_values` described; ValueError, TypeError or KeyError if it is damaged."""
+        """Return the record that `to_values` described.
+
+        Raises ValueError, TypeError or KeyError if the values are damaged.
+        """
         return cls(
             {number(group): _numbers(places) for group, places in values["deferred"]},
             {number(group): _numbers(places) for group, places in values["retried"]},
@@ -170,19 +174,20 @@ class Deferrals:
 @dataclass(frozen=True, slots=True)
 class ShardDeferrals:
     group: int
-    left_out: tuple[int, ...] = ()  # visits counted to its shard that were deferred
-    makeups: tuple[int, ...] = ()  # makeup groups before it
-    made_up: tuple[tuple[int, int, int], ...] = ()  # first drawn: group, place; 1: a hole
+    left_out: tuple[int, ...] = ()  # deferred visits of this shard
+    makeups: tuple[int, ...] = ()  # earlier makeup groups
+    # Group and place where first drawn; 1: a hole.
+    made_up: tuple[tuple[int, int, int], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.left_out or self.makeups or self.made_up)
 
 
 def from_shards(deferral_notes: Iterable[ShardDeferrals], last: int, issued: int) -> Deferrals:
-    """Return what shards alone say, where the record is lost. Nothing is drawn twice.
+    """Return the record that shards alone imply if the record is lost. Nothing is drawn twice.
 
-    The contents of an evicted makeup group are unknown, so what was deferred before it is given
-    up. ``last`` is the highest group on disk, ``issued`` the highest that a permit was granted for.
+    The contents of an evicted makeup group are unknown, so earlier deferrals are given up.
+    ``last`` is the highest group on disk, and ``issued`` the highest with a permit.
     """
     deferred: dict[int, set[int]] = {}
     retried: dict[int, set[int]] = {}

@@ -1,7 +1,7 @@
-"""The directory itself: whether it is a cache, whether it is still in place, and how it is emptied.
+"""The directory: whether it is a cache, whether it is still in place, and how it is emptied.
 
-A folder becomes a cache when it is empty, has our marker, or something in it shows by a checksum
-that growcache wrote it. Any other folder stays as it is. The marker is durable before the folder
+A folder becomes a cache if it is empty, has the marker, or has a file whose checksum shows that
+growcache wrote it. Any other folder stays unchanged. The marker is durable before the folder
 gets its second entry, so a crash leaves an empty folder or a marked one.
 """
 
@@ -74,7 +74,11 @@ _LOCK_KEYS = {"host", "pid", "command"}
 
 
 def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
-    """Make the folder a cache, durably. CachePathError: it is another's."""
+    """Make the folder a cache, durably.
+
+    Raises:
+        CachePathError: The folder belongs to something else.
+    """
     try:
         _refuse_long_path(layout)
         _make_root(layout.root)
@@ -92,7 +96,11 @@ def adopt(layout: CacheLayout, *, any_owner: bool = False) -> None:
 
 
 def is_cache(layout: CacheLayout) -> bool:
-    """Whether growcache made the folder. CachePathError: a later version made it."""
+    """Whether growcache made the folder.
+
+    Raises:
+        CachePathError: A later version made it.
+    """
     version = read_marker(layout)
     if version is not None and version > LAYOUT_VERSION:
         raise newer_layout_error(layout, version)
@@ -100,11 +108,11 @@ def is_cache(layout: CacheLayout) -> bool:
 
 
 def _evidence(layout: CacheLayout) -> Iterator[bool]:
-    """Yield the checks that recognise a cache from before there was a marker."""
+    """Yield the checks that recognise a cache from before there were markers."""
     with suppress(CacheError):
         yield read_identity(layout.root) is not None
     yield has_our_tables(layout.index)
-    # A service that died at its start had written nothing else that can be told from others'.
+    # A service that died at its start had written nothing else that identifies it.
     yield lock_holder(layout.supervisor_lock).keys() >= _LOCK_KEYS
     for path in _sidecars(layout.shards):
         with suppress(CorruptShardError, OSError):
@@ -119,11 +127,11 @@ def _sidecars(shards: Path) -> Iterator[Path]:
 
 
 def _foreign_names(layout: CacheLayout) -> list[str]:
-    """Return the names because of which a folder without evidence is not empty."""
+    """Return the names that make a folder without evidence count as not empty."""
     with os.scandir(layout.root) as entries:
         names = [entry.name for entry in entries]
     found = [n for n in names if n not in NOT_COUNTED and not _HALF_MARKER.fullmatch(n)]
-    # Another service may have adopted it since the marker was looked for.
+    # Another service may have adopted it after the search for the marker.
     return sorted(found) if found and read_marker(layout) is None else []
 
 
@@ -150,10 +158,10 @@ def _make_root(root: Path) -> None:
             "cache.path",
             code="GC406",
         )
-    # Without this a power cut may take a new cache as a whole, and with it the number of
-    # the highest group that was issued.
+    # Without this a power cut may remove a new cache completely, and with it the number of the
+    # highest issued group.
     for parent in {path.parent for path in missing}:
-        with suppress(PermissionError):  # it may be written, but not read
+        with suppress(PermissionError):  # it may be writable, but not readable
             fsync_directory(parent)
 
 
@@ -170,7 +178,9 @@ def _require_group(root: Path) -> None:
 def require_cache(layout: CacheLayout) -> None:
     """Require a cache, before anything in it is deleted or repaired.
 
-    CacheMissingError: it is none. CachePathError: a later version made it, or it cannot be used.
+    Raises:
+        CacheMissingError: The folder is not a cache.
+        CachePathError: A later version made it, or it cannot be used.
     """
     try:
         check_kinds(layout, any_owner=True)
@@ -186,7 +196,7 @@ def require_cache(layout: CacheLayout) -> None:
 
 
 def check_kinds(layout: CacheLayout, *, any_owner: bool) -> None:
-    """Raise CachePathError for a link or other file type under a name of ours."""
+    """Raise CachePathError for a link or another file type under one of growcache's names."""
     me = os.geteuid()
     for path in layout.folders:
         with suppress(FileNotFoundError):
@@ -218,7 +228,7 @@ def write_marker(layout: CacheLayout, version: int = PLAIN_LAYOUT_VERSION) -> No
         write_atomic(layout.marker, checksummed_json({"about": MARKER_TEXT, "layout": version}))
     except (
         FileNotFoundError
-    ):  # swept by a service that started at the same moment, and wrote its
+    ):  # a service that started at the same moment removed it, and wrote its own
         if read_marker(layout) is None:
             raise
 
@@ -251,8 +261,8 @@ def _make_directory(directory: Path, make: Callable[[Path], None]) -> None:
 class OpenDirectory:
     """The directory, its lock and its index, as the supervisor has them open.
 
-    The supervisor goes on with its open files when the directory is moved or replaced, where no
-    reader sees them. The descriptor keeps the directory's inode number from another one.
+    If the directory is moved or replaced, the supervisor continues with its open files, which
+    no reader sees. The descriptor keeps the directory's inode number from being reused.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -261,9 +271,9 @@ class OpenDirectory:
         self._known = {path: path.stat() for path in (layout.supervisor_lock, layout.index)}
 
     def require(self, error: Exception | None = None) -> None:
-        """Raise CacheGoneError if one of them, or the file that ``error`` misses, is not in its place.
+        """Raise CacheGoneError if one of them, or the missing file in ``error``, is not in place.
 
-        A removal may be at a file that is neither the first nor the last.
+        A removal may have reached a file that is neither the first nor the last.
         """
         if not self.in_place:
             raise CacheGoneError(
@@ -308,10 +318,11 @@ def _is_same_file(path: Path, known: os.stat_result) -> bool:
 
 
 def clear_cache(layout: CacheLayout) -> None:
-    """Delete everything but marker, locks, purge list and foreign files; a crash leaves all or nothing.
+    """Delete everything but marker, locks, purge list and foreign files.
 
-    Shards on disk are taken over, because they describe themselves. So a note that they are not
-    wanted is written first and removed last, and the next start continues the deletion.
+    A crash leaves all or nothing. Shards on disk would be adopted, because they describe
+    themselves. So a note that they are not wanted is written first and removed last, and the
+    next start continues the deletion.
     """
     write_atomic(layout.clearing, b"")
     finish_clear(layout)
@@ -336,7 +347,7 @@ def finish_clear(layout: CacheLayout) -> None:
 
 
 def _index_first(layout: CacheLayout) -> list[str]:
-    """Return the index first, so that readers see the whole cache or none."""
+    """Return the names with the index first, so that readers see the whole cache or none."""
     locks = (layout.supervisor_lock, layout.samplers_lock)
     kept = (layout.marker, *locks, layout.purged, layout.clearing)
     first = [layout.index]
@@ -345,15 +356,13 @@ def _index_first(layout: CacheLayout) -> list[str]:
     ]
 
 
-# Readers probe the lock for microseconds, by holding it themselves.
+# Readers test the lock by holding it themselves for microseconds.
 TAKEOVER_PROBE_SECONDS = 0.5
-SAMPLERS_GRACE_SECONDS = (
-    0.5  # that samplers need to end by themselves, with room for a busy machine
-)
+SAMPLERS_GRACE_SECONDS = 0.5  # for samplers to end by themselves, even on a busy machine
 
 
 def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
-    """Return the supervisor's lock, once no sampler of an earlier supervisor lives."""
+    """Return the supervisor's lock, after the last sampler of an earlier supervisor has ended."""
     before = lock_holder(layout.supervisor_lock)
     try:
         lock = FileLock.acquire(layout.supervisor_lock, seconds=TAKEOVER_PROBE_SECONDS)
@@ -370,8 +379,8 @@ def take_over(layout: CacheLayout, samplers_seconds: float) -> FileLock:
 def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str, Any]) -> None:
     """Wait for the samplers of a dead supervisor to end, and kill those that hang.
 
-    They end by themselves within milliseconds. One that does not is stopped or in a call that never
-    returns; its files are worth nothing.
+    They end by themselves within milliseconds. A remaining one is stopped, or in a call that
+    never returns, and its files are worthless.
     """
     path = layout.samplers_lock
     began = time.monotonic()

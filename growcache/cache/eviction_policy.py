@@ -1,4 +1,4 @@
-"""Which shards leave the cache: what may go, in which order, and how much is enough. Pure."""
+"""Choose the shards to evict: which may go, in which order, and how many. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Candidate(NamedTuple):
     """A live shard, as the policies see it. A tuple, because thousands are made."""
 
     number: int
-    seq: int  # order of commit, which is the order of age
+    seq: int  # order of commits, which is the order of age
     allocated: int  # bytes that its deletion would free
     uses: int  # by all jobs together
-    min_job_uses: int  # by the live job that used it least; if none lives, that used it most
+    min_job_uses: int  # fewest uses by a live job; without live jobs, the most by any job
     leased: bool  # whether a reader holds it
 
 
@@ -62,10 +62,11 @@ def choose_evictions(
     min_uses: int,
     seed: int = 0,
 ) -> EvictionChoice:
-    """Return the first shards in the policy's order that may go and free ``need_bytes``.
+    """Return the first shards in the policy's order that may go and together free ``need_bytes``.
 
-    A shard that some live job used less than ``min_uses`` stays. ``seed`` must differ between
-    decisions, because ``random`` with one order would always evict the newest shard.
+    A shard with fewer than ``min_uses`` uses by some live job stays. ``seed`` must differ
+    between decisions, because ``random`` with a constant order would always evict the newest
+    shard.
     """
     ripe = [c for c in candidates if c.min_job_uses >= min_uses and not c.leased]
     return _take(ORDERS[policy](ripe, seed), need_bytes)
@@ -81,9 +82,9 @@ def choose_early_retirements(
 ) -> tuple[int, ...]:
     """Return the shards to retire although readers hold them.
 
-    New snapshots leave retired shards out, so they become free as epochs end. Without this a
+    New snapshots leave out retired shards, so these become free as epochs end. Without this, a
     cache whose readers always hold everything would never be refreshed. At most a fifth of
-    ``max_bytes`` is retired at a time, but at least one shard.
+    ``max_bytes``, but at least one shard, is retired at a time.
     """
     ripe = [c for c in candidates if c.min_job_uses >= min_uses]
     budget = max_bytes * RETIRED_SHARE - retired_bytes
@@ -106,9 +107,9 @@ def choose_for_lower_bound(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shards to evict and to retire after the bound was lowered.
 
-    The user asked for less, so ``min_uses`` only decides the order, and everything needed is
-    retired at once. With policy ``none`` nothing goes. ``retired_bytes`` leaves out shards that are
-    held for a dead reader.
+    The user asked for less, so ``min_uses`` only decides the order, and as much as needed is
+    retired at once. With policy ``none`` nothing is evicted. ``retired_bytes`` excludes shards
+    that are held for a dead reader.
     """
     ripe = choose_evictions(policy, candidates, need_bytes, min_uses, seed)
     left = [c for c in candidates if c.number not in set(ripe.evict)]

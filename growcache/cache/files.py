@@ -1,4 +1,4 @@
-"""The names of a cache directory, and files that appear whole or not at all."""
+"""The names in a cache directory, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _checksum(values: dict[str, Any]) -> str:
 
 BLOCK_BYTES = 4096
 
-# flock and SQLite's WAL are not to be trusted on these (WAL needs shared memory). FUSE
-# file systems are refused by name, for some (fuseblk, fuse.ext4) are local disks.
+# flock and SQLite's WAL are not reliable on these (WAL needs shared memory). FUSE file systems
+# are refused by name, because some (fuseblk, fuse.ext4) are local disks.
 NETWORK_FILE_SYSTEMS = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
     | {"orangefs", "pvfs2", "smb3", "smbfs", "fuse.blobfuse", "fuse.blobfuse2", "fuse.ceph"}
@@ -74,9 +74,9 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.mount-s3", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"}
 )
 
-# What a shard consists of, by the ends of the names: the samples, as a file of records
-# (with an index of its values where those differ in size) or as a directory of arrays,
-# and their description.
+# The files of a shard, by the ends of their names: the samples and their description. The
+# samples are a file of records, with an index of its values if their sizes differ, or a
+# directory of arrays.
 RECORDS = ".tfrecord"
 OFFSETS = ".offsets.npy"
 ARRAYS = ".npy"
@@ -84,16 +84,17 @@ SIDECAR = ".json"
 SHARD_PARTS = (RECORDS, OFFSETS, ARRAYS, SIDECAR)
 
 INDEX = "index.sqlite"
-MARKER = "growcache.json"  # says that a folder is a cache, and by which layout
-LAYOUT_VERSION = 2  # of a cache with generations; before there is a second one it is 1
+MARKER = "growcache.json"  # marks a folder as a cache, and has its layout's version
+LAYOUT_VERSION = 2  # of a cache with several generations; with one it is 1
 PLAIN_LAYOUT_VERSION = 1
 
-FIRST_GENERATION = "generation-0"  # a link to the directory itself, once there is another one
+# A link to the directory itself, which exists once there is a second generation.
+FIRST_GENERATION = "generation-0"
 _GENERATION = re.compile(r"generation-([0-9]{1,9})")
 
 
 def generation_in(path: Path) -> int | None:
-    """Return the generation that a path names.
+    """Return the generation that a path names, or None.
 
     >>> generation_in(Path("cache/generation-3")), generation_in(Path("cache"))
     (3, None)
@@ -107,7 +108,7 @@ def generation_path(root: Path, number: int) -> Path:
 
 
 def generation_numbers(root: Path) -> list[int]:
-    """Return the generations in a directory, oldest first; a plain cache has the first one only."""
+    """Return the generations in a directory, oldest first. A plain cache has only the first."""
     if not os.path.lexists(root / FIRST_GENERATION):
         return [0]
     found = [0] if (root / INDEX).exists() else []
@@ -118,20 +119,26 @@ def generation_numbers(root: Path) -> list[int]:
 
 
 def generation_paths(root: Path) -> list[Path]:
-    """Return the path of each generation, oldest first: of a plain cache, or of one generation, itself."""
+    """Return the path of each generation, oldest first.
+
+    A plain cache, or a single generation, has only its own.
+    """
     if generation_in(root) is not None or not os.path.lexists(root / FIRST_GENERATION):
         return [root]
     return [generation_path(root, number) for number in generation_numbers(root)]
 
 
 def path_of_generation(root: Path, number: int) -> Path:
-    """Return the path of a generation in a directory, which may be a plain cache, or that generation itself."""
+    """Return the path of a generation in a directory.
+
+    ``root`` may also be a plain cache, or that generation itself.
+    """
     several = generation_in(root) is None and os.path.lexists(root / FIRST_GENERATION)
     return generation_path(root, number) if several else root
 
 
 def directory_of(root: Path) -> Path:
-    """Return the cache directory that a path to it, or to a generation in it, belongs to."""
+    """Return the cache directory of a path, which may be a generation in it."""
     return root if generation_in(root) is None else root.parent
 
 
@@ -139,12 +146,12 @@ def _resolved_root(path: Path) -> Path:
     if generation_in(path) is not None or not os.path.lexists(path / FIRST_GENERATION):
         return path
     paths = [generation_path(path, number) for number in generation_numbers(path)]
-    # One that begins has a marker before it has an index, which readers need.
+    # A new generation has a marker before it has an index, which readers need.
     return next((p for p in reversed(paths) if (p / INDEX).exists()), paths[-1])
 
 
 class _LayoutPath:
-    """The path of one name, made on first use: making all took a tenth of a snapshot."""
+    """The path of one name, made at its first use, because making all took a tenth of a snapshot."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -154,7 +161,7 @@ class _LayoutPath:
 
     def __get__(self, layout: CacheLayout, owner: type[CacheLayout]) -> Path:
         path = layout.root / self._name
-        vars(layout)[self._attribute] = path  # which is found before this, next time
+        vars(layout)[self._attribute] = path  # next time it is found before this descriptor
         return path
 
 
@@ -171,7 +178,7 @@ class CacheLayout:
     issued = _LayoutPath("issued")
     editions = _LayoutPath("editions.json")
     deferrals = _LayoutPath("deferrals.json")
-    purged = _LayoutPath("purged")  # hashes of keys; it outlives what the cache holds
+    purged = _LayoutPath("purged")  # hashes of keys; it outlives the contents of the cache
     ballast = _LayoutPath("ballast")
     status = _LayoutPath("status.json")
     metrics = _LayoutPath("metrics.json")
@@ -182,7 +189,7 @@ class CacheLayout:
 
     @property
     def directory(self) -> Path:
-        """The path that users know, where ``root`` is one of several generations in it."""
+        """The path that users know, if ``root`` is one of its generations."""
         parent = directory_of(self.root)
         return parent if os.path.lexists(parent / FIRST_GENERATION) else self.root
 
@@ -211,7 +218,7 @@ class CacheLayout:
         return self.incoming / f"{permit}-{number:08d}{suffix}"
 
     def require(self) -> None:
-        """Raise CacheMissingError without a cache, CachePathError for a later version's."""
+        """Raise CacheMissingError without a cache, and CachePathError for one of a later version."""
         try:
             version = read_marker(self)
             there, known = _exists(self.index), _exists(self.identity)
@@ -293,7 +300,7 @@ def shard_number_in(name: str) -> int | None:
 
 
 def allocated(path: Path) -> int:
-    """Return the bytes of the file's blocks on disk; 0 if there is none."""
+    """Return the bytes of the file's blocks on disk, or 0 without the file."""
     try:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:
@@ -301,12 +308,12 @@ def allocated(path: Path) -> int:
 
 
 def shard_paths(layout: CacheLayout, number: int) -> list[Path]:
-    """Return the paths that a shard may have, whatever its format; samples first."""
+    """Return the paths that a shard may have, in any format, samples first."""
     return [layout.shards / name for name in shard_names(number)]
 
 
 def shard_names(number: int) -> list[str]:
-    """Return their names: cheaper than paths for all shards of a cache."""
+    """Return the names of these paths, which is cheaper for all shards of a cache."""
     return [f"{number:08d}{part}" for part in SHARD_PARTS]
 
 
@@ -319,7 +326,7 @@ def _tree(directory: Path) -> Iterator[int]:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return
-    except PermissionError:  # of root's lost+found, at the top of a file system
+    except PermissionError:  # for root's lost+found, at the top of a file system
         return
     for entry in entries:
         try:
@@ -348,7 +355,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the file; readers see the old one or the new one."""
+    """Replace the file. Readers see the old content or the new one."""
     with _temporary_file(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
@@ -366,9 +373,9 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def overwrite_in_place(path: Path, versions: Iterable[bytes]) -> None:
-    """Write the first version that fits the file's blocks, for a full disk; if none does, write nothing.
+    """Write the first version that fits into the file's blocks, or none. For a full disk.
 
-    A concurrent reader may find half of it. Blanks at the end are JSON.
+    A concurrent reader may see half of it. Blanks at the end are valid JSON.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)
@@ -379,7 +386,7 @@ def overwrite_in_place(path: Path, versions: Iterable[bytes]) -> None:
         capacity = max(found.st_size, found.st_blocks * 512)
         if data := next((data for data in versions if len(data) <= capacity), b""):
             os.pwrite(descriptor, data.ljust(found.st_size), 0)
-    except OSError as error:  # of file systems that never write in place
+    except OSError as error:  # from file systems that never write in place
         if not is_full_disk(error):
             raise
     finally:
@@ -411,7 +418,7 @@ def file_system_of(path: Path) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """Raise CachePathError on a network file system, because flock and SQLite fail there."""
+    """Raise CachePathError for a network file system, because flock and SQLite fail there."""
     try:
         kind = file_system_of(next(p for p in (path, *path.parents) if _exists(p)))
     except OSError as error:

@@ -1,8 +1,10 @@
-"""Which names in a cache are growcache's own, and how they are removed: nothing else ever is.
+"""The names in a cache that belong to growcache, and their removal.
 
-A path is looked up anew by every call, and a folder on the way may have become a symbolic link since
-the last one. So entries are removed, renamed and made by the descriptors of their folders, and the last
-name is never followed.
+Nothing else is ever removed.
+
+Every call looks up a path anew, and a folder on the way may have become a symbolic link since
+the last call. So entries are removed, renamed and made through the descriptors of their
+folders, and the last name is never followed.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from growcache.cache.files import (
 )
 from growcache.modes import mode_of_new_directory, share_if_folder_is
 
-REMOVED_PREFIX = "removed-"  # begins the names of folders of arrays on their way out
-SET_ASIDE_PREFIX = "set-aside-"  # begins the names of files that repair took out of the shards
+REMOVED_PREFIX = "removed-"  # prefix of folders of arrays that are being removed
+SET_ASIDE_PREFIX = "set-aside-"  # prefix of files that a repair took out of the shards
 
 _NUMBER = r"(?P<number>[0-9]{8,})"
 _PARTS = "|".join(re.escape(part) for part in SHARD_PARTS)
 _SHARD = re.compile(rf"{_NUMBER}(?:{_PARTS})")
-# The run's id, the group, the try, and an id of the permit's own; see `PermitIssuer`.
+# Ids of the run, the group and the attempt, and an id of the permit; see `PermitIssuer`.
 _PERMIT = r"[0-9a-f]{8}-[0-9]{8,}-[0-9]+-[0-9a-f]{4}"
 _INCOMING = re.compile(
     rf"(?:{_PERMIT}-|{REMOVED_PREFIX}[0-9a-f]{{8}}|{SET_ASIDE_PREFIX})[0-9]{{8,}}(?:{_PARTS})"
@@ -45,7 +47,7 @@ _LEASE_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
 def is_shard_name(name: str) -> bool:
-    """Return whether a file or folder of arrays in ``shards`` has a name of ours.
+    """Return whether a file, or folder of arrays, in ``shards`` has one of growcache's names.
 
     >>> is_shard_name("00000007.json"), is_shard_name("00000007.csv"), is_shard_name("7.json")
     (True, False, False)
@@ -55,7 +57,7 @@ def is_shard_name(name: str) -> bool:
 
 
 def is_incoming_name(name: str) -> bool:
-    """Return whether an entry of ``incoming`` has a name of ours: by its permit, mostly.
+    """Return whether an entry of ``incoming`` has one of growcache's names, usually with its permit.
 
     >>> is_incoming_name("0123abcd-00000007-0-ef01-00000007.json"), is_incoming_name("a-00000007.json")
     (True, False)
@@ -64,7 +66,7 @@ def is_incoming_name(name: str) -> bool:
 
 
 def is_temporary_name(name: str) -> bool:
-    """Return whether an entry of the cache directory is one that a crash kept from its name.
+    """Return whether an entry of the cache directory is a file that a crash kept from its name.
 
     >>> is_temporary_name(".issued.0123abcd.tmp"), is_temporary_name(".thesis.0123abcd.tmp")
     (True, False)
@@ -81,7 +83,9 @@ def is_lease_name(name: str) -> bool:
 
 
 def is_array_folder_name(name: str) -> bool:
-    """Return whether an entry with a name of ours must be a folder: all others are files.
+    """Return whether an entry with one of growcache's names must be a folder.
+
+    All others are files.
 
     >>> is_array_folder_name("00000007.npy"), is_array_folder_name("00000007.offsets.npy")
     (True, False)
@@ -89,7 +93,7 @@ def is_array_folder_name(name: str) -> bool:
     return name.endswith(ARRAYS) and not name.endswith(OFFSETS)
 
 
-NOT_COUNTED = frozenset({"lost+found"})  # at the top of a file system of the cache's own
+NOT_COUNTED = frozenset({"lost+found"})  # at the top of a dedicated file system
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
@@ -165,7 +169,7 @@ def foreign_paths(layout: CacheLayout) -> list[Path]:
 
 
 def foreign_bytes(layout: CacheLayout, found: Iterable[Path]) -> int:
-    """Return their allocated bytes, without the places that `SpaceAccount.measure` counts."""
+    """Return the allocated bytes of files, without the places that `SpaceAccount.measure` counts."""
     return sum(
         allocated_tree(path)
         for path in found
@@ -180,7 +184,7 @@ def remove_entry(directory: int, name: str) -> None:
         if is_array_folder_name(name):
             _remove_arrays(directory, name)
         else:
-            with suppress(IsADirectoryError):  # no file of ours
+            with suppress(IsADirectoryError):  # not one of growcache's files
                 os.unlink(name, dir_fd=directory)
 
 
@@ -188,7 +192,7 @@ def _remove_arrays(directory: int, name: str) -> None:
     try:
         inner = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
-        if error.errno in {errno.ENOTDIR, errno.ELOOP}:  # a file or a link: not ours
+        if error.errno in {errno.ENOTDIR, errno.ELOOP}:  # a foreign file or link
             return
         raise
     try:
@@ -213,8 +217,8 @@ def _is_array(entry: os.DirEntry[str]) -> bool:
 def remove_shard(layout: CacheLayout, number: int) -> None:
     """Unlink a shard and its sidecar, as far as they exist.
 
-    A reader that opens it meanwhile finds it whole or missing: the samples go first, and a
-    directory is renamed to where only litter is.
+    A reader that opens it meanwhile finds it complete or missing. The samples are removed
+    first, and a directory is first renamed to where only litter is.
     """
     with open_folder(layout.shards) as shards:
         for name in shard_names(number):
@@ -234,9 +238,7 @@ def _move_away_and_remove(layout: CacheLayout, shards: int, name: str) -> None:
         except OSError as error:
             if error.errno not in _FULL_DISK_ERRORS:
                 raise
-            remove_entry(
-                shards, name
-            )  # on a full disk it is more important that it goes than how
+            remove_entry(shards, name)  # on a full disk its removal matters more than the way
         else:
             remove_entry(incoming, aside)
 

@@ -1,9 +1,10 @@
-"""Generations: the caches that follow one another in one directory, each of another configuration.
+"""Generations: consecutive caches in one directory, each of another configuration.
 
-The first generation is the directory itself. Each later one is a whole cache in a folder ``generation-N``, so nothing of
-one generation can mix with another: not an index, nor a snapshot, nor a listing. `CacheLayout` of the directory means the
-newest generation that has an index; the link ``generation-0`` names the first one. A generation is there while its index or marker is,
-and no other file says so, so a crash leaves nothing that contradicts another file.
+The first generation is the directory itself. Each later one is a complete cache in a folder
+``generation-N``, so nothing of one generation can mix with another: no index, snapshot or
+listing. `CacheLayout` of the directory means the newest generation with an index. The link
+``generation-0`` names the first one. A generation exists as long as its index or marker. No
+other file records that, so a crash leaves no contradiction.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ from growcache.modes import make_inner_directory
 if TYPE_CHECKING:
     from growcache.cache.cache import Cache
 
-PURGE_SECONDS = 0.02  # at a time
+PURGE_SECONDS = 0.02  # per call
 
 
 def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
-    """Make the folder of the next generation, durably; it is the newest from then on."""
+    """Make the folder of the next generation, durably. It is the newest from then on."""
     newest, first = generation_numbers(root)[-1], root / FIRST_GENERATION
     number = newest + 1
     if not os.path.lexists(first):
-        write_marker(CacheLayout(root), LAYOUT_VERSION)  # an earlier growcache knows no other
+        # An earlier growcache knows only this version.
+        write_marker(CacheLayout(root), LAYOUT_VERSION)
         first.symlink_to(".")
         fsync_directory(root)
     layout = CacheLayout(generation_path(root, number))
@@ -50,7 +52,7 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
     before = CacheLayout(generation_path(root, newest)).purged
     if (
         before.exists()
-    ):  # what was withdrawn stays so; before the marker, which makes it a generation
+    ):  # what was withdrawn stays so; before the marker, which makes the folder a generation
         write_atomic(layout.purged, before.read_bytes())
     write_marker(layout)
     adopt(layout, any_owner=any_owner)
@@ -59,20 +61,20 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
 
 
 def end_generation(layout: CacheLayout) -> None:
-    """Remove a generation that has no shards; what is foreign in it stays."""
-    clear_cache(layout)  # its index first, so that readers take the one before
+    """Remove a generation without shards. Foreign files in it stay."""
+    clear_cache(layout)  # index first, so that readers use the previous one
     if layout.root.name == FIRST_GENERATION:
         return
     for path in (layout.marker, layout.purged, layout.supervisor_lock, layout.samplers_lock):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # not empty: something in it is not growcache's
+    with suppress(OSError):  # it is not empty, because it has foreign files
         for folder in layout.folders:
             folder.rmdir()
         layout.root.rmdir()
 
 
 def finish_ended(root: Path) -> None:
-    """Finish what a crash left of the first generation's end: it has no marker of its own."""
+    """Finish the removal of the first generation, which has no marker of its own, after a crash."""
     first = root / FIRST_GENERATION
     if os.path.lexists(first) and generation_numbers(root)[0] != 0:
         finish_clear(CacheLayout(first))
@@ -83,7 +85,7 @@ def to_give_way(
 ) -> tuple[list[int], list[int]]:
     """Return shards of an older generation to evict, and to retire although readers hold them.
 
-    The oldest go first. Those that are held go only where the others do not suffice.
+    The oldest shards are first. Held shards are retired only if the others do not suffice.
 
     >>> free, held = Candidate(1, 1, 10, 0, 0, False), Candidate(0, 0, 10, 0, 0, True)
     >>> to_give_way([held, free], 5), to_give_way([held, free], 15)
@@ -100,7 +102,7 @@ def to_give_way(
 
 
 class OlderGenerations:
-    """The generations that are being replaced: they only shrink, as the newest needs room."""
+    """The generations that are being replaced. They only shrink, as the newest needs room."""
 
     def __init__(self, root: Path, caches: Sequence[Cache] = ()) -> None:
         self._root = root
@@ -111,11 +113,11 @@ class OlderGenerations:
 
     @property
     def bytes(self) -> int:
-        """Bytes that count in the bound besides the newest generation's."""
+        """Bytes that count against the bound, in addition to the newest generation's."""
         return self._left_bytes() + sum(cache.space.used() for cache in self.caches)
 
     def _left_bytes(self) -> int:
-        """Bytes of marker and locks in the directory, once its own generation has ended."""
+        """Bytes of marker and locks in the directory, after its own generation has ended."""
         if generation_numbers(self._root)[0] == 0:
             return 0
         with os.scandir(self._root) as entries:
@@ -126,7 +128,7 @@ class OlderGenerations:
         return sum(cache.totals().samples for cache in self.caches)
 
     def poll(self, now: float) -> None:
-        """Let go of what readers have released; no shard of these is ever drawn again."""
+        """Delete what readers have released. No shard of these generations is drawn again."""
         for cache in self.caches:
             cache.poll_leases(now)
             self._purge(cache, now + PURGE_SECONDS)
@@ -135,13 +137,13 @@ class OlderGenerations:
                 cache.refetch_queue.refuse(dict.fromkeys(pending, reason))
 
     def _purge(self, cache: Cache, until: float) -> None:
-        if cache.purger.look():  # a command that began before the newest generation did
+        if cache.purger.look():  # a command that started before the newest generation
             copy_list(cache.layout, CacheLayout(self._root))
         if cache.purger.busy:
             cache.purger.step(until, rewrites=False)
 
     def follow_list(self, newest: CacheLayout) -> None:
-        """Purge what the newest generation's purge list has, and the other way round."""
+        """Purge the objects in the newest generation's purge list, and vice versa."""
         for cache in self.caches:
             copy_list(cache.layout, newest)
             copy_list(newest, cache.layout)
@@ -157,7 +159,7 @@ class OlderGenerations:
                 return
 
     def movable(self) -> tuple[int, int]:
-        """Return the bytes of shards that can go now, and once their readers release them."""
+        """Return the bytes of shards that can go now, and after their readers release them."""
         found = [candidate for cache in self.caches for candidate in cache.candidates()]
         held = sum(c.allocated for c in found if c.leased)
         going = sum(cache.totals().retired_bytes for cache in self.caches)
@@ -185,9 +187,10 @@ class OlderGenerations:
 
 
 def makes_room_for_next(cache: Cache, need_bytes: int) -> bool:
-    """Evict for another generation's index next to this one, and return whether it fits now.
+    """Evict for another generation's index next to this one; return whether it fits now.
 
-    Where readers hold what is to go, a later call succeeds, once they have finished their passes.
+    If readers hold the needed shards, a later call succeeds after they have finished their
+    passes.
     """
     every = OlderGenerations(directory_of(cache.layout.root), [*cache.older.caches, cache])
     every.poll(time.monotonic())

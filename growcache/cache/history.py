@@ -1,6 +1,6 @@
-"""The history of a cache: a record each ten seconds, of which older ones are thinned out.
+"""The history of a cache: a record every ten seconds. Older records are thinned out.
 
-Every field of a record may be missing, because earlier versions wrote fewer.
+Any field of a record may be missing, because earlier versions wrote fewer.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ MOST_SHOWN_JOBS = 32
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job at one moment; counters are since its first batch."""
+    """A job at one moment. Counters start at its first batch."""
 
     delivered: int | None = None  # samples that its loops received
     batches: int | None = None
-    wait_seconds: float | None = None  # without a batch, in all
+    wait_seconds: float | None = None  # in total, without a batch
     epoch: int | None = None
     reuse: float | None = None
     ess_samples: float | None = None
     rank_wait_seconds: Mapping[str, float] = field(
         default_factory=dict
-    )  # of those that waited longest
+    )  # of the ranks that waited longest
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """A cache at one moment; counters are since the cache began, or else since ``run``."""
+    """A cache at one moment. Counters start with the cache, or else at ``run``."""
 
     at: float  # wall time
-    run: float | None = None  # when the service of that time had started
+    run: float | None = None  # start of the service of that time
     generation: int | None = None
     state: str | None = None
     waiting_for: str | None = None  # without details
@@ -62,16 +62,20 @@ class HistoryRecord:
     holes: int | None = None
     failures: int | None = None
     egress_bytes: int | None = None
-    requests: int | None = None  # of all kinds, at the store
+    requests: int | None = None  # of all kinds, to the store
     errors: int | None = None  # requests that failed
     coverage: float | None = None
     reuse: float | None = None
     age_seconds_mean: float | None = None
     samples_per_second: float | None = None
-    jobs: Mapping[str, JobRecord] = field(default_factory=dict)  # that changed since the last
+    # Those that changed since the last record.
+    jobs: Mapping[str, JobRecord] = field(default_factory=dict)
 
     def to_values(self) -> dict[str, Any]:
-        """Return what is stored, as short as can be: it is written every ten seconds for years."""
+        """Return the stored values.
+
+        They are short, because a record is written every ten seconds for years.
+        """
         values: dict[str, Any] = _stored(self)
         del values["at"]
         return values
@@ -81,7 +85,7 @@ SIGNIFICANT_DIGITS = 7
 
 
 def _stored(value: object) -> Any:
-    """Return a value as JSON has it, without what is unknown or empty."""
+    """Return a value for JSON, without unknown and empty ones."""
     if isinstance(value, HistoryRecord | JobRecord):
         return _stored({one.name: getattr(value, one.name) for one in fields(value)})
     if isinstance(value, Mapping):
@@ -90,7 +94,7 @@ def _stored(value: object) -> Any:
 
 
 def _rounded(value: object) -> object:
-    """Shorten a number, except a wall time: a record has twenty of them.
+    """Shorten a number, except a wall time. A record has twenty numbers.
 
     >>> _rounded(0.123456789), _rounded(12345678), _rounded(1795812345.678)
     (0.1234568, 12345678, 1795812345.678)
@@ -109,9 +113,10 @@ _SAME_NAMES = (
 def history_record(
     status: Status, metrics: Metrics, last_jobs: Mapping[str, JobMetrics]
 ) -> HistoryRecord:
-    """Return the record of this moment, with the jobs that are not as in ``last_jobs``.
+    """Return the record of this moment, with the jobs that differ from ``last_jobs``.
 
-    If they are too many, those come first that are not in ``last_jobs`` or were recorded longest ago, as its order says.
+    If there are too many, those come first that are not in ``last_jobs``, or that were recorded
+    longest ago, which its order shows.
     """
     changed = [n for n, job in metrics.jobs.items() if last_jobs.get(n) != job]
     turns = {name: turn for turn, name in enumerate(last_jobs)}
@@ -135,7 +140,9 @@ def history_record(
 
 
 def short_event(event: str | None) -> str | None:
-    """Return an event without its details, which may name an object: a purge must leave no key behind.
+    """Return an event without its details, which may name an object.
+
+    A purge must leave no keys.
 
     >>> short_event("the store to answer (s3://b/x: connection refused)"), short_event(None)
     ('the store to answer', None)
@@ -144,7 +151,7 @@ def short_event(event: str | None) -> str | None:
 
 
 def _job_record(job: JobMetrics, most_ranks: int) -> JobRecord:
-    """Of many ranks those are recorded that waited longest, because they hold the others up."""
+    """Record the ranks that waited longest, because they delay the others."""
     waits = {rank: one.wait_seconds for rank, one in job.ranks.items()}
     longest = sorted(waits, key=waits.__getitem__, reverse=True)[:most_ranks]
     return JobRecord(
@@ -161,14 +168,18 @@ def _job_record(job: JobMetrics, most_ranks: int) -> JobRecord:
 def read_history(root: str | os.PathLike[str], since: float = 0.0) -> list[HistoryRecord]:
     """Return the records after ``since`` of all generations of a cache, oldest first.
 
-    CacheMissingError: there is no cache. CacheError: its index is damaged.
+    Raises:
+        CacheMissingError: No cache is at the path.
+        CacheError: Its index is damaged.
     """
     missing: CacheMissingError | None = None
     found: dict[float, HistoryRecord] | None = None
     for path in generation_paths(Path(root).absolute()):
         try:
             rows = read_history_rows(CacheLayout(path), since)
-        except CacheMissingError as error:  # it ended meanwhile, or has not begun
+        except (
+            CacheMissingError
+        ) as error:  # this generation ended meanwhile, or has not started
             missing = error
             continue
         found = (found or {}) | {at: _parse_record(at, text) for at, text in rows}
@@ -181,7 +192,7 @@ _TEXTS = ("state", "waiting_for")
 
 
 def _parse_record(at: float, text: str) -> HistoryRecord:
-    """Return what a record says in a way that this version understands."""
+    """Return a record with the fields that this version understands."""
     try:
         values = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -222,9 +233,10 @@ def _is_number(value: object) -> bool:
 
 
 def with_jobs_held(records: Iterable[HistoryRecord]) -> Iterator[HistoryRecord]:
-    """Yield the records with all jobs of their time, of which a record names those that changed; then any may be left out.
+    """Yield the records with all jobs of their time.
 
-    Of many jobs those remain that changed last.
+    A stored record has only the jobs that changed; afterwards any record may be left out. If
+    there are too many jobs, those that changed last remain.
     """
     jobs: dict[str, JobRecord] = {}
     for record in records:
@@ -235,7 +247,7 @@ def with_jobs_held(records: Iterable[HistoryRecord]) -> Iterator[HistoryRecord]:
 
 
 def history_columns(records: list[HistoryRecord]) -> dict[str, Any]:
-    """Return records column by column, as drawing code wants them; what is unknown is None.
+    """Return records as columns for drawing code, with None for unknown values.
 
     >>> history_columns([HistoryRecord(1.0, samples=5)])["samples"]
     [5]

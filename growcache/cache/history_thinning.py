@@ -1,8 +1,9 @@
-"""Which records of a history stay: all of the last hour, and ever fewer of longer ago. Pure.
+"""Choose the records of a history to keep: all of the last hour, and ever fewer before. Pure.
 
-Time is divided into slots, whose width grows with the age, by powers of two; each keeps its first record. A wider slot consists of whole
-narrower ones, so what is kept once is not thinned unevenly later. A record names only the jobs that changed, so those of a dropped record
-move on into the next one that stays.
+Time is divided into slots, whose width grows with the age in powers of two. Each slot keeps its
+first record. A wider slot consists of whole narrower ones, so records are not thinned unevenly
+later. A record has only the jobs that changed, so the jobs of a dropped record move to the next
+one that stays.
 """
 
 from __future__ import annotations
@@ -11,23 +12,21 @@ import math
 from collections.abc import Sequence, Set
 from typing import Any
 
-FINE_SECONDS = 3600.0  # of the past, of which every record stays if half of the room suffices
-UNIT_SECONDS = 10.0  # between two records, and the narrowest slot
-KEPT_SHARE = (
-    0.9  # of the room is filled after thinning, so that it is not done for every record
-)
+FINE_SECONDS = 3600.0  # age up to which every record stays, if half of the room suffices
+UNIT_SECONDS = 10.0  # between two records; also the narrowest slot
+KEPT_SHARE = 0.9  # of the room is used after thinning, so that not every record needs one
 GROWTH_STEP = 1.25
 LEAST_FINE_SECONDS = 0.01
-MOST_JOBS = 16  # of a record, with those that moved into it
+MOST_JOBS = 16  # of a record, including those that moved into it
 
 
 def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
-    """Return the indices of records to drop, so that at most ``keep`` remain, with room for some more.
+    """Return the indices of records to drop, so that at most ``keep`` remain, with some spare room.
 
     Args:
-        times: of the records, in any order.
-        now: the time that ages are counted from.
-        keep: how many may remain; the first and the last always do.
+        times: Times of the records, in any order.
+        now: Time from which ages are counted.
+        keep: Number of records that may remain. The first and the last always do.
     """
     if len(times) <= keep:
         return []
@@ -37,7 +36,7 @@ def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
     growth, most = math.log(span) / max(1, keep / 2), int(max(2, KEPT_SHARE * keep))
     while len(kept := _kept(times, now, fine, growth)) > most:
         growth *= GROWTH_STEP
-        if growth > 1:  # records are denser than they are made
+        if growth > 1:  # records are denser than a service writes them
             fine /= 2
         if fine < LEAST_FINE_SECONDS:
             kept = _evenly_spread(times, most)
@@ -46,7 +45,7 @@ def records_to_drop(times: Sequence[float], now: float, keep: int) -> list[int]:
 
 
 def _evenly_spread(times: Sequence[float], most: int) -> set[int]:
-    """Return ``most`` indices by rank, because records of one time cannot be told apart by age."""
+    """Return ``most`` indices by rank, because age does not separate records of the same time."""
     order = sorted(range(len(times)), key=times.__getitem__)
     return {order[i * (len(order) - 1) // (most - 1)] for i in range(most)}
 
@@ -62,7 +61,7 @@ def _kept(times: Sequence[float], now: float, fine: float, growth: float) -> set
 
 
 def slot_width(age: float, fine: float, growth: float) -> float:
-    """Return the seconds of which one record is kept; 0: every one is.
+    """Return the width of a slot in seconds; 0 keeps every record.
 
     >>> [slot_width(age, 3600.0, 0.01) for age in (60.0, 7200.0, 86400.0)]
     [0.0, 80.0, 1280.0]
@@ -79,8 +78,8 @@ def move_jobs_on(
     """Return the records that change when others are dropped, by index.
 
     Args:
-        rows: times and records, in any order. A record of another version may be anything.
-        dropped: the indices of records that will be gone.
+        rows: Times and records, in any order. A record of another version may be anything.
+        dropped: Indices of the records that are dropped.
 
     >>> move_jobs_on([(0, {"jobs": {"a": 1, "b": 1}}), (10, {"jobs": {"a": 2}})], {0})
     {1: {'jobs': {'b': 1, 'a': 2}}}

@@ -1,9 +1,9 @@
-"""How a sampler writes a shard: encoded, checksummed, and past the page cache where that pays.
+"""Write a sampler's shard: encoded, checksummed, and past the page cache if that is cheaper.
 
-Through the page cache every byte is copied once more into memory that the kernel must first find and
-clear, and pushes out bytes that readers still use. On a virtual machine that costs more than fetching
-them. Where memory can hold the whole cache, the copy is well spent, because readers never wait for
-the disk.
+Writing through the page cache copies every byte once more, into memory that the kernel must
+first find and clear. It also evicts bytes that readers still use. On a virtual machine that
+costs more than fetching them. If memory can hold the whole cache, the copy pays off, because
+readers never wait for the disk.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from growcache.cache.sidecar import ShardFile, Sidecar
 from growcache.modes import FILE_MODE, share_if_folder_is
 from growcache.schema import Sample, Schema
 
-ALIGNED = 4096  # offset, length and address of a direct write; no device asks for more
+ALIGNED = 4096  # offset, length and address of a direct write; no device requires more
 CHUNK_BYTES = 4 << 20
-HUGE_BYTES = 2 << 20  # a page that the kernel may take instead of 512 small ones
-LEAST_DIRECT_BYTES = 1 << 20  # smaller files are not worth the two calls more
-PAGE_CACHE_SHARE = 0.5  # what the page cache can be expected to keep for one cache
+HUGE_BYTES = 2 << 20  # a huge page, which may replace 512 small ones
+LEAST_DIRECT_BYTES = 1 << 20  # smaller files are not worth two more calls
+PAGE_CACHE_SHARE = 0.5  # of memory that the page cache is expected to keep for one cache
 
 
 def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
-    """Return whether a full cache of this bound would not stay in memory.
+    """Return whether a full cache of this bound would exceed the page cache.
 
     >>> exceeds_page_cache(200 * 10**9, 64 * 10**9), exceeds_page_cache(10 * 10**9, 64 * 10**9)
     (True, False)
@@ -54,7 +54,7 @@ def exceeds_page_cache(max_bytes: int, memory: int) -> bool:
 def open_direct(
     path: str | os.PathLike[str], mode: int, directory: int | None = None
 ) -> int | None:
-    """Return a descriptor for `write_direct`; None if the file system has no O_DIRECT."""
+    """Return a descriptor for `write_direct`, or None if the file system lacks O_DIRECT."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path, flags | os.O_DIRECT, mode, dir_fd=directory)
@@ -65,14 +65,17 @@ def open_direct(
 
 
 def write_direct(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
-    """Write the pieces in aligned chunks, and cut the file to ``size`` bytes. May raise OSError."""
+    """Write the pieces in aligned chunks, and truncate the file to ``size`` bytes.
+
+    May raise OSError.
+    """
     for chunk in _aligned_chunks(pieces):
         _write_chunk(descriptor, chunk)
     os.ftruncate(descriptor, size)
 
 
 def _aligned_chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
-    """Yield the same bytes in an aligned block; the last chunk is padded with zeros."""
+    """Yield the same bytes in an aligned block. The last chunk is padded with zeros."""
     block, filled = _block_of_thread(), 0
     for piece in pieces:
         rest: Bytes = np.frombuffer(piece, np.uint8)
@@ -92,7 +95,7 @@ def _aligned_chunks(pieces: Iterable[Buffer]) -> Iterator[Bytes]:
 class _ThreadBlock(threading.local):
     """The block of each writing thread, kept for its next file.
 
-    The kernel clears a new one page by page, which costs as much as writing.
+    The kernel clears a new block page by page, which costs as much as writing.
     """
 
     block: Bytes | None = None
@@ -102,11 +105,11 @@ _thread_block = _ThreadBlock()
 
 
 def _block_of_thread() -> Bytes:
-    """Return this thread's aligned block; it contains bytes of the last file."""
+    """Return this thread's aligned block, which still has bytes of the last file."""
     if _thread_block.block is None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_BYTES, flags=flags)
-        with suppress(OSError):  # a kernel without huge pages has small ones
+        with suppress(OSError):  # a kernel without huge pages uses small ones
             memory.madvise(mmap.MADV_HUGEPAGE)
         whole: Bytes = np.frombuffer(memory, np.uint8)
         start = -whole.ctypes.data % HUGE_BYTES
@@ -120,7 +123,7 @@ def _write_chunk(descriptor: int, chunk: Bytes) -> None:
         written += os.write(descriptor, chunk[written:].data)
 
 
-# What a description says until its files are written: as long as what it will say.
+# Placeholders until the files are written, as long as the final values.
 PLACEHOLDER_DIGEST = "0" * 32
 PLACEHOLDER_CRC = 2**32 - 1
 
@@ -130,7 +133,7 @@ def file_without_checksum(file: EncodedFile) -> ShardFile:
 
 
 class ShardChecksum:
-    """Checksums the files of a shard as they are written, in order."""
+    """Checksums of a shard's files, computed in order while they are written."""
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
@@ -175,19 +178,17 @@ def encode_shard(cache_format: str, schema: Schema, samples: Sequence[Sample]) -
     return PackedShard(files, facts)
 
 
-BATCH_BYTES = 4 << 20  # that one call writes
+BATCH_BYTES = 4 << 20  # written by one call
 MAX_BUFFERS = 1000  # IOV_MAX is 1024
-EXTENTS_SHARE = (
-    80  # bytes of a file per byte of its map: at worst 1,024 of data for 12, and those
-)
-NAME_BYTES = 24  # what a file's name takes in its directory, without its text
+EXTENTS_SHARE = 80  # bytes of a file per byte of its block map; at worst 12 map 1,024
+NAME_BYTES = 24  # of a directory entry, without the name's text
 
 
 def bytes_to_reserve(sidecar: Sidecar) -> int:
-    """Return the bytes to reserve for the shard and its sidecar; the commit frees the rest."""
+    """Return the bytes to reserve for the shard and its sidecar. The commit frees the rest."""
     sizes = [file.nbytes for file in sidecar.files] + [len(sidecar.to_bytes())]
     inner = [file.suffix for file in sidecar.files if "/" in file.suffix]
-    if inner:  # their directory
+    if inner:  # for their directory
         sizes.append(sum(len(name) + NAME_BYTES for name in inner))
     return reserved_bytes(sizes)
 
@@ -195,7 +196,7 @@ def bytes_to_reserve(sidecar: Sidecar) -> int:
 def reserved_bytes(sizes: Iterable[int]) -> int:
     """Return the bytes to reserve for files of these sizes.
 
-    One more block per file for growth of the directory, and a share of the size, because a file
+    They include a block per file for growth of the directory, and a share of the size. A file
     system needs blocks to map a fragmented file (most in ext4 with small blocks).
     """
     return sum(whole_blocks(size) + BLOCK_BYTES + size // EXTENTS_SHARE for size in sizes)
@@ -209,9 +210,10 @@ def write_incoming(
     *,
     direct: bool = False,
 ) -> Sidecar:
-    """Write the shard and its sidecar durably, for `Cache.commit`; return the complete sidecar.
+    """Write the shard and its sidecar durably for `Cache.commit`; return the complete sidecar.
 
-    ``direct``: bypass the page cache. OSError: ENOSPC, EDQUOT, …; nothing is left behind then.
+    ``direct`` bypasses the page cache. May raise OSError (ENOSPC, EDQUOT, …), which leaves
+    nothing behind.
     """
     number = sidecar.number
     prefix = layout.incoming_path(permit, number, "").name
@@ -230,7 +232,7 @@ def write_incoming(
 def _write_files(
     incoming: int, prefix: str, files: Sequence[EncodedFile], *, direct: bool
 ) -> ShardChecksum:
-    """Write the files; the folder of a format with a folder is synced last."""
+    """Write the files. If the format has a folder, it is synced last."""
     seal = ShardChecksum()
     with ExitStack() as stack:
         inner: dict[str, int] = {}
@@ -261,7 +263,7 @@ def _write_file(
         descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory)
     try:
         share_if_folder_is(descriptor, directory)
-        # First all blocks, then the bytes: a full disk shows here, as a clean ENOSPC.
+        # All blocks come before the bytes, so that a full disk shows here as a clean ENOSPC.
         os.posix_fallocate(descriptor, 0, size)
         if past is not None:
             write_direct(descriptor, pieces, size)

@@ -1,4 +1,4 @@
-"""The leases of a cache as the supervisor knows them."""
+"""The leases of a cache as the supervisor sees them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from growcache.cache.uses import (
 
 class _LeaseSummary(NamedTuple):
     held: frozenset[int]  # must not be deleted
-    kept: frozenset[int]  # of these, for dead readers, which may come back
-    living: frozenset[int]  # of these, for readers that live, or may
-    unfinished: dict[str, Counter[int]]  # how often such leases read each shard, by job
-    reads: Counter[int]  # by all jobs
+    kept: frozenset[int]  # of these, for dead readers, which may return
+    living: frozenset[int]  # of these, for readers that live, or may live
+    # Uses of each shard by leases that are not counted yet, by job.
+    unfinished: dict[str, Counter[int]]
+    reads: Counter[int]  # uses of each shard by all jobs
     min_job_uses: UsesOfShard
 
 
@@ -50,11 +51,15 @@ class LeaseTable:
         self._layout = layout
         self._shard_table = shard_table
         self._dead_readers = DeadReaders(layout, resume_seconds, shard_table, space)
-        self._there: dict[Path, frozenset[int]] = {}  # when a foreign lease was first seen
+        # Shards that existed when a foreign lease was first seen.
+        self._there: dict[Path, frozenset[int]] = {}
         self._max_dead_bytes = 0
 
     def refresh(self, now: float | None = None) -> list[LeaseView]:
-        """Return the finished leases that still have a file; ``now`` is monotonic seconds."""
+        """Return the finished leases that still have a file.
+
+        ``now`` is in monotonic seconds.
+        """
         views, foreign = survey_leases(self._layout.root)
         self._dead_readers.update_from_leases(views, now)
         finished = [view for view in views if self._dead_readers.has_ended(view)]
@@ -69,7 +74,7 @@ class LeaseTable:
         return finished
 
     def _protect_for_foreign(self, foreign: list[ForeignLease]) -> None:
-        """Let each unreadable lease protect every shard that is there when it is first seen."""
+        """Let each unreadable lease protect every shard that exists when the lease is first seen."""
         protecting = {lease.path for lease in foreign if lease.protects}
         if protecting != self._there.keys():
             there = frozenset((*self._shard_table.live, *self._shard_table.retired))
@@ -87,17 +92,17 @@ class LeaseTable:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Shards held for dead readers, also where living readers hold them."""
+        """Shards held for dead readers, even if living readers hold them, too."""
         return self._summary().kept
 
     @property
     def living(self) -> frozenset[int]:
-        """Shards held for readers that live, or may."""
+        """Shards held for readers that live, or may live."""
         return self._summary().living
 
     @property
     def unfinished_uses(self) -> dict[str, Counter[int]]:
-        """How often leases that are not counted yet read each shard, by job."""
+        """Uses of each shard by leases that are not counted yet, by job."""
         return self._summary().unfinished
 
     def kept_for(self) -> list[DeadReader]:
@@ -134,7 +139,7 @@ class LeaseTable:
             living_shards = [lease.holding() for lease in living]
             kept = self._dead_readers.hold(self.leases)
             may_live = frozenset[int]().union(*living_shards, *self._there.values())
-            # A dead reader reads nothing any more, so no eviction waits for it.
+            # A dead reader reads nothing more, so no eviction waits for it.
             live_jobs = {lease.job for lease in living}
             uses = min_job_uses(self.uses, unfinished, live_jobs)
             self._known = _LeaseSummary(

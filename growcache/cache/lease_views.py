@@ -1,13 +1,15 @@
-"""Leases as other processes see them: their bytes, their counters, and those that cannot be read.
+"""Leases as other processes see them: their bytes, their counters, and unreadable leases.
 
     magic · u32 length of header · u32 length of counters · counters · header (JSON) ·
     stage · one state per shard
 
-Readers of an earlier version have no counters (`GCLEASE1`); their leases protect like any other.
+Readers of an earlier version have no counters (`GCLEASE1`), and their leases protect like
+others.
 
-A lease that cannot be read (another user's, another version's) protects every shard that was in the
-cache when it was first seen, while a process holds it or while that cannot be told: its reader cannot
-have taken more. Nothing is opened that could block, and no link is followed.
+A lease may be unreadable because it belongs to another user or another version. It protects
+every shard that was in the cache when it was first seen, because its reader cannot have taken
+more. It does so while a process holds it, or while that is unknown. Nothing is opened that
+could block, and no link is followed.
 """
 
 from __future__ import annotations
@@ -50,26 +52,27 @@ FIRST_MAGIC = b"GCLEASE1"  # without counters
 COUNTERS_AT = len(MAGIC) + 8
 
 
-MOST_LEASE_BYTES = 1 << 26  # of a lease that is believed: it names 60 million shards
+MOST_LEASE_BYTES = 1 << 26  # of a valid lease, enough for 60 million shards
 MOST_SHARD_NUMBER = 1 << 53
-HEADERS_KEPT = 32  # they never change, and are looked at ten times a second
+HEADERS_KEPT = 32  # headers never change, and are read ten times a second
 
-# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it is still to be read,
-# so that a reader which dies and comes back needs it.
+# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it has yet to be read, so a
+# reader that dies and returns needs it.
 HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
-# The stage of a lease. SETTLED: open, and what was retired before it was seen is dropped.
-# It stands before the states: who finds it there reads states that were written before.
+# The stage of a lease. SETTLED: open, and shards that were retired before it was seen are
+# dropped. The stage precedes the states, so a process that reads SETTLED reads states that were
+# written before.
 STAGE_OPEN, STAGE_CLOSED, STAGE_SETTLED = b"\0", b"\1", b"\2"
 
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    run: str  # names one start of the job
-    walk: int  # ordinal within the run
+    run: str  # identifies one start of the job
+    walk: int  # number within the run
     pass_number: int
-    rank: int  # among those that share the cache; 0 leads
+    rank: int  # among the ranks that share the cache; 0 leads
     ranks: int  # that share the cache
-    follows: str = ""  # the lease of rank 0 that this one copies
+    follows: str = ""  # lease of rank 0 that this one copies
     settings: Mapping[str, Any] = field(default_factory=dict)  # must be equal on all ranks
 
 
@@ -80,13 +83,16 @@ class ReaderProcess(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known to have ended: processes of other hosts and containers are invisible."""
+        """Whether the process is known to have ended.
+
+        Those of other hosts and containers are invisible.
+        """
         return are_pids_ours(self.host, self.pid_namespace) and not is_process_running(self.pid)
 
 
 @dataclass(frozen=True)  # without slots, because of its cached property
 class LeaseView:
-    """A lease as others see it at one moment."""
+    """A lease as other processes see it at one moment."""
 
     name: str  # of the file, without suffix
     job: str
@@ -95,16 +101,16 @@ class LeaseView:
     command: str
     created: float  # wall time
     open: bool  # its reader lives and holds it
-    closed: bool  # its reader ended it in good order
+    closed: bool  # its reader ended it properly
     numbers: tuple[int, ...]  # of its shards, ascending
     states: bytes  # HELD, MAPPED, READ, DROPPED or BEGUN per shard
     wishes: Mapping[int, str] = field(default_factory=dict)  # digests to refetch, by number
-    settled: bool = False  # all are present; of rank 0: others may copy
+    settled: bool = False  # all shards are present; others may copy that of rank 0
     ranks: RankNote | None = None
-    counters: LeaseCounters | None = None  # None from a reader of an earlier version
-    lengths: Mapping[int, int] = field(default_factory=dict)  # samples of some wishes
+    counters: LeaseCounters | None = None  # None for readers of an earlier version
+    lengths: Mapping[int, int] = field(default_factory=dict)  # samples of some wished shards
     generation: int = 0  # of the cache
-    pid_namespace: int | None = None  # None from a reader of an earlier version
+    pid_namespace: int | None = None  # None for readers of an earlier version
 
     @property
     def process(self) -> ReaderProcess:
@@ -112,7 +118,7 @@ class LeaseView:
 
     @property
     def resumable(self) -> bool:
-        """Whether a dead reader may come back for the rest, because it gave a state."""
+        """Whether a dead reader may return for the rest, because it saved a state."""
         return not self.closed and (self.counters is None or self.counters.gave_state)
 
     @property
@@ -120,7 +126,7 @@ class LeaseView:
         return self.counters.delivered if self.counters and self.counters.counts else None
 
     def holding(self) -> tuple[int, ...]:
-        """Return the shards that the reader would still open or read, or has mapped."""
+        """Return the shards that the reader has mapped, or may still open or read."""
         return self._with(HELD, MAPPED, BEGUN)
 
     @property
@@ -131,11 +137,11 @@ class LeaseView:
         return self._with(HELD)
 
     def unfinished(self) -> tuple[int, ...]:
-        """Return the shards of which the reader would still read all or a part."""
+        """Return the shards that the reader may still read, completely or in part."""
         return self._with(HELD, BEGUN)
 
     def used(self) -> tuple[int, ...]:
-        """Return the shards that were read, still mapped or not.
+        """Return the shards that were read, whether they are still mapped or not.
 
         All ranks of a job together make one use, which the lease of rank 0 counts.
         """
@@ -155,13 +161,16 @@ class LeaseView:
         }
 
     def _with(self, *wanted: int) -> tuple[int, ...]:
-        # In C, for every poll asks this of every lease, and each may name all shards.
+        # In C, because every poll calls this for every lease, and each may have all shards.
         chosen = self.states.translate(bytes(state in wanted for state in range(256)))
         return tuple(compress(self.numbers, chosen))
 
 
 def protected_shards(lease: LeaseView, *, resumable: bool) -> tuple[int, ...]:
-    """Return what it protects. ``resumable``: its dead reader may come back, without its maps."""
+    """Return the protected shards.
+
+    ``resumable``: the dead reader may return, without its maps.
+    """
     if lease.open:
         return lease.holding()
     return lease.unfinished() if resumable and not lease.closed else ()
@@ -174,10 +183,10 @@ def read_leases(root: str | os.PathLike[str]) -> list[LeaseView]:
 def survey_leases(
     root: str | os.PathLike[str],
 ) -> tuple[list[LeaseView], list[ForeignLease]]:
-    """Return all leases that are visible now, by name, and those that cannot be read.
+    """Return all visible leases by name, and the unreadable ones.
 
-    Leases made during the look are included: a reader that makes a new lease before it ends the
-    old one could otherwise be seen with neither.
+    Leases made during the scan are included. Otherwise a reader that makes a new lease before
+    it ends the old one could be seen with neither.
     """
     layout, found = CacheLayout(root), dict[str, LeaseView | ForeignLease | None]()
     while new := [name for name in _lease_names(layout.leases) if name not in found]:
@@ -203,7 +212,7 @@ def survey_all_leases(
 
 
 def remove_torn_leases(layout: CacheLayout) -> None:
-    """Remove unreadable leases that no process holds; a power cut leaves such."""
+    """Remove unreadable leases that no process holds, as a power cut leaves them."""
     for lease in survey_leases(layout.root)[1]:
         if not is_lease_name(lease.path.name) or lease.protects or not lease.path.is_file():
             continue
@@ -229,7 +238,7 @@ def _lease_names(directory: Path) -> Iterator[str]:
 def _read_lease(layout: CacheLayout, name: str) -> LeaseView | ForeignLease | None:
     path = layout.leases / name
     try:
-        # Neither a link is followed, nor is waited for who may write into a pipe.
+        # No link is followed, and a pipe is not waited for, because other users may write here.
         descriptor = open_owned(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -239,8 +248,8 @@ def _read_lease(layout: CacheLayout, name: str) -> LeaseView | ForeignLease | No
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return lease_that_is_no_file(path, status)
-        # Whether it is open is asked first: were it read first, a close in between would
-        # show a dead reader with shards unread instead of a closed lease.
+        # The check whether it is open comes before the read. Otherwise a close in between would
+        # look like a dead reader with unread shards.
         is_open = not try_lock(descriptor, shared=True)
         data = os.pread(descriptor, min(status.st_size, MOST_LEASE_BYTES), 0)
     finally:
@@ -311,7 +320,7 @@ def parse_header(data: bytes, states: int) -> Mapping[str, Any]:
 
 
 def _parse_ranges(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int, ...]:
-    """Return the numbers of ranges [first, count]; a damaged header may claim 10^15 shards."""
+    """Return the numbers of ranges [first, count]. A damaged header may claim 10^15 shards."""
     pairs = [(_checked_number(first), _checked_number(count)) for first, count in ranges]
     if sum(count for _, count in pairs) != expected:
         raise ValueError("as many numbers as states were expected")
@@ -340,34 +349,35 @@ def _checked_text(value: object) -> str:
     return value
 
 
-# Upper bounds, in seconds, of the buckets of waits; one more bucket holds what took longer.
+# Upper bounds of the histogram of waits, in seconds. One more bucket has the longer waits.
 WAIT_BOUNDS = (
     *(100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 WAIT_BUCKETS = len(WAIT_BOUNDS) + 1
 
-# flags · progress_at · epoch · pass · delivered · batches · waits · wait_seconds · buckets.
-# The rest of the space is for later fields, which read as zeros if they were never written.
+# flags · progress_at · epoch · pass · delivered · batches · waits · wait_seconds · buckets. The
+# remaining space is for later fields, which read as zeros if they were never written.
 _FIELDS = struct.Struct("<Qd5Qd24Q")
 COUNTERS_BYTES = 512
-_MOST_COUNT = 1 << 53  # no counter of a sound lease is larger
+_MOST_COUNT = 1 << 53  # larger than any counter of a valid lease
 
 _GAVE_STATE, _COUNTS = 1, 2
 
 
 @dataclass(slots=True)
 class LeaseCounters:
-    gave_state: bool = False  # by state_dict(), or resumed: it may come back for the rest
-    counts: bool = False  # if not, its uses tell what was delivered
+    gave_state: bool = False  # by state_dict(), or resumed, so it may return for the rest
+    counts: bool = False  # if False, its uses show what was delivered
     progress_at: float = 0.0  # wall time of the last sample that the loop received
     epoch: int = 0
     pass_number: int = 0
     delivered: int = 0  # samples that the loop received
     batches: int = 0
     waits: int = 0  # batches later than the first of WAIT_BOUNDS
-    wait_seconds: float = 0.0  # without a batch, in all
-    # Of these waits; the first bucket is empty here, because batches that did not wait are the rest.
+    wait_seconds: float = 0.0  # without a batch, in total
+    # Of these waits. The first bucket is empty, because batches without a wait are the
+    # difference.
     histogram: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def receive(self, samples: int, now: float) -> None:
@@ -399,7 +409,10 @@ class LeaseCounters:
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseCounters:
-        """Return what `pack` wrote; missing fields are zero. May raise ValueError."""
+        """Return the counters that `pack` wrote.
+
+        Missing fields are zero. May raise ValueError.
+        """
         padded = data[: _FIELDS.size].ljust(_FIELDS.size, b"\0")
         fields = _FIELDS.unpack(padded)
         flags, at, epoch, pass_number, delivered, batches, waits, seconds = fields[:8]
@@ -426,13 +439,13 @@ class ForeignLease:
     path: Path
     reason: str
     uid: int  # of its owner
-    pid: int | None  # of its holder, if the kernel tells
-    held: bool | None  # by a process; None if unknown
-    opened: bool = False  # its content could be read, and was no lease
+    pid: int | None  # of the process that holds it, if the kernel tells
+    held: bool | None  # whether a process holds it; None if unknown
+    opened: bool = False  # its content was readable, but not a lease
 
     @property
     def protects(self) -> bool:
-        """Whether there may be a reader with unknown shards."""
+        """Whether a reader with unknown shards may exist."""
         return self.held is not False
 
     @property

@@ -1,11 +1,12 @@
 """Locks: between processes by flock, and between a thread and a fork.
 
-Only flock decides which process lives; the text inside a lock file is for messages. A lock is released
-by closing its descriptor, never by LOCK_UN: a forked child shares the open file description, and an
-unlock there would free the parent's lock.
+Only flock decides which process lives. The text in a lock file is for messages. A lock is
+released by closing its descriptor, never by LOCK_UN. A forked child shares the open file
+description, and an unlock there would free the parent's lock.
 
-A fork copies every lock as it is, those of C libraries too, but only the thread that forks. A lock that
-another thread held stays locked in the child for good. So forks wait for the blocks of `fork_lock`.
+A fork copies every lock as it is, including those of C libraries, but only the forking thread.
+A lock that another thread held stays locked in the child forever. So forks wait for the blocks
+of `fork_lock`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ from growcache.modes import FILE_MODE, share_if_folder_is
 
 PROC_LOCKS = Path("/proc/locks")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
-INITIAL_PID_NAMESPACE = 4026531836  # the kernel's number of the namespace that sees them all
+# The kernel's number of the root namespace, which sees all processes.
+INITIAL_PID_NAMESPACE = 4026531836
 
-# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; a waiting process has an arrow before FLOCK.
+# `1: FLOCK  ADVISORY  WRITE 4711 08:01:393231 0 EOF`; an arrow before FLOCK marks a waiting
+# process.
 _FLOCK = re.compile(r"^\d+: FLOCK\s+ADVISORY\s+WRITE\s+(-?\d+)\s+\S+:(\d+)\s", re.MULTILINE)
 
 
 def flock_state(status: os.stat_result, known: Path) -> tuple[bool | None, int | None]:
     """Return (whether a process holds a flock on a file, its pid), without opening the file.
 
-    A missing entry in the kernel's list counts only if all processes are visible, and if the list
-    has the device numbers that `stat` gives, which the ``known`` lock file shows. Else None.
+    A missing entry in the kernel's list counts only if all processes are visible, and if the
+    list uses the device numbers of `stat`, which the ``known`` lock file shows. Otherwise the
+    result is None.
     """
     text = _proc_locks()
     if (pid := flock_holder(status.st_ino, text)) is not None:
@@ -61,7 +65,7 @@ def _lists_all_locks(text: str, known: Path) -> bool:
 
 
 def flock_holder(inode: int, text: str) -> int | None:
-    """Return the pid that holds a flock on a file of that inode number.
+    """Return the pid that holds a flock on a file with this inode number, or None.
 
     >>> flock_holder(42, "1: FLOCK  ADVISORY  WRITE 4711 08:01:42 0 EOF")
     4711
@@ -78,11 +82,11 @@ def _proc_locks() -> str:
         return ""
 
 
-HIDDEN_SECRET = "HIDDEN"  # of letters alone, so that a shell needs no quotes around it
+HIDDEN_SECRET = "HIDDEN"  # letters only, so that a shell needs no quotes around it
 
 _OVERRIDE = re.compile(r"(?:--[\w-]+=)?[^=]*=")
-# A password may hold "/" and "@", where it was not quoted as it should: rather too much is
-# hidden than too little.
+# A password that is not quoted properly may contain "/" and "@". Hiding too much is better than
+# too little.
 _USERINFO = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]*)@")
 _SIGNED = re.compile(
     r"([?&][^=&\s]*(?:sig|token|secret|password|credential|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE
@@ -107,20 +111,20 @@ def _without_secrets(argument: str) -> str:
     return _SIGNED.sub(rf"\1{HIDDEN_SECRET}", argument) if "://" in argument else argument
 
 
-FORK_WAIT_SECONDS = 10.0  # then it is better that a child may hang than that its parent does
+FORK_WAIT_SECONDS = 10.0  # then a child that may hang is better than a parent that does
 FORK_PAUSE_SECONDS = 0.002
 FORK_MOST_HELD_SECONDS = 0.1
 
-# To be in a block is to hold a lock of one's own, for `with` takes and leaves a lock in C: no
-# handler of a signal can come in between, as it can where that is written in Python.
-_lock_of_thread: dict[int, RLock] = {}  # of each thread that ever was in a block
+# A thread in a block holds a lock of its own, because `with` takes and releases a lock in C. No
+# signal handler can interrupt that, as it could in Python code.
+_lock_of_thread: dict[int, RLock] = {}  # of each thread that was ever in a block
 _new_lock_gate = RLock()  # held while one is added
 _taken_by_forking: dict[int, list[RLock]] = {}  # by threads that fork
 _postponed_errors: list[BaseException] = []
 
 
 def fork_lock() -> RLock:
-    """Return the context of a block during which no other thread forks; blocks may overlap."""
+    """Return the context of a block in which no other thread forks. Blocks may overlap."""
     me = get_ident()
     own = _lock_of_thread.get(me)
     if own is None:
@@ -130,17 +134,17 @@ def fork_lock() -> RLock:
 
 
 def _before_fork() -> None:
-    """Take the locks of all other threads; give up after a time.
+    """Take the locks of all other threads, or give up after a time.
 
-    Exceptions of signal handlers are raised after the fork, because Python prints what a hook raises
-    and forks.
+    Exceptions of signal handlers are raised after the fork, because Python prints those that a
+    hook raises, and forks anyway.
     """
     deadline, seconds = time.monotonic() + FORK_WAIT_SECONDS, FORK_PAUSE_SECONDS
     while time.monotonic() < deadline:
         try:
             if _take_all_locks(seconds):
                 return
-            # Who is in a block may wait for a thread that is about to enter one.
+            # A thread in a block may wait for a thread that is about to enter one.
             _release_all_locks()
             time.sleep(FORK_PAUSE_SECONDS)
             seconds = min(2 * seconds, FORK_MOST_HELD_SECONDS)
@@ -155,12 +159,12 @@ def _take_all_locks(seconds: float) -> bool:
         return False
     others = [
         lock for thread, lock in _lock_of_thread.items() if thread != me
-    ]  # all, behind the gate
+    ]  # all of them, because the gate is held
     return all(_take_lock(lock, until) for lock in others)
 
 
 def _take_lock(lock: RLock, until: float) -> bool:
-    # Noted first: to leave what was not taken does no harm.
+    # Recorded first, because releasing a lock that was not taken is harmless.
     _taken_by_forking.setdefault(get_ident(), []).append(lock)
     return lock.acquire(timeout=max(0.0, until - time.monotonic()))
 
@@ -168,7 +172,7 @@ def _take_lock(lock: RLock, until: float) -> bool:
 def _release_all_locks() -> None:
     taken = _taken_by_forking.get(get_ident(), [])
     while taken:
-        with suppress(RuntimeError):  # it was not taken, or left before
+        with suppress(RuntimeError):  # it was not taken, or was released before
             taken[-1].release()
         taken.pop()
 
@@ -194,15 +198,18 @@ os.register_at_fork(after_in_parent=_raise_postponed)
 
 
 POLL_SECONDS = 0.02
-LEASES_VERSION = 2  # the latest layout of leases that who holds a lock can read
+LEASES_VERSION = 2  # latest layout of leases that the holder of a lock can read
 NO_FLOCK_ERRORS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
-# Descriptors that a forked child must not keep alive.
+# Descriptors that a forked child must not keep open.
 _owned_descriptors: set[int] = set()
 
 
 def open_owned(path: Path, flags: int, mode: int = FILE_MODE) -> int:
-    """Return a descriptor that children do not inherit, even by fork; no symbolic link is followed."""
+    """Return a descriptor that children do not inherit, even by fork.
+
+    No symbolic link is followed.
+    """
     with fork_lock():
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         _owned_descriptors.add(descriptor)
@@ -216,7 +223,7 @@ def open_owned(path: Path, flags: int, mode: int = FILE_MODE) -> int:
 
 
 def close_owned(descriptor: int) -> None:
-    with fork_lock(), suppress(KeyError):  # in a forked child it is closed already
+    with fork_lock(), suppress(KeyError):  # a forked child has closed it already
         _owned_descriptors.remove(descriptor)
         os.close(descriptor)
 
@@ -231,7 +238,10 @@ os.register_at_fork(after_in_child=_close_owned_in_child)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting; False if another holds it. May raise CachePathError."""
+    """Lock an open file without waiting; return False if another process holds it.
+
+    May raise CachePathError.
+    """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -250,7 +260,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock file exclusively; False without the file.
 
-    The probe is a shared lock, so that probes never see one another.
+    The test takes a shared lock, so that several tests do not see each other.
     """
     try:
         descriptor = open_owned(path, os.O_RDONLY)
@@ -273,7 +283,7 @@ class LockedError(CacheError):
 
 
 class FileLock:
-    """A lock file, locked while the object is open, never unlinked."""
+    """A lock file that is locked while the object is open, and never unlinked."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -281,7 +291,7 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path, *, shared: bool = False, seconds: float = 0.0) -> FileLock:
-        """Return the held lock, or raise LockedError. A shared lock needs an existing file."""
+        """Return the lock, or raise LockedError. A shared lock needs an existing file."""
         try:
             descriptor = open_owned(path, os.O_RDWR | (0 if shared else os.O_CREAT))
         except OSError as error:
@@ -309,7 +319,7 @@ class FileLock:
 
     @classmethod
     def of_directory(cls, path: Path, seconds: float) -> FileLock:
-        """Return the held lock of a directory, which needs no file of its own."""
+        """Return the lock of a directory, which needs no file."""
         descriptor = open_owned(path, os.O_RDONLY | os.O_DIRECTORY)
         deadline = time.monotonic() + seconds
         while not try_lock(descriptor):
@@ -337,7 +347,7 @@ def this_process() -> dict[str, Any]:
 
 
 def pid_namespace() -> int:
-    """Return the kernel's number of the namespace that this process's pid is of; 0 if unknown."""
+    """Return the kernel's number of this process's pid namespace, or 0 if unknown."""
     try:
         return PID_NAMESPACE.stat().st_ino
     except OSError:
@@ -345,16 +355,16 @@ def pid_namespace() -> int:
 
 
 def are_pids_ours(host: str, namespace: int | None) -> bool:
-    """Whether pids that were written down there are those of the same processes here.
+    """Whether pids that were written in that namespace are valid here.
 
-    Containers of one Kubernetes pod have one host name, and pids of their own. Earlier versions wrote no
-    namespace.
+    Containers of one Kubernetes pod share a host name, but have separate pids. Earlier versions
+    wrote no namespace.
     """
     return host == socket.gethostname() and namespace in (None, pid_namespace())
 
 
 def lock_holder(path: Path) -> dict[str, Any]:
-    """Return what the holder of a lock file wrote into it; empty if unreadable."""
+    """Return the text that the holder wrote into a lock file as values; empty if unreadable."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -42,12 +42,12 @@ from growcache.cache.sidecar import Sidecar
 from growcache.errors import CorruptShardError, OtherSamplesError
 
 DRAW_NOTES_META = "draw_notes"
-# What a configuration may lack: parts of these that only a cache has were left out since.
+# Parts with these prefixes may be only in the cache, because later versions leave some out.
 OPTIONAL_PARTS = ("source.", "split.", "sampling.strata.")
 
 
 def _as_in_shards(layout: CacheLayout, wanted: Identity, totals: CacheTotals) -> Identity:
-    """Return the identity as the shards know it, where only they tell; refuse those of another one."""
+    """Return the identity that shards imply if only they have it; refuse shards of another one."""
     for number in numbers_on_disk(layout):
         path = layout.sidecar(number)
         try:
@@ -72,7 +72,7 @@ def _as_in_shards(layout: CacheLayout, wanted: Identity, totals: CacheTotals) ->
 def forget_cache(layout: CacheLayout, index: IndexDatabase) -> None:
     """Forget everything about a cache without samples, except its catalog.
 
-    Files go first: a crash in between leaves rows of empty shards without a sidecar, which the
+    Files go first. A crash in between leaves rows of empty shards without a sidecar, which the
     next start removes.
     """
     with open_root(layout) as root:
@@ -99,7 +99,7 @@ def _other_configuration_message(
 
 
 def _version_note(differing: list[str]) -> str:
-    """Return what an upgrade of growcache has to do with it.
+    """Return a note if an upgrade of growcache caused the difference.
 
     >>> _version_note(["draw version (1 → 3)"])
     ': an earlier growcache drew them, and this one draws others'
@@ -113,7 +113,7 @@ def _version_note(differing: list[str]) -> str:
 
 
 class CacheMeta:
-    """Facts of the whole cache in memory, each as it is on disk."""
+    """Facts about the whole cache, in memory as on disk."""
 
     def __init__(self, layout: CacheLayout, index_writer: IndexWriter) -> None:
         self._layout = layout
@@ -123,7 +123,7 @@ class CacheMeta:
 
     def _load(self) -> None:
         index = self._index_writer.index
-        # What is committed was issued, even where the file that says so is lost.
+        # Committed groups were issued, even if the file that records it is lost.
         noted = read_issued(self._layout)
         self.deferrals = deferrals_in_index({DEFERRALS: index.meta(DEFERRALS)})
         known = (index.last_group(), *self.deferrals.numbers[-1:])
@@ -133,7 +133,11 @@ class CacheMeta:
         self._population = (index.meta("population"), index.meta("population_samples"))
 
     def claim(self, parts: dict[str, Any], totals: CacheTotals) -> bool:
-        """Claim the cache; True if it was emptied for that. FingerprintError: other samples are cached."""
+        """Claim the cache; return whether it was emptied for that.
+
+        Raises:
+            FingerprintError: The cache has other samples.
+        """
         layout, index = self._layout, self._index_writer.index
         noted = index.meta("claim")
         if self.identity is not None:
@@ -147,11 +151,11 @@ class CacheMeta:
         if noted is not None and totals.drawn:
             differences = describe_differences(noted, parts)
             raise OtherSamplesError(_other_configuration_message(layout, differences, totals))
-        # Shards of an unknown configuration (its identity is lost) do not belong to this one.
+        # Shards without a known configuration (the identity is lost) do not belong to this one.
         emptied = noted is not None and is_initialised(index)
         if noted is not None:
-            # The listing goes before the claim on it is cleared: a crash in between must not
-            # let the next source continue it.
+            # The listing is removed before its claim, because after a crash in between the next
+            # source must not continue it.
             layout.catalog.unlink(missing_ok=True)
             fsync_directory(layout.root)
         if emptied:
@@ -163,10 +167,12 @@ class CacheMeta:
         return emptied
 
     def set_identity(self, identity: Identity, totals: CacheTotals) -> bool:
-        """Set the identity; True if the cache holds something else since.
+        """Set the identity; return whether the contents of the cache changed.
 
-        It may have been emptied, or rebuilt after it had lost its index and identity.
-        FingerprintError: samples of another identity are cached.
+        The cache may have been emptied, or rebuilt after it had lost its index and identity.
+
+        Raises:
+            FingerprintError: The cache has samples of another identity.
         """
         index, index_writer = self._index_writer.index, self._index_writer
         with naming_full_disk(str(self._layout.identity)):
@@ -179,7 +185,7 @@ class CacheMeta:
         return anew
 
     def _settle_identity(self, wanted: Identity, totals: CacheTotals) -> Identity:
-        """Return the identity that holds from now on: the one on disk, or the wanted one."""
+        """Return the identity from now on: the one on disk, or the wanted one."""
         layout, index, current = self._layout, self._index_writer.index, self.identity
         if not is_initialised(index):
             wanted = _as_in_shards(layout, wanted, totals)
@@ -220,7 +226,7 @@ class CacheMeta:
         self.editions.append(edition)
 
     def set_deferrals(self, deferrals: Deferrals, *, retried: int = 0) -> None:
-        """Record deferrals durably; ``retried`` holes count neither as holes nor as visits any more."""
+        """Record deferrals durably. ``retried`` holes no longer count as holes or visits."""
         with naming_full_disk(str(self._layout.deferrals)):
             write_deferrals(self._layout, deferrals)
         values = deferrals.to_values()
@@ -252,7 +258,7 @@ class CacheMeta:
             self.complete = complete
 
     def set_reuse(self, most: int | None, reaction: str) -> None:
-        """Record the limit of uses per job, for readers: they have no configuration."""
+        """Record the limit of uses per job for readers, which have no configuration."""
         index = self._index_writer.index
         wanted = {"max_reuse": most, "on_max_reuse": reaction}
         if most is None and index.meta("max_reuse") is None:
@@ -267,7 +273,7 @@ class CacheMeta:
 
     @property
     def draw_notes(self) -> Any:
-        """What `sampling.draw_notes` keeps; None where nothing was noted."""
+        """Notes of `sampling.draw_notes`, or None without any."""
         return self._index_writer.index.meta(DRAW_NOTES_META)
 
     def set_draw_notes(self, values: Mapping[str, Any]) -> None:
@@ -276,7 +282,7 @@ class CacheMeta:
         )
 
     def set_lease_bytes(self, nbytes: int) -> None:
-        """Record the limit of all leases, for readers: they have no configuration."""
+        """Record the limit of all leases for readers, which have no configuration."""
         index = self._index_writer.index
         if index.meta(LEASE_BYTES_META) != nbytes:
             self._index_writer.write(lambda: index.set_meta(LEASE_BYTES_META, nbytes))

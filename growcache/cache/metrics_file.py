@@ -1,7 +1,8 @@
-"""``metrics.json``: what the service counted since the cache began; it is written about once a second.
+"""``metrics.json``: the service's counters since the cache began, written about once a second.
 
-Counters only go up, over restarts of the service and kill -9 too: the next service goes on from the file. It is written whole or
-not at all, need not survive a power cut, and counts in the bound as every file does.
+Counters only increase, also over restarts of the service and kill -9, because the next service
+continues from the file. The file is replaced atomically, need not survive a power cut, and
+counts against the bound like every file.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from growcache.cache.files import (
 from growcache.cache.lease_views import WAIT_BUCKETS
 from growcache.store.counts import Counts
 
-READ_TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
-RESET_SHARE = 0.9  # a counter that falls below this share of itself began anew
+READ_TRIES, TORN_SECONDS = 3, 0.005  # a full disk makes the service overwrite the file in place
+RESET_SHARE = 0.9  # a counter that falls below this share of its value has restarted
 
 
 @dataclass(frozen=True, slots=True)
 class RankMetrics:
-    """The exposed waits of one rank: how often, by the buckets of `WAIT_BOUNDS`, and how long in all."""
+    """The exposed waits of one rank: their number by the buckets of `WAIT_BOUNDS`, and their sum."""
 
     wait_seconds: float = 0.0
     wait_buckets: list[int] = field(default_factory=lambda: [0] * WAIT_BUCKETS)
 
     def not_below(self, before: RankMetrics) -> RankMetrics:
-        """Return these, or what was shown before where that is more.
+        """Return these values, or those shown before if they are larger.
 
-        A wait is counted before the batch that ends it, and a batch without a wait is a difference of the two.
+        A wait is counted before the batch that ends it, and a batch without a wait is a
+        difference of the two.
         """
         pairs = zip(self.wait_buckets, before.wait_buckets, strict=True)
         return RankMetrics(
@@ -54,11 +56,14 @@ class JobMetrics:
     epoch: int = 0
     reuse: float = 0.0
     ess_samples: float | None = None
-    open: bool = False  # whether a reader of it lives
+    open: bool = False  # whether a reader of the job lives
     ranks: Mapping[str, RankMetrics] = field(default_factory=dict)
 
     def not_below(self, before: JobMetrics) -> JobMetrics:
-        """Return these with counters that do not fall, as they would while finished leases wait to be counted."""
+        """Return these counters, but none below ``before``.
+
+        They would fall while finished leases wait to be counted.
+        """
         ranks = {
             rank: one.not_below(before.ranks.get(rank, RankMetrics()))
             for rank, one in self.ranks.items()
@@ -74,7 +79,7 @@ class JobMetrics:
 @dataclass(frozen=True, slots=True)
 class Metrics:
     updated_at: float = 0.0  # wall time
-    began_at: float = 0.0  # when the counters were 0
+    began_at: float = 0.0  # time at which the counters were 0
     counts: Counts = field(default_factory=dict)  # see `metrics_builder`
     jobs: Mapping[str, JobMetrics] = field(default_factory=dict)
     age_seconds: Mapping[str, float] = field(default_factory=dict)  # of samples, by quantile
@@ -82,9 +87,10 @@ class Metrics:
 
 
 def monotonic(now: int, before: float) -> float:
-    """Return a count that does not go down a little; one that begins anew may fall to what it is.
+    """Return a count that does not fall a little. A count that restarts may fall.
 
-    A purge takes samples out of the index and puts most of them back; to Prometheus any fall is a restart.
+    A purge removes samples from the index and puts most of them back. Prometheus takes any fall
+    for a restart.
 
     >>> monotonic(1000, 998), monotonic(990, 1000), monotonic(3, 1000)
     (1000, 1000, 3)
@@ -108,7 +114,7 @@ def quantiles(pairs: Sequence[tuple[float, int]], shares: Sequence[float]) -> di
 
 
 def write_metrics(layout: CacheLayout, metrics: Metrics, most_bytes: int) -> None:
-    """Replace the file, with at most so many bytes: else without the ranks, then without the jobs."""
+    """Replace the file with at most ``most_bytes``, if needed without the ranks, or without the jobs."""
     short_enough: Callable[[], Iterator[bytes]] = lambda: (  # noqa: E731
         data for data in _ever_shorter(metrics) if len(data) <= most_bytes
     )
@@ -138,12 +144,12 @@ def _packed(metrics: Metrics) -> bytes:
 
 
 def read_metrics(root: str | os.PathLike[str]) -> Metrics | None:
-    """Return what the service wrote last; None if there is nothing, or nothing whole."""
+    """Return the metrics that the service wrote last, or None if there are none, or none complete."""
     layout = CacheLayout(root)
     for _ in range(READ_TRIES):
         try:
             return _parse(verified_json(layout.metrics.read_bytes()))
-        except OSError:  # there is none, or it may not be read
+        except OSError:  # missing, or not readable
             return None
         except (ValueError, TypeError, KeyError):
             time.sleep(TORN_SECONDS)

@@ -1,12 +1,13 @@
-"""Purge: no shard holds samples of the objects in the purge list.
+"""Purge: remove the samples of the objects in the purge list from all shards.
 
-The list is durable before anything else happens, and the index says how much of it was applied, so a purge
-that is cut short anywhere goes on at the next start. A shard that holds such samples is written again
-without them, under its number. That is what a refetch gives, which leaves out the same objects:
+The list is durable before anything else happens, and the index has how much of it was applied.
+So an interrupted purge continues at the next start. A shard with such samples is rewritten
+without them, under its number. A refetch gives the same bytes, because it leaves out the same
+objects:
 
     list → COMMIT retired → read the leases → row goes → unlink → rename → new row
 
-A crash while a shard has no row loses it, and the next run draws it again.
+A crash while a shard has no row loses the shard, and the next run draws it again.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from growcache.cache.space import ShardTable, SpaceAccount
 from growcache.errors import CacheError, CacheFullError, CorruptShardError
 from growcache.schema import Sample
 
-IsPurged = Callable[[str], bool]  # from the key of a sample, or of a hole
+IsPurged = Callable[[str], bool]  # of the key of a sample or a hole
 
 
 def without_purged(
     sidecar: Sidecar, samples: Sequence[Sample] | MappedShard, test: IsPurged
 ) -> tuple[Sidecar, list[EncodedFile]]:
-    """Return a shard as a refetch gives it that leaves out the purged objects. May raise FormatError."""
+    """Return a shard without the purged objects, with the bytes of a refetch that leaves them out.
+
+    May raise FormatError.
+    """
     rows = list(sidecar.origins.rows())
     gone = {key for key in sidecar.origins.keys if test(key)}
     kept = [place for place, row in enumerate(rows) if row.key not in gone]
@@ -60,7 +64,10 @@ def without_purged(
 
 
 class Purger:
-    """Applies the purge list to the shards of a cache. ``list`` is what draws leave out."""
+    """Applies the purge list to the shards of a cache.
+
+    Draws leave out the objects in ``list``.
+    """
 
     def __init__(
         self,
@@ -79,16 +86,19 @@ class Purger:
 
     def start_afresh(self) -> None:
         self.list = PurgeList()
-        self._new = PurgeList()  # what was added since the list was last applied
+        self._new = PurgeList()  # added since the list was last applied
         self._file_size = 0
-        self._unread: list[int] = []  # shards that may hold samples of these
+        self._unread: list[int] = []  # shards that may have samples of these
         self._remover.load_purging()
         self.look()
 
-    # What is to be purged
+    # --- the list ---
 
     def look(self) -> bool:
-        """Read what was added to the list; return whether anything was. May raise CacheError."""
+        """Read the additions to the list; return whether there were any.
+
+        May raise CacheError.
+        """
         path = self._layout.purged
         size = path.stat().st_size if path.exists() else 0
         if size == self._file_size:
@@ -101,7 +111,7 @@ class Purger:
         applied = PurgeList(size=self._remover.purging.size)
         self._new = read_purge_list(self._layout, applied)
         self._unread = [*self._shard_table.live, *self._shard_table.retired]
-        # At once, so that a command knows that it was heard.
+        # At once, so that a command sees the reaction.
         self._remover.write_purging(self._remover.purging)
         self._remover.refetch_queue.forget_reasons()
         return True
@@ -115,26 +125,26 @@ class Purger:
         """Whether one of the objects of a visit is purged."""
         return self.list.holds(keys)
 
-    # Shards
+    # --- shards ---
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has work that waits for no reader."""
+        """Whether `step` has work that need not wait for readers."""
         waits = self._remover.purging.numbers - self._remover.lease_table.living
         return bool(self._unread or waits) or self._remover.purging.size != self.list.size
 
     def step(self, until: float, *, rewrites: bool = True) -> list[int]:
         """Work for a while; return shards that are gone and must be drawn again.
 
-        ``until``: monotonic seconds; at least one shard is read and one rewritten. Without ``rewrites``
-        shards are dropped instead.
+        ``until`` is in monotonic seconds. At least one shard is read and one rewritten. Without
+        ``rewrites``, shards are dropped instead.
         """
         self._retire(self._read_some(until), rewrites=rewrites)
         purging = self._remover.purging
         if not self._unread and purging.size != self.list.size:
             applied = replace(purging, size=self.list.size)
             self._remover.write_purging(applied, self._forget_holes)
-            self._index_writer.index.checkpoint()  # the log has what was deleted
+            self._index_writer.index.checkpoint()  # the log still has the deleted rows
         return self._rewrite_some(until)
 
     def _read_some(self, until: float) -> list[int]:
@@ -155,7 +165,10 @@ class Purger:
         return sidecar is None or names_purged(sidecar, test)
 
     def _sidecar(self, row: ShardTableRow) -> Sidecar | None:
-        """Return None where it is damaged or gone: then what the shard holds is unknown."""
+        """Return the sidecar, or None if it is damaged or missing.
+
+        The shard's content is then unknown.
+        """
         path = self._layout.sidecar(row.number)
         try:
             return Sidecar.from_bytes(path.read_bytes(), str(path))
@@ -188,17 +201,18 @@ class Purger:
                 if time.monotonic() >= until:
                     break
         finally:
-            # What the index says of these may be behind: no row of theirs is retired.
+            # The index may be behind for these, because none of their rows is retired.
             self._remover.finish_purging(done)
         if done:
             self._remover.write_purging(self._remover.purging)
             self._remover.came_back()
         if waiting:
-            self._shard_table.order()  # once: of 10^5 shards that takes as long as many rewrites
+            # Once, because with 10^5 shards it takes as long as many rewrites.
+            self._shard_table.order()
         return lost
 
     def _rewrite(self, row: ShardTableRow) -> bool:
-        """Put a shard without purged samples in the place of one; False if that was not possible."""
+        """Replace a shard by one without purged samples; return False if that was impossible."""
         number, index = row.number, self._index_writer.index
         permit = f"{uuid.uuid4().hex[:8]}-{row.group:08d}-0-{uuid.uuid4().hex[:4]}"
         before = self._sidecar(row)
@@ -207,7 +221,7 @@ class Purger:
         empty_visits = before.counts.get(EMPTY, 0) if before else 0
         try:
             self._index_writer.write(lambda: index.take_out(row, empty_visits))
-        except CacheFullError:  # it is tried again, with another permit
+        except CacheFullError:  # retried with another permit
             if written:
                 discard_incoming(self._layout, permit, [number])
                 self._space.release(permit)
@@ -221,7 +235,7 @@ class Purger:
     def _made(
         self, row: ShardTableRow, sidecar: Sidecar | None
     ) -> tuple[Sidecar, list[EncodedFile]] | None:
-        """Return the new shard; None where the old one is damaged."""
+        """Return the new shard, or None if the old one is damaged."""
         if sidecar is None:
             return None
         facts = (row.number, sidecar.samples, sidecar.schema, sidecar.cache_format)

@@ -1,8 +1,8 @@
-"""The purge list: the objects whose samples must be gone, by hashes of their keys.
+"""The purge list: the objects whose samples must be removed, as hashes of their keys.
 
-The file `purged` has a line of JSON per object, and lines are only ever added. A line without its end is of
-a command that was cut short before it reported anything, so the next one cuts it away. A line that is
-damaged is an error: to skip it would let the object be drawn again.
+The file `purged` has a line of JSON per object, and only grows. A line without its end belongs
+to a command that was interrupted before it reported anything, so the next command removes it. A
+damaged line is an error, because skipping it would let the object be drawn again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from growcache.config_source import PLACEHOLDER
 from growcache.errors import CacheError, ConfigError
 from growcache.store.urls import UrlTemplate, parse_url
 
-RULE = 1  # which bytes are hashed, and how
+RULE = 1  # version of the rule that says which bytes are hashed, and how
 LOCK_SECONDS = 10.0
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -39,7 +39,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 class PurgedObject(NamedTuple):
     sha256: str  # of its key, hexadecimal
-    at: int  # seconds since the epoch, when it was purged first
+    at: int  # time of the first purge, seconds since the epoch
 
 
 def key_hash(key: str) -> str:
@@ -52,7 +52,7 @@ def key_hash(key: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Return the key of an object that is named by its key or by its URL.
+    """Return the key of an object from its key or its URL.
 
     >>> key_of("s3://bucket/a/b.npy"), key_of("a/b.npy")
     ('a/b.npy', 'a/b.npy')
@@ -63,7 +63,7 @@ def key_of(name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PurgeList:
     hashes: frozenset[str] = frozenset()
-    size: int = 0  # bytes of the whole lines that it was read from
+    size: int = 0  # bytes of the complete lines that were read
 
     def __bool__(self) -> bool:
         return bool(self.hashes)
@@ -85,7 +85,7 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def parse_line(line: bytes) -> PurgedObject | None:
-    """Return what `line_of` wrote; None if the line is damaged, or of a later version."""
+    """Return the object that `line_of` wrote, or None if the line is damaged or of a later version."""
     try:
         values = orjson.loads(line)
         checksum = values.pop("crc32c")
@@ -98,7 +98,11 @@ def parse_line(line: bytes) -> PurgedObject | None:
 
 
 def parse_list(data: bytes, label: object, start: int = 0) -> list[PurgedObject]:
-    """Return the objects of whole lines from byte ``start`` on. CacheError: a line is damaged."""
+    """Return the objects of complete lines from byte ``start`` on.
+
+    Raises:
+        CacheError: A line is damaged.
+    """
     found: list[PurgedObject] = []
     lines = data[start : data.rfind(b"\n") + 1].splitlines()
     for number, line in enumerate(lines, 1 + data.count(b"\n", 0, start)):
@@ -114,7 +118,10 @@ def parse_list(data: bytes, label: object, start: int = 0) -> list[PurgedObject]
 
 
 def named_objects(lines: Iterable[str], at: int) -> dict[PurgedObject, str | None]:
-    """Return the objects of lines that are keys, URLs or lines of a purge list, with their keys if known."""
+    """Return the objects of lines, each with its key if known.
+
+    Lines are keys, URLs or lines of a purge list.
+    """
     found: dict[PurgedObject, str | None] = {}
     for line in filter(None, (line.rstrip("\r\n") for line in lines)):
         purged = parse_line(line.encode("utf-8", "surrogateescape")) if line[0] == "{" else None
@@ -139,7 +146,10 @@ def read_bytes(layout: CacheLayout) -> bytes:
 
 
 def read_purge_list(layout: CacheLayout, known: PurgeList = NOTHING_PURGED) -> PurgeList:
-    """Return the list, of which ``known`` was read before: only lines are added. May raise CacheError."""
+    """Return the list.
+
+    ``known`` was read before, so only additions are read. May raise CacheError.
+    """
     data = read_bytes(layout)
     known = known if known.size <= len(data) else NOTHING_PURGED
     added = parse_list(data, layout.purged, known.size)
@@ -148,13 +158,13 @@ def read_purge_list(layout: CacheLayout, known: PurgeList = NOTHING_PURGED) -> P
 
 
 def copy_list(source: CacheLayout, target: CacheLayout) -> None:
-    """Add the objects of a cache's list to that of another."""
+    """Add the objects in one cache's list to the list of another cache."""
     if data := read_bytes(source):
         append_to_list(target, parse_list(data, source.purged))
 
 
 def append_to_list(layout: CacheLayout, purged: Iterable[PurgedObject]) -> int:
-    """Add the objects that the list lacks, durably; return how many these are."""
+    """Add the objects that the list lacks, durably; return their number."""
     with (
         FileLock.of_directory(layout.root.resolve(), LOCK_SECONDS),
         naming_full_disk(str(layout.purged)),
@@ -169,7 +179,7 @@ def append_to_list(layout: CacheLayout, purged: Iterable[PurgedObject]) -> int:
 def _append(layout: CacheLayout, size: int, lines: bytes) -> None:
     descriptor = open_owned(layout.purged, os.O_WRONLY | os.O_CREAT)
     try:
-        os.ftruncate(descriptor, size)  # a line that was cut short
+        os.ftruncate(descriptor, size)  # an interrupted line
         try:
             view = memoryview(lines)
             while view:
@@ -186,13 +196,16 @@ def _append(layout: CacheLayout, size: int, lines: bytes) -> None:
 def is_purged(
     layout: CacheLayout, purges: PurgeList | None = None, identity: Identity | None = None
 ) -> Callable[[str], bool]:
-    """Return the test of a sample's key, by the cache's list and identity. May raise CacheError."""
+    """Return the test of a sample's key, from the cache's list and identity.
+
+    May raise CacheError.
+    """
     found = read_purge_list(layout) if purges is None else purges
     if not found:
         return lambda key: False
     identity = identity or known_identity(layout)
     if identity is None and any(layout.shards.glob(f"*{SIDECAR}")):
-        # Of several fields a sidecar names the first one's object only.
+        # With several fields, a sidecar has only the first field's object.
         raise CacheError(
             f"{layout.identity} is missing, and so is its copy in the index, so it cannot be told "
             "whether samples are of purged objects; the next growcache run CONFIG makes it again",
@@ -209,7 +222,7 @@ def purged_samples(sidecar: Sidecar, test: Callable[[str], bool]) -> int:
 
 
 def names_purged(sidecar: Sidecar, test: Callable[[str], bool]) -> bool:
-    """Whether samples or holes of a shard are of purged objects."""
+    """Whether a shard has samples or holes of purged objects."""
     keys = {*sidecar.origins.keys, *(hole.key for hole in sidecar.holes)}
     return any(map(test, keys))
 
@@ -218,9 +231,9 @@ KeysOfObject = Callable[[str], Iterator[str]]
 
 
 def keys_of_object(parts: dict[str, Any]) -> KeysOfObject:
-    """Return a function from a sample's key to the keys of all objects that it was made of.
+    """Return a function from a sample's key to the keys of all objects that it was made from.
 
-    ``parts`` are those of the cache's identity. A sidecar names the object of the first field only.
+    ``parts`` are those of the cache's identity. A sidecar has only the first field's object.
     """
     fields = [
         value for name, value in parts.items() if re.fullmatch(r"source\.(\d+\.)?fields", name)

@@ -1,14 +1,15 @@
-"""Leases, the reader's side: how a reader keeps the shards of its snapshot from being evicted.
+"""Leases from the reader's side, which protect the shards of a snapshot from eviction.
 
-A lease is a file that its reader holds with flock, so the kernel frees it when the reader dies. It has
-one byte per shard, which the reader advances as its epoch does. The bound sets room aside for leases,
-so a reader takes the lock of their directory, and makes no lease that finds no room.
+A lease is a file that its reader holds with flock, so the kernel releases it when the reader
+dies. It has one byte per shard, which the reader updates as its epoch proceeds. The bound
+reserves room for leases. A reader therefore takes the lock of their directory, and makes no
+lease without room for it.
 
-The reader owns the file's content, the supervisor its removal. What makes the pair safe without a lock
-between them: the reader makes its lease visible, *then* reads the index again and drops what was
-retired; the supervisor commits *retired*, *then* reads the leases. Until it has dropped those shards, a
-lease may name shards that are being deleted. Then its reader *settles* it, and other readers may rely
-on what it holds.
+The reader owns the file's content, and the supervisor its removal. No lock is needed between
+them. The reader makes its lease visible, *then* reads the index again and drops the retired
+shards. The supervisor commits *retired*, *then* reads the leases. Until it has dropped those
+shards, a lease may list shards that are being deleted. Then its reader *settles* it, and other
+readers may rely on the shards that it holds.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ from growcache.cache.system import at_sigterm, release_at_sigterm
 from growcache.errors import CacheError, CacheFullError, LeasesFullError
 from growcache.modes import ONE_USER_OR_GROUP
 
-COUNTERS_SECONDS = 0.2  # between two notes of what was delivered
-WAIT_FOR_ROOM_SECONDS = 1.0  # for which a reader waits for the room of leases that are over
-WAIT_FOR_LOCK_SECONDS = 10.0  # for which it waits for others that make theirs
+COUNTERS_SECONDS = 0.2  # between two updates of the counters
+WAIT_FOR_ROOM_SECONDS = 1.0  # while a reader waits for finished leases to be removed
+WAIT_FOR_LOCK_SECONDS = 10.0  # while a reader waits for others to make their leases
 PAUSE_SECONDS = 0.02
 
 
 class Lease:
-    """A reader's hold on shards; it ends with `close`, garbage collection or the process."""
+    """A reader's hold on shards. It ends with `close`, garbage collection or the process."""
 
     def __init__(
         self, file: _LeaseFile, numbers: tuple[int, ...], wishes: Mapping[int, str]
@@ -93,10 +94,13 @@ class Lease:
     ) -> Lease:
         """Return a lease that the supervisor sees from now on.
 
-        Afterwards the caller reads the index again and drops the shards that are not live any more;
-        only then may it open the others. It keeps those of ``wishes``, digests by number: they come or
-        are refused, and stay if they are live. ``lengths`` are the samples of wished shards, which a cache
-        that never had them does not know. LeasesFullError: more than ``max_bytes`` in all leases.
+        Next, the caller must read the index again and drop the shards that are no longer live.
+        Only then may it open the others. It keeps the shards of ``wishes`` (digests by number):
+        they are drawn or refused, and stay if they are live. ``lengths`` has the samples of
+        wished shards, which a cache that never had them does not know.
+
+        Raises:
+            LeasesFullError: All leases together would exceed ``max_bytes``.
         """
         wished = dict(sorted((wishes or {}).items()))
         wanted = tuple(sorted({*numbers, *wished}))
@@ -148,18 +152,18 @@ class Lease:
         self._set(numbers, BEGUN)
 
     def mark_read(self, *numbers: int, mapped: bool) -> None:
-        """Count a use of the shards, once; they stay protected while they are mapped."""
+        """Count a use of the shards, once. They stay protected while they are mapped."""
         self._set(numbers, MAPPED if mapped else READ)
 
     def settle(self) -> None:
-        """Declare that all shards it still holds are present and stay: others may rely on that."""
+        """Declare that all shards it still holds are present and stay, for others to rely on."""
         self._file.settle()
 
     def count(self, samples: int) -> None:
         self._file.count(samples)
 
     def keep_for_service(self) -> None:
-        """Leave the file for the next supervisor, so that limits on reuse hold without one."""
+        """Keep the file for the next supervisor, so that limits on reuse hold meanwhile."""
         self._file.kept = True
 
     def _set(self, numbers: Iterable[int], state: int) -> None:
@@ -170,7 +174,7 @@ class Lease:
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """End the lease; the supervisor counts its uses. Twice is harmless."""
+        """End the lease; the supervisor counts its uses. A second call does nothing."""
         self._finalizer()
 
     def __enter__(self) -> Lease:
@@ -183,12 +187,13 @@ class Lease:
 def _publish_lease(layout: CacheLayout, body: bytes, max_bytes: int | None) -> tuple[Path, int]:
     deadline = time.monotonic() + WAIT_FOR_ROOM_SECONDS
     while True:
-        # One at a time: two that each find room for one lease would make two.
+        # One after the other, because two readers that each find room for one lease would make
+        # two.
         with FileLock.of_directory(layout.leases, WAIT_FOR_LOCK_SECONDS):
             taken = _leases_allocated(layout) if max_bytes is not None else 0
             if max_bytes is None or taken + whole_blocks(len(body)) <= max_bytes:
                 return _make_lease(layout, body)
-        if time.monotonic() >= deadline:  # those that are over are removed within a moment
+        if time.monotonic() >= deadline:  # finished leases are removed within a moment
             raise LeasesFullError(_no_room_message(layout, max_bytes))
         time.sleep(PAUSE_SECONDS)
 
@@ -198,8 +203,8 @@ def _make_lease(layout: CacheLayout, body: bytes) -> tuple[Path, int]:
     hidden, path = layout.leases / f".{name}.tmp", layout.leases / (name + SUFFIX)
     descriptor = open_owned(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        # Locked and filled before anybody can see it: an unlocked or half-written
-        # lease would be taken for that of a dead reader.
+        # Locked and filled before it becomes visible, because an unlocked or half-written lease
+        # would look like that of a dead reader.
         try_lock(descriptor)
         if os.pwrite(descriptor, body, 0) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -213,14 +218,14 @@ def _make_lease(layout: CacheLayout, body: bytes) -> tuple[Path, int]:
 
 
 def _give_to_owner(layout: CacheLayout, descriptor: int) -> None:
-    """Let the supervisor read a lease that root made, as in a container: it may be another user."""
+    """Let the supervisor, which may be another user, read a lease that root made in a container."""
     if os.geteuid() == 0 and (owner := layout.leases.stat()).st_uid != 0:
-        with suppress(PermissionError):  # a root that may not do that
+        with suppress(PermissionError):  # a root without this right
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _leases_allocated(layout: CacheLayout) -> int:
-    """Return the bytes of all leases, with blocks that the disk has only promised."""
+    """Return the bytes of all leases, including blocks that the disk has only promised."""
     with os.scandir(layout.leases) as entries:
         paths = [entry.path for entry in entries]
     return sum(map(allocated, map(Path, paths)))
@@ -285,10 +290,10 @@ def _owner_text(layout: CacheLayout) -> str:
 
 
 class _LeaseFile:
-    """The open file of a lease, apart from `Lease` so that a finalizer can hold it.
+    """The open file of a lease, separate from `Lease` so that a finalizer can hold it.
 
-    In a forked child it is inert: the lease stays the parent's. A lock keeps threads from writing
-    into a file that another just closed; a finalizer may run inside either.
+    In a forked child it is inert, because the lease belongs to the parent. A lock keeps threads
+    from writing into a file that another thread just closed. A finalizer may run inside either.
     """
 
     def __init__(
@@ -303,14 +308,14 @@ class _LeaseFile:
         self.path = path
         self._counters = counters
         self._counted_at = time.monotonic()
-        self._uncounted = False  # whether something is to be noted yet
+        self._uncounted = False  # whether something has yet to be counted
         self._states = bytearray(shards)
         self._layout = layout
         self._descriptor = descriptor
         self._start = start
         self._pid = os.getpid()
         self._open = True
-        self.kept = False  # though no service counts it
+        self.kept = False  # although no service counts it
         self._turn = threading.RLock()
         _open_files.add(self)
 
@@ -321,9 +326,7 @@ class _LeaseFile:
         with self._turn:
             for place in places:
                 self._states[place] = state
-            if (
-                self._open
-            ):  # in one call: each lets go of the GIL, which may be long in coming back
+            if self._open:  # in one call, because each releases the GIL and may wait for it
                 os.pwrite(self._descriptor, self._states[first:stop], self._start + 1 + first)
 
     def settle(self) -> None:
@@ -348,7 +351,7 @@ class _LeaseFile:
             self._uncounted, self._counted_at = False, time.monotonic()
 
     def end_at_sigterm(self) -> None:
-        """Record a good end; waits briefly for another thread that uses the file."""
+        """Record a proper end. Wait briefly for another thread that uses the file."""
         if self._pid == os.getpid() and self._turn.acquire(timeout=PAUSE_SECONDS):
             if self._open:
                 self._note_counters()
@@ -368,7 +371,7 @@ class _LeaseFile:
             finally:
                 self._open = False
                 close_owned(self._descriptor)
-        # While a supervisor lives the file is its receipt for the uses.
+        # While a supervisor lives, the file is its receipt for the uses.
         if not self.kept and not is_locked(self._layout.supervisor_lock):
             self.path.unlink(missing_ok=True)
 
@@ -385,7 +388,7 @@ at_sigterm(_end_all_at_sigterm)
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return [first, count] of runs, so that the lease of a large cache is one block.
+    """Return [first, count] of runs, so that the lease of a large cache fits one block.
 
     >>> _ranges([3, 4, 5, 9])
     [[3, 3], [9, 1]]

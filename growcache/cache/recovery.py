@@ -1,10 +1,11 @@
-"""Recovery: take over a cache, remove what a crash left, and make a lost index again.
+"""Recovery: take over a cache, remove what a crash left, and rebuild a lost index.
 
-Only the holder of `supervisor.lock` calls this, once no sampler of an earlier supervisor lives.
+Only the holder of `supervisor.lock` calls this, after the last sampler of an earlier supervisor
+has ended.
 
-A lost index is made again from the sidecars. Every number up to the highest that was issued counts
-as drawn, also numbers of which nothing is left, so that nothing is drawn twice. Shards that are
-damaged on disk are the exception: they are drawn again.
+A lost index is rebuilt from the sidecars. Every number up to the highest issued one counts as
+drawn, even without remaining files, so that nothing is drawn twice. Shards that are damaged on
+disk are the exception, and are drawn again.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def recover(
 ) -> tuple[list[ShardTableRow], int]:
     """Make rows and files agree; return the remaining rows and the bytes of foreign files.
 
-    Afterwards every live or retired row has its whole files, and no other file of ours is in the way.
+    Afterwards every live or retired row has complete files, and no other file of growcache is
+    left.
     """
     remove_temporary(layout)
     rows, waiting = _recovered_rows(layout, index, write)
@@ -96,10 +98,10 @@ def _recovered_rows(
         return reconcile_rows(layout, index, write), 0
     identity = read_identity(layout.root)
     if identity is None:
-        # Index and identity knew of which source the listing is: it is made anew.
+        # Only index and identity knew the source of the listing, so the listing is made again.
         layout.catalog.unlink(missing_ok=True)
         fsync_directory(layout.root)
-        if numbers_on_disk(layout):  # whose they are, the configuration will tell
+        if numbers_on_disk(layout):  # the configuration will show whose they are
             found = files_in_shards(layout).items()
             return [], sum(one.allocated for name, one in found if is_shard_name(name))
         _remove_side_files(layout)
@@ -108,7 +110,7 @@ def _recovered_rows(
 
 
 def _refuse_newer_shards(layout: CacheLayout, rows: Sequence[ShardTableRow]) -> None:
-    """Refuse a cache that a newer growcache went on with: its last shard shows that."""
+    """Refuse a cache that a newer growcache continued, as its last shard shows."""
     for row in rows[-1:]:
         path = layout.sidecar(row.number)
         with suppress(CorruptShardError, OSError):  # `check` finds those
@@ -154,12 +156,12 @@ def _restore_identity(layout: CacheLayout, index: IndexDatabase) -> None:
         if read_identity(layout.root) == Identity.from_values(copy):
             return
     except CacheError:
-        pass  # it is written anew
+        pass  # it will be written again
     write_identity(layout.root, Identity.from_values(copy))
 
 
 def _remove_side_files(layout: CacheLayout) -> None:
-    """Remove side files that cannot be verified and no shard needs."""
+    """Remove side files that cannot be verified and that no shard needs."""
     for path in (layout.editions, layout.deferrals, layout.issued):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)
@@ -173,9 +175,9 @@ def _mark_deleted(
 
 
 # A reader makes its lease under a hidden name, locks it and renames it, in well under a
-# millisecond. Probing the lock of a younger file could get in between.
+# millisecond. Testing the lock of a younger file could interfere.
 LEASE_GRACE_SECONDS = 60.0
-SHOWN_FOREIGN = 3  # names of what is not ours
+SHOWN_FOREIGN = 3  # foreign names in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +207,10 @@ def files_in_shards(layout: CacheLayout) -> dict[str, FoundFile]:
 
 def _found_directory(path: Path) -> FoundFile:
     size, blocks = 0, path.lstat().st_blocks
-    with os.scandir(path) as entries:  # one look at each, because there may be very many
+    with os.scandir(path) as entries:  # each entry is read once, because there may be millions
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                return FoundFile(-1, allocated_tree(path))  # no shard's
+                return FoundFile(-1, allocated_tree(path))  # not a shard's
             status = entry.stat(follow_symlinks=False)
             size += status.st_size
             blocks += status.st_blocks
@@ -220,7 +222,7 @@ def compare_rows(rows: Iterable[ShardTableRow], files: Mapping[str, FoundFile]) 
     for row in rows:
         *samples, sidecar = (files.get(name) for name in shard_names(row.number))
         there = [found for found in samples if found]
-        # All files together, because only the sidecar describes each alone; none is empty.
+        # All files together, because only the sidecar has each size; none is empty.
         if sidecar is not None and sum(found.size for found in there) == row.shard_bytes:
             allocated = sum(found.allocated for found in (*there, sidecar))
             match.rows.append(row._replace(allocated=allocated))
@@ -283,7 +285,10 @@ def remade_contents(
     deferrals: Deferrals,
     issued: int,
 ) -> IndexContents:
-    """Return the contents of a rebuilt index: every number counts as drawn, except of damaged shards."""
+    """Return the contents of a rebuilt index.
+
+    All numbers except damaged shards count as drawn.
+    """
     numbers = sorted(seen.whole)
     rows = [seen.whole[number]._replace(seq=seq) for seq, number in enumerate(numbers)]
     known = sorted({*numbers, *seen.damaged})
@@ -306,9 +311,9 @@ def remade_contents(
 def _without_purged(
     layout: CacheLayout, remade: IndexContents, identity: Identity
 ) -> IndexContents:
-    """Retire the shards that hold purged objects, as they were before the index was lost.
+    """Retire the shards with purged objects, as before the index was lost.
 
-    No reader may take them in the time that it takes to apply the purge list again.
+    No reader may take them until the purge list has been applied again.
     """
     purges = read_purge_list(layout)
     if not purges:
@@ -356,7 +361,7 @@ def _rebuilt_record() -> tuple[float, str]:
 
 
 def missing_numbers(numbers: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [first, stop) below ``stop`` that ascending ``numbers`` leave out.
+    """Yield the ranges [first, stop) below ``stop`` that the ascending ``numbers`` leave out.
 
     >>> [*missing_numbers([1, 2, 5], 8)]
     [(0, 1), (3, 5), (6, 8)]
@@ -368,7 +373,7 @@ def missing_numbers(numbers: Sequence[int], stop: int) -> Iterator[tuple[int, in
 
 
 def mark_initialised(index: IndexDatabase) -> None:
-    """Record that the index is complete: files without a row are litter."""
+    """Record that the index is complete, so that files without a row are litter."""
     index.set_meta("initialised", True)
 
 

@@ -1,9 +1,9 @@
-"""Refetches: shards that a lease names although they are not in the cache (protocol 24).
+"""Refetches: shards that a lease lists although they are not in the cache (protocol 24).
 
-A checkpoint names the shards of its epoch with their digests. A reader that resumes it takes a
-lease on them. Those that the cache does not have are drawn again before anything new, under their old
-numbers, and one is committed only if its digest is the one that the lease names. Otherwise the refetch
-is refused. The reason stands in the index for as long as a lease asks.
+A checkpoint has the shards of its epoch with their digests, and a reader that resumes it takes
+a lease on them. Missing shards are drawn again before anything new, under their old numbers. A
+shard is committed only if its digest is the one in the lease. Otherwise the refetch is refused,
+and the index keeps the reason as long as a lease asks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 REFUSED_META = "refused_wishes"  # {shard: {digest: reason}}, in the index
 PURGE_META = "purging"  # a `PurgeProgress`, in the index
 MOST_REASON_CHARACTERS = 300  # characters
-MOST_REFUSED = 1000  # noted at a time; the others follow as readers give these up
+MOST_REFUSED = 1000  # recorded at a time; the others follow as readers give these up
 
 RefusedRefetches = Mapping[tuple[int, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeProgress:
-    """How far the purge list was applied. Shards of both sets are retired and stay so."""
+    """Progress of the purge list. Shards of both sets are retired and stay so."""
 
-    size: int = 0  # bytes of the list whose objects no live shard holds
-    rewrite: frozenset[int] = frozenset()  # come back once no living reader holds them
-    drop: frozenset[int] = frozenset()  # had been evicted
+    size: int = 0  # bytes of the list whose objects no live shard contains
+    rewrite: frozenset[int] = frozenset()  # return after no living reader holds them
+    drop: frozenset[int] = frozenset()  # had already been evicted
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -46,7 +46,7 @@ class PurgeProgress:
 
 
 def purge_progress(meta: Mapping[str, Any]) -> PurgeProgress:
-    """Return the progress in the notes of an index."""
+    """Return the progress from the notes of an index."""
     said = meta.get(PURGE_META) or {}
     rewrite, drop = (frozenset(map(int, said.get(name, ()))) for name in ("rewrite", "drop"))
     return PurgeProgress(int(said.get("size", 0)), rewrite, drop)
@@ -62,7 +62,10 @@ LIVE, PENDING = RefetchOutcome("live"), RefetchOutcome("pending")
 
 
 def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, RefetchOutcome]:
-    """Return the fate of each refetch; the caller holds the lease, and read ``view`` after making it."""
+    """Return the outcome of each refetch.
+
+    The caller holds the lease, and read ``view`` after making it.
+    """
     there = {row.number: row.digest for row in view.shards if row.number in wishes}
     noted = refused_in_index(view.meta.get(REFUSED_META))
     return {
@@ -74,7 +77,7 @@ def refetch_outcomes(view: IndexView, wishes: Mapping[int, str]) -> dict[int, Re
 def refetch_outcome(
     number: int, digest: str, found: str | None, refused: RefusedRefetches
 ) -> RefetchOutcome:
-    """Return the fate of a refetch of ``digest``; ``found`` is the live shard's."""
+    """Return the outcome of a refetch of ``digest``. ``found`` is the live shard's digest."""
     if found is not None and is_wished(found, digest):
         return LIVE
     if found is not None:
@@ -84,7 +87,10 @@ def refetch_outcome(
 
 
 def is_wished(found: str, wished: str) -> bool:
-    """Whether a shard's digest is the one wished for, of which a reader may know the beginning alone, or nothing."""
+    """Whether a shard's digest is the wished one.
+
+    A reader may know only its start, or nothing.
+    """
     return bool(found) and found.startswith(wished)
 
 
@@ -101,7 +107,7 @@ def redrawn_differently_reason(number: int, holes: Sequence[str]) -> str:
 
 
 def short_reason(text: str) -> str:
-    """Return the reason cut to what the index stores.
+    """Return the reason shortened for the index.
 
     >>> len(short_reason("x" * 1000)) == MOST_REASON_CHARACTERS
     True
@@ -122,7 +128,7 @@ def refused_in_index(meta: Any) -> dict[tuple[int, str], str]:
 
 
 def refused_meta(refused: RefusedRefetches) -> dict[str, dict[str, str]]:
-    """Return refused refetches as the index stores them; the first `MOST_REFUSED`."""
+    """Return refused refetches in the form of the index, at most `MOST_REFUSED`."""
     meta: dict[str, dict[str, str]] = {}
     for (number, digest), reason in list(refused.items())[:MOST_REFUSED]:
         meta.setdefault(str(number), {})[digest] = reason
@@ -130,7 +136,7 @@ def refused_meta(refused: RefusedRefetches) -> dict[str, dict[str, str]]:
 
 
 def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
-    """Return the leases with refetches that they have not read yet, the oldest first."""
+    """Return the leases with refetches that their readers have not read yet, oldest first."""
     wishing = [lease for lease in leases if lease.wishing]
     return sorted(wishing, key=lambda lease: (lease.created, lease.name))
 
@@ -138,7 +144,10 @@ def refetching_leases(leases: Iterable[LeaseView]) -> list[LeaseView]:
 def pending_refetches(
     leases: Iterable[LeaseView], there: Collection[int], refused: RefusedRefetches
 ) -> dict[int, str]:
-    """Return digests to refetch, in order; of two leases the older wins. ``there`` are on disk."""
+    """Return digests to refetch, in order.
+
+    The older of two leases wins. ``there`` are on disk.
+    """
     found: dict[int, str] = {}
     for lease in refetching_leases(leases):
         for number, digest in lease.wishing.items():
@@ -150,7 +159,7 @@ def pending_refetches(
 def still_refused(
     leases: Iterable[LeaseView], there: Mapping[int, str], refused: RefusedRefetches
 ) -> dict[tuple[int, str], str]:
-    """Return refused refetches that a lease still names, and those that ``there`` refuses."""
+    """Return refused refetches that a lease still lists, and those that ``there`` refuses."""
     found: dict[tuple[int, str], str] = {}
     for lease in refetching_leases(leases):
         for wish in lease.wishing.items():
@@ -165,14 +174,14 @@ def still_refused(
 @dataclass(frozen=True, slots=True)
 class WrittenShards:
     fresh: frozenset[int]  # never committed before
-    returned: frozenset[int]  # evicted before, with the digest that a lease names
+    returned: frozenset[int]  # evicted before, with the digest in a lease
     denied: frozenset[int]  # evicted before, with another digest
 
 
 def judge_written(
     written: Mapping[int, str], known: Collection[int], wishes: Mapping[int, str]
 ) -> WrittenShards:
-    """Return what becomes of written shards; those in no set are left as they are."""
+    """Return the outcome of written shards. Those in no set stay unchanged."""
     again = {number for number in written if number in known and number in wishes}
     returned = frozenset(n for n in again if is_wished(written[n], wishes[n]))
     return WrittenShards(
@@ -183,7 +192,7 @@ def judge_written(
 def never_fits(
     lease: LeaseView, sizes: Mapping[int, int], capacity: int
 ) -> tuple[int, int] | None:
-    """Return (bytes of its refetches, of all it holds) if these can never fit, else None."""
+    """Return (bytes of the refetches, bytes of all held shards) if these can never fit, else None."""
     wishing = lease.wishing
     wished = sum(sizes[number] for number in wishing)
     held = sum(sizes[number] for number in lease.holding())
@@ -191,7 +200,7 @@ def never_fits(
 
 
 def number_list(numbers: Iterable[int], most: int = 5) -> str:
-    """Return the first few numbers as a text.
+    """Return the first few numbers as text.
 
     >>> number_list([1, 2, 3, 4, 5, 6, 7])
     '1, 2, 3, 4, 5, …'
@@ -201,7 +210,7 @@ def number_list(numbers: Iterable[int], most: int = 5) -> str:
 
 
 class RefetchQueue:
-    """The shards to refetch; ``wanted`` are all that open leases name and have not read."""
+    """The shards to refetch. ``wanted`` are those that open leases list and have not read."""
 
     def __init__(self, index_writer: IndexWriter, shard_table: ShardTable) -> None:
         self._index_writer = index_writer
@@ -210,13 +219,13 @@ class RefetchQueue:
         self.pending: dict[int, str] = {}
         self.purging: frozenset[int] = frozenset()  # no reader may have these any more
         self.wanted: frozenset[int] = frozenset()
-        # A new service tries again what an earlier one refused: why may have changed.
+        # A new service retries refused refetches, because the cause may have changed.
         self._refused: dict[tuple[int, str], str] = {}
         self._noted = index_writer.index.meta(REFUSED_META) or {}
         self._note()
 
     def update_from_leases(self, leases: Iterable[LeaseView]) -> None:
-        """Apply the leases; retired shards that one names become live again."""
+        """Apply the leases. Retired shards that a lease lists become live again."""
         self._leases = refetching_leases(leases)
         wished = {number for lease in self._leases for number in lease.wishing}
         self.wanted = frozenset(wished)
@@ -226,7 +235,7 @@ class RefetchQueue:
         self._settle()
 
     def lengths(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Return the samples of shards to refetch, as far as leases say them."""
+        """Return the samples of shards to refetch, as far as leases have them."""
         said = [lease.lengths for lease in self._leases]
         return {n: one[n] for n in numbers for one in said if n in self.pending and n in one}
 
@@ -234,7 +243,7 @@ class RefetchQueue:
         self._refused, self._noted, self.pending = {}, {}, {}
 
     def forget_reasons(self) -> None:
-        """Forget why refetches were refused, because reasons name keys."""
+        """Forget the reasons for refusals, because they contain keys."""
         self._refused = {}
         self._settle()
 

@@ -1,4 +1,4 @@
-"""Retire and delete shards, without a reader losing one that it may still open.
+"""Retire and delete shards without taking one away from a reader that may still open it.
 
 COMMIT retired → read the leases → unlink what no lease holds → row says deleted
 """
@@ -55,25 +55,26 @@ class ShardRemover:
         )
         self._finished = index_writer.index.finished_leases()
         self.jobs = jobs_in_index(index_writer.index.meta(JOBS_META))
-        self._jobs_changed = False  # since the index was told
+        self._jobs_changed = False  # since the last write to the index
         self.refetch_queue = RefetchQueue(index_writer, shard_table)
         self.purging = PurgeProgress()
         self.load_purging()
         self._candidates: dict[int, Candidate] = {}
-        self._deleted: list[int] = []  # whose rows do not say so yet
-        self._as_of = -1  # the readers' version that the candidates were made from
+        self._deleted: list[int] = []  # shards whose rows do not say so yet
+        self._as_of = -1  # the readers' version from which the candidates were made
 
     def poll(self, now: float) -> None:
         finished = self.lease_table.refresh(now)
         try:
-            # A log that cannot be cut must grow slowly: then many leases make one transaction.
+            # A log that cannot be truncated must grow slowly, so many leases then share one
+            # transaction.
             if finished and (
                 self._index_writer.log_is_short or len(finished) >= LEASES_PER_TRANSACTION
             ):
                 self._count_uses(finished)
             self._follow_wishes()
         except CacheFullError:
-            self.delete_unheld()  # that makes room
+            self.delete_unheld()  # makes room
             raise
         self.delete_unheld()
 
@@ -81,11 +82,11 @@ class ShardRemover:
         retired = len(self._shard_table.retired)
         self.refetch_queue.update_from_leases(self.lease_table.leases)
         if len(self._shard_table.retired) != retired:
-            self._as_of = -1  # some of them live again
+            self._as_of = -1  # some of them are live again
 
     def _count_uses(self, finished: Sequence[LeaseView]) -> None:
-        # The names go into the transaction of the uses, so that a crash before the unlink
-        # does not count them twice. They are forgotten once the files are gone.
+        # The names are part of the transaction of the uses, so that a crash before the unlink
+        # does not count them twice. They are forgotten after the files are gone.
         index = self._index_writer.index
         names = {lease.name for lease in finished}
         new = [lease for lease in finished if lease.name not in self._finished]
@@ -109,7 +110,7 @@ class ShardRemover:
         for name in names:
             with suppress(
                 PermissionError
-            ):  # another user's folder; that it is counted is noted
+            ):  # another user's folder; the index records that it was counted
                 lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:
@@ -131,7 +132,7 @@ class ShardRemover:
         self._as_of = -1
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Keep live shards out of new snapshots; those that a refetch names stay."""
+        """Keep live shards out of new snapshots, except those that a refetch needs."""
         live, index = self._shard_table.live, self._index_writer.index
         going = [n for n in dict.fromkeys(numbers) if n not in self.refetch_queue.wanted]
         rows = [live[number] for number in going if number in live]
@@ -148,7 +149,7 @@ class ShardRemover:
         for row in rows:
             self._candidates.pop(row.number, None)
 
-    # Shards that are purged
+    # --- purged shards ---
 
     def load_purging(self) -> None:
         self._set_purging(
@@ -162,7 +163,7 @@ class ShardRemover:
     def write_purging(
         self, purging: PurgeProgress, change: Callable[[], None] = lambda: None
     ) -> None:
-        """Record how far a purge has come, in one transaction with what else it changes."""
+        """Record the progress of a purge, in one transaction with ``change``."""
 
         def note() -> None:
             change()
@@ -172,7 +173,7 @@ class ShardRemover:
         self._set_purging(purging)
 
     def finish_purging(self, numbers: Collection[int]) -> None:
-        """Let go of shards that were purged; `write_purging` records that, once for many."""
+        """Release purged shards. `write_purging` records that, once for many."""
         purging = self.purging
         self._set_purging(
             replace(
@@ -183,7 +184,10 @@ class ShardRemover:
         )
 
     def retire_purged(self, rows: Sequence[ShardTableRow], purging: PurgeProgress) -> None:
-        """Keep live shards out of new snapshots until they are rewritten; they are not evicted."""
+        """Keep live shards out of new snapshots until they are rewritten.
+
+        They are not evicted.
+        """
         numbers, index = [row.number for row in rows], self._index_writer.index
         self.write_purging(purging, lambda: index.set_state(numbers, ShardState.RETIRED))
         self._shard_table.retire(rows)
@@ -195,11 +199,14 @@ class ShardRemover:
 
     def evict(self, numbers: Iterable[int]) -> tuple[int, ...]:
         self.retire(numbers)
-        self.lease_table.refresh()  # the next poll counts those that are found finished here
+        self.lease_table.refresh()  # the next poll counts leases that are found finished here
         return self.delete_unheld()
 
     def delete_unheld(self) -> tuple[int, ...]:
-        """Delete retired shards, by leases that were read after the shards were retired."""
+        """Delete retired shards that no lease holds.
+
+        The leases were read after the retirement.
+        """
         held = self.lease_table.held
         held = held.difference(self.purging.drop) | self.lease_table.living
         held |= self.purging.rewrite
@@ -215,7 +222,8 @@ class ShardRemover:
             self._deleted.append(number)
         forget_shards(self.lease_table.uses, free)
         if self._deleted:
-            # On a full disk this may fail, although space was freed, because others take it too.
+            # On a full disk this may fail although space was freed, because others take it,
+            # too.
             self._index_writer.write(self._note_deleted)
             self._deleted.clear()
         return free
@@ -231,7 +239,7 @@ class ShardRemover:
         self._index_writer.index.set_meta(JOBS_META, noted)
 
     def effective_samples(self, job: str) -> float:
-        """Return the effective sample size of all that a job ever received."""
+        """Return the effective sample size of all samples that a job ever received."""
         done = self.lease_table.uses.get(job, {})
         unfinished: Mapping[int, int] = self.lease_table.unfinished_uses.get(job, {})
         sums = self.jobs.get(job, JobSums())

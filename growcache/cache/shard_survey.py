@@ -1,4 +1,4 @@
-"""Examine the shards on disk: which match their sidecars, and what is wrong with others."""
+"""Examine the shards on disk: those that match their sidecars, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from growcache.cache.side_files import Edition, Identity, editions_in_sidecar
 from growcache.cache.sidecar import Sidecar
 from growcache.errors import CacheError, CorruptShardError
 
-CHECK_THREADS = 4  # digests do not hold the GIL, and a disk likes several reads at once
+CHECK_THREADS = 4  # digests do not hold the GIL, and disks are faster with several reads
 
 ShardProgress = Callable[[int, int], None]
 IsPurged = Callable[[str], bool]
@@ -52,7 +52,7 @@ def row_from_sidecar(
 
 @dataclass(frozen=True, slots=True)
 class ShardsOnDisk:
-    """The shards on disk: ``whole`` are those that match their sidecars, by number."""
+    """The shards on disk. ``whole`` has those that match their sidecars, by number."""
 
     whole: Mapping[int, ShardTableRow] = field(default_factory=dict)
     damaged: frozenset[int] = frozenset()
@@ -125,7 +125,7 @@ def _examine(
 
 
 def _without_origins(sidecar: Sidecar) -> Sidecar:
-    """Drop the thousands of origins, because the sidecars of all shards are kept in memory."""
+    """Drop the thousands of origins, because the sidecars of all shards stay in memory."""
     return replace(sidecar, origins=type(sidecar.origins)())
 
 
@@ -185,7 +185,7 @@ def _damaged_files(layout: CacheLayout, sidecar: Sidecar, shard: MappedShard) ->
 def shards_to_keep(
     layout: CacheLayout, identity: Identity | None, examined: Mapping[int, ExaminedShard]
 ) -> ShardsOnDisk:
-    """Return the shards to keep; those of another fingerprint are neither whole nor damaged."""
+    """Return the shards to keep. Those of another fingerprint are neither whole nor damaged."""
     whole: dict[int, ShardTableRow] = {}
     damaged: set[int] = set()
     table: list[Edition] = []
@@ -199,7 +199,7 @@ def shards_to_keep(
             continue
         try:
             drawn_at = layout.sidecar(number).stat().st_mtime
-        except FileNotFoundError:  # a service that runs has evicted it since it was read
+        except FileNotFoundError:  # a running service evicted it after it was read
             continue
         whole[number] = row_from_sidecar(layout, sidecar, seq=0, drawn_at=drawn_at)
         table = max(table, editions_in_sidecar(sidecar.editions), key=len)

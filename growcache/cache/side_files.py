@@ -1,6 +1,6 @@
-"""The small checksummed files of a cache, from which a lost index is made again.
+"""The small checksummed files of a cache, from which a lost index is rebuilt.
 
-The supervisor writes each before what it counts.
+The supervisor writes each before the change that it records.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _UNSET = object()
 @dataclass(frozen=True)
 class Identity:
     fingerprint: str  # hash of all settings that can change a byte of a shard
-    parts: dict[str, Any]  # what was hashed, by dotted key of the configuration
-    schema_json: list[list[Any]]  # of every sample, as Schema.to_json gives it
+    parts: dict[str, Any]  # the hashed values, by dotted key of the configuration
+    schema_json: list[list[Any]]  # of every sample, as from Schema.to_json
     sizes: dict[str, Any] = field(default_factory=dict)  # measured in the first readable object
-    # Other fingerprints that the same samples have, each with the parts by which it differs.
+    # Other fingerprints of the same samples, each with the parts by which it differs.
     aliases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -44,7 +44,7 @@ class Identity:
         return not self.fingerprints.isdisjoint(other.fingerprints)
 
     def known_as(self, fingerprint: str) -> Identity | None:
-        """Return it under another fingerprint of its samples; None if they do not have that one.
+        """Return the identity under another fingerprint of the same samples, or None.
 
         >>> new = Identity("new", {"code": "s"}, [], aliases={"old": {"code": "t"}})
         >>> (old := new.known_as("old")).parts, old.known_as("new") == new, new.known_as("x")
@@ -61,7 +61,7 @@ class Identity:
 
     @cached_property
     def schema(self) -> Schema:
-        """The schema of every sample, made on first use: it needs NumPy, and a status does not."""
+        """The schema of every sample, made at first use, because only it needs NumPy."""
         from growcache.schema import Schema
 
         return Schema.from_json(self.schema_json)
@@ -118,7 +118,10 @@ def _shown_value(value: object) -> str:
 
 
 def read_identity(root: str | os.PathLike[str]) -> Identity | None:
-    """Return the cache's identity; None if no sample was ever measured. May raise CacheError."""
+    """Return the cache's identity, or None before the first sample is measured.
+
+    May raise CacheError.
+    """
     path = CacheLayout(root).identity
     try:
         return Identity.from_json(path.read_bytes())
@@ -142,7 +145,7 @@ _Value = TypeVar("_Value")
 def _read(
     path: Path, key: str, parse: Callable[[Any], _Value], missing: _Value
 ) -> _Value | None:
-    """Return a value of a side file; ``missing`` without the file, None if it is damaged."""
+    """Return a value of a side file: ``missing`` without the file, and None if it is damaged."""
     try:
         return parse(verified_json(path.read_bytes())[key])
     except FileNotFoundError:
@@ -169,7 +172,7 @@ def write_issued(layout: CacheLayout, group: int) -> None:
 
 
 def read_issued(layout: CacheLayout) -> int | None:
-    """Return the highest group a permit was granted for; -1 if none, None if damaged."""
+    """Return the highest group with a permit: -1 if there is none, and None if the file is damaged."""
     return _read(layout.issued, ISSUED, int, -1)
 
 
@@ -194,7 +197,7 @@ def editions_in_sidecar(table: Sequence[Sequence[Any]]) -> list[Edition]:
 
 
 def longest_editions(tables: Iterable[Sequence[Edition]]) -> list[Edition]:
-    """Return the longest table that agrees with all before it; earlier ones win.
+    """Return the longest table that agrees with all earlier ones. Earlier tables win.
 
     >>> a, b = Edition(0, 9, "a", 0), Edition(1, 18, "b", 4)
     >>> longest_editions([[a], [a, b], [b]]) == [a, b]
@@ -212,16 +215,19 @@ EditionValues: TypeAlias = tuple[int, str, int] | tuple[int, str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """The first ``objects`` keys of the catalog; groups from ``first_group`` on draw from them."""
+    """The first ``objects`` keys of the catalog.
+
+    Groups from ``first_group`` on are drawn from them.
+    """
 
     edition: int
     objects: int
     digest: str
-    first_group: int  # makeup groups not counted, see Deferrals.draw_number
-    lanes: str | None = None  # owned by this node, as `sampling.lanes` writes them; None: all
+    first_group: int  # without makeup groups, see Deferrals.draw_number
+    lanes: str | None = None  # of this node, as `sampling.lanes` writes them; None: all
 
     @property
     def values(self) -> EditionValues:
-        """Its values without its number, as sidecars have them."""
+        """The values without the number, as sidecars have them."""
         values = (self.objects, self.digest, self.first_group)
         return values if self.lanes is None else (*values, self.lanes)

@@ -1,7 +1,7 @@
 """The sidecar: the file next to a shard that describes it.
 
-The bytes are a function of the samples alone (no clock, host or permit in them), so equal draws give
-equal files, and they are enough to rebuild the index.
+Its bytes depend only on the samples, and on no clock, host or permit. So equal draws give equal
+files, and sidecars are enough to rebuild the index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from growcache.schema import Origin, Schema
 from growcache.store.contract import Entry
 
 FORMAT_VERSION = 1
-EMPTY = "empty"  # in `Sidecar.counts`: visits to whole objects without a sample
+EMPTY = "empty"  # key in `Sidecar.counts`: visits to whole objects without a sample
 _COUNTS = (
     "edition",
     "round",
@@ -36,9 +36,9 @@ _COUNTS = (
     "record_bytes",
     "shard_bytes",
 )
-_SELDOM = ("left_out", "makeups", "made_up")  # columns that are left out where they are empty
+_SELDOM = ("left_out", "makeups", "made_up")  # columns that are omitted if they are empty
 _MOST = 1 << 62
-# No name of a file leads out of the shard's directory: dots of a field's name are encoded.
+# No file name leads out of the shard's directory, because dots in a field's name are encoded.
 _FILE = re.compile(r"\.tfrecord|\.offsets\.npy|\.npy/[^/.\x00][^/\x00]*")
 _HEAD = '{"crc32c":"%08x","sidecar":'
 _HEAD_BYTES = len(_HEAD % 0)
@@ -46,18 +46,18 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True, slots=True)
 class SampleOrigin:
-    """Where one sample came from, as far as the sampler knows."""
+    """The origin of one sample, as the sampler knows it."""
 
     key: str  # without bucket or scheme
-    etag: str | None  # None where the store has none
+    etag: str | None  # None if the store has no versions
     size: int  # bytes of the object, as listed
     mtime: float | None  # seconds since the epoch, as listed
-    part: int  # the visit's part of parts
+    part: int  # number of the visited part
     parts: int
     start: int  # first row or byte
     stop: int  # one past the last
-    round: int | None = None  # pass of the permutation; None: that of its shard
-    store: int = 0  # which of the configured URLs the object was listed by
+    round: int | None = None  # pass of the permutation; None: the shard's
+    store: int = 0  # index of the configured URL that listed the object
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Origins:
     start: tuple[int, ...] = ()
     stop: tuple[int, ...] = ()
     round: tuple[int, ...] = ()  # empty if all are of the shard's round
-    stores: tuple[int, ...] = ()  # empty if all objects were listed by the first URL
+    stores: tuple[int, ...] = ()  # empty if the first URL listed all objects
 
     @classmethod
     def pack(cls, rows: Iterable[SampleOrigin]) -> Origins:
@@ -130,21 +130,21 @@ class Origins:
 class ShardFile(NamedTuple):
     suffix: str
     nbytes: int
-    crc32c: int | None  # None if its records have their own
+    crc32c: int | None  # None if its records have checksums
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A visit that permanently yields nothing, and why."""
+    """A visit that permanently yields nothing, and the reason."""
 
     key: str
     part: int
     reason: str
-    version: str = ""  # of the object, if it is not the listed one
+    version: str = ""  # of the object, if it differs from the listed one
 
 
 def version_of(etag: str | None, size: int, mtime: float | None) -> str:
-    """Return what tells versions of an object apart.
+    """Return a text that identifies a version of an object.
 
     >>> version_of('"e"', 9, 1.0), version_of(None, 9, 1.0)
     ('"e"', '9 bytes of 1.0')
@@ -161,23 +161,26 @@ class Sidecar:
     group: int
     schema: Schema
     samples: int  # 0: there are no files
-    parts: int  # visits whose samples are counted to this shard
+    parts: int  # visits whose samples count to this shard
     record_bytes: int  # of every record; 0 if they differ
     shard_bytes: int  # of all files
     digest: str  # xxh3_128 of the concatenated files, hexadecimal; empty without files
     origins: Origins
     holes: tuple[Hole, ...] = ()  # visits that yielded nothing
-    counts: dict[str, int] = field(default_factory=dict)  # of the draw; a function of it alone
+    # Of the draw, on which alone they depend.
+    counts: dict[str, int] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION  # of this file
     cache_format: str = "tfrecord"  # of the records
     files: tuple[ShardFile, ...] = ()  # in the order of the digest
-    editions: tuple[EditionValues, ...] = ()  # up to its own: shards alone tell what was drawn
-    left_out: tuple[int, ...] = ()  # visits counted to it that were deferred
+    # Up to its own, so that shards alone record what was drawn.
+    editions: tuple[EditionValues, ...] = ()
+    left_out: tuple[int, ...] = ()  # visits of this shard that were deferred
     makeups: tuple[int, ...] = ()  # makeup groups before its own
-    made_up: tuple[tuple[int, int, int], ...] = ()  # first drawn: group, place; 1: a hole
+    # Group and place where first drawn; 1: a hole.
+    made_up: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.samples and not self.files:  # the one file of records that are alike
+        if self.samples and not self.files:  # the only file of records of equal length
             files = (ShardFile(RECORDS, self.shard_bytes, None),)
             object.__setattr__(self, "files", files)
 
@@ -209,7 +212,12 @@ class Sidecar:
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "sidecar") -> Sidecar:
-        """Return what `to_bytes` wrote. CorruptShardError: damaged. CachePathError: of a newer version."""
+        """Return the sidecar that `to_bytes` wrote.
+
+        Raises:
+            CorruptShardError: The data are damaged.
+            CachePathError: A newer version wrote them.
+        """
         inner = data[_HEAD_BYTES:-1]
         head = (_HEAD % google_crc32c.value(inner)).encode()
         if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
@@ -218,7 +226,7 @@ class Sidecar:
             values = _loads(inner)
             _refuse_newer(values["format_version"], label)
             return _checked(cls(**_converted(values)))
-        except CachePathError:  # which is a ValueError, too
+        except CachePathError:  # it is a ValueError, too
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptShardError(
@@ -227,7 +235,7 @@ class Sidecar:
 
 
 def _refuse_newer(version: object, label: str) -> None:
-    """A newer description is sound, though unknown here, so it must never count as damage."""
+    """Refuse a newer sidecar, which is valid although unknown, so it must not count as damaged."""
     if type(version) is int and version > FORMAT_VERSION:
         raise CachePathError(
             f"{label} was written by a newer growcache (version {version}, this one knows "
@@ -259,7 +267,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(sidecar: Sidecar) -> Sidecar:
-    """Return the sidecar, or raise ValueError: its readers check no further."""
+    """Return the sidecar, or raise ValueError. Its readers check nothing more."""
     numbers = (
         *(getattr(sidecar, name) for name in _COUNTS),
         *(f.nbytes for f in sidecar.files),
@@ -286,7 +294,7 @@ def _checked(sidecar: Sidecar) -> Sidecar:
 def _dumps(values: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(values)
-    except TypeError:  # names of local files need not be valid Unicode, which orjson demands
+    except TypeError:  # local file names may be invalid Unicode, which orjson refuses
         return json.dumps(values, separators=(",", ":")).encode()
 
 

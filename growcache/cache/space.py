@@ -1,9 +1,9 @@
-"""The space account: the shards with their sums, and the bound: bytes used, reserved and free.
+"""The space account: the shards with their sums, and the bytes used, reserved and free in the bound.
 
-Everything under the cache directory counts, in allocated blocks.
+Everything in the cache directory counts, in allocated blocks.
 
-The ballast is a file that is deleted when the disk is full, because an eviction commits before it unlinks.
-Without that space the commit would fail, so nothing could ever be freed.
+The ballast is a file that is deleted when the disk is full, because an eviction commits before
+it unlinks. Without that space the commit would fail, so nothing could ever be freed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShardTable:
         return self.live_bytes + self.retired_bytes
 
     def add(self, rows: Iterable[ShardTableRow]) -> None:
-        """Add shards, each younger than those before it."""
+        """Add shards, each younger than the ones before it."""
         for row in rows:
             if row.state == ShardState.RETIRED:
                 self.retired[row.number] = row
@@ -71,7 +71,7 @@ class ShardTable:
             self.add([row._replace(state=ShardState.RETIRED)])
 
     def order(self) -> None:
-        """Put live shards that were added, but are not the youngest, in their places."""
+        """Sort live shards that were added although they are not the youngest."""
         self.live = dict(sorted(self.live.items(), key=lambda item: item[1].seq))
 
     def revive(self, rows: Iterable[ShardTableRow]) -> None:
@@ -95,13 +95,16 @@ class KnownHole(NamedTuple):
     shard: int
     key: str
     part: int
-    version: str = ""  # of the object, if it is not the listed one
+    version: str = ""  # of the object, if it differs from the listed one
 
 
 def known_holes(
     layout: CacheLayout, rows: Iterable[ShardTableRow], others: Iterable[tuple[int, str, int]]
 ) -> list[KnownHole]:
-    """Return holes of rows and of the index (shard, key, part), without visits that yielded samples too."""
+    """Return holes of rows and of the index (shard, key, part).
+
+    Visits that also yielded samples are left out.
+    """
     rows = list(rows)
     here = {row.number for row in rows}
     with_holes = {row.group for row in rows if row.holes}
@@ -112,7 +115,7 @@ def known_holes(
         groups[row.number] = row.group
         if row.group not in with_holes:
             continue
-        with suppress(CorruptShardError, OSError):  # `check` names those
+        with suppress(CorruptShardError, OSError):  # `check` reports those
             sidecar = Sidecar.from_bytes(layout.sidecar(row.number).read_bytes())
             found += [KnownHole(row.number, h.key, h.part, h.version) for h in sidecar.holes]
             o = sidecar.origins
@@ -123,19 +126,19 @@ def known_holes(
 
 LEAST_BUDGET_BYTES = 600_000
 MOST_BUDGET_BYTES = 20_000_000
-BUDGET_SHARE = 8  # the budget is this part of max_bytes
+BUDGET_SHARE = 8  # the budget is this fraction of max_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceBudget:
     """The fixed part of the bound, by purpose, in allocated bytes."""
 
-    total: int  # set aside, whether used or not; the rest holds locks and directories
+    total: int  # reserved, whether used or not; the rest is for locks and directories
     ballast: int
     wal: int  # limit of the log, which may exceed it by one transaction
     leases: int  # limit of all leases together
-    pages: int  # limit of the index itself, beyond which no permit is granted
-    kept_deleted: int  # rows of deleted shards that are kept one by one
+    pages: int  # limit of the index itself; no permit is granted beyond it
+    kept_deleted: int  # rows of deleted shards that are kept separately
     kept_history: int  # records
     deferred: int  # limit of the visits in the record of deferrals
 
@@ -155,7 +158,7 @@ def fixed_budget(max_bytes: int) -> SpaceBudget:
 
 
 def minimum_bytes(workers: int, group_bytes: int, catalog_bytes: int = 0) -> int:
-    """Return the least ``max_bytes`` that keeps this many samplers at work.
+    """Return the smallest ``max_bytes`` that keeps this many samplers busy.
 
     >>> fixed_budget(minimum_bytes(2, 100_000)).total + 4 * 100_000 == minimum_bytes(2, 100_000)
     True
@@ -204,11 +207,12 @@ def free_user_bytes(path: Path) -> int:
 class SpaceAccount:
     """The space account of one cache.
 
-    A lowered bound is in force only once everything fits below it. Until then the old one is
+    A lowered bound is in force only after everything fits into it. Until then the old one is
     (G1), and nothing new is reserved.
 
-    Shards are counted as they come and go. Everything else is measured before each decision that
-    lets bytes be written, and at each poll of the leases, because readers and others write too.
+    Shards are counted when they are added and removed. Everything else is measured before each
+    decision that allows bytes to be written, and at each poll of the leases, because readers
+    and others write too.
     """
 
     def __init__(self, layout: CacheLayout, max_bytes: int, shard_table: ShardTable) -> None:
@@ -233,11 +237,11 @@ class SpaceAccount:
 
     @property
     def in_force(self) -> int:
-        """The bound that holds now; more than `max_bytes` while the cache shrinks."""
+        """The current bound, which exceeds `max_bytes` while the cache shrinks."""
         return self._in_force
 
     def settle(self) -> None:
-        """Put a lowered bound in force if everything fits below it by now."""
+        """Put a lowered bound in force if everything fits into it now."""
         self.measure()
         if self.left() >= 0:
             self._in_force = self._max_bytes
@@ -245,7 +249,7 @@ class SpaceAccount:
             self._in_force = max(self._in_force, self._max_bytes)
 
     def admit(self) -> None:
-        """Accept what is on disk at a start, which a larger bound may have let in."""
+        """Accept what is on disk at a start, because an earlier bound may have been larger."""
         self.measure()
         self._in_force = max(self._in_force, self.used())
 
@@ -256,7 +260,7 @@ class SpaceAccount:
         return self._other_bytes > self.budget.total
 
     def slack(self) -> int:
-        """Return the bytes that may be written temporarily, below the bound in force."""
+        """Return the bytes that may be written temporarily within the bound in force."""
         self.measure()
         return self._in_force - self.used() - self.reserved
 
@@ -265,7 +269,7 @@ class SpaceAccount:
         return fixed_budget(self.max_bytes)
 
     def measure(self) -> None:
-        """Scan for the allocated bytes of everything but shards and catalog."""
+        """Measure the allocated bytes of everything except shards and catalog."""
         layout = self._layout
         total = sum(map(allocated, (layout.root, layout.shards, layout.incoming)))
         total += allocated_tree(layout.leases)
@@ -286,7 +290,7 @@ class SpaceAccount:
         return sum(self._reserved.values())
 
     def left(self) -> int:
-        """Return the bytes that could still be used; negative while shrinking."""
+        """Return the bytes that could still be used; negative while the cache shrinks."""
         return self.max_bytes - self.used() - self.reserved
 
     def left_for_shards(self) -> int:
@@ -303,20 +307,20 @@ class SpaceAccount:
         return False
 
     def release(self, permit: str) -> None:
-        """Release a permit's reservation; its files are gone or counted as shards now."""
+        """Release a permit's reservation, because its files are gone or count as shards."""
         self._reserved.pop(permit, None)
 
 
-# Of a lease of thousands of shards, a byte each, in whole blocks.
+# Of a lease on thousands of shards, with a byte each, in whole blocks.
 LEASE_BYTES = 1 << 16
 
 
 def free_disk_bytes(layout: CacheLayout) -> tuple[int, int]:
-    """Return (free to this user, all) bytes of the cache's file system."""
+    """Return (bytes free to this user, all bytes) of the cache's file system."""
     found = os.statvfs(layout.root)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def min_free_bytes(min_free: float, total: int) -> int:
-    """Return ``min_free`` in bytes; a number below 1 is a share of the disk."""
+    """Return ``min_free`` in bytes. A number below 1 is a share of the disk."""
     return int(min_free * total) if min_free < 1 else int(min_free)

@@ -1,4 +1,4 @@
-"""The status of a cache; the supervisor writes it about twice a second."""
+"""The status of a cache. The supervisor writes it about twice a second."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from growcache.cache.system import is_process_stopped
 from growcache.cache.uses import JOBS_META, JobSums, add_open_leases, jobs_in_index
 from growcache.errors import CacheMissingError
 
-SILENT_SECONDS = 15.0  # a service tells its status twice a second
-READ_TRIES, TORN_SECONDS = 3, 0.005  # a file that is being written over on a full disk
+SILENT_SECONDS = 15.0  # a service writes its status twice a second
+READ_TRIES, TORN_SECONDS = 3, 0.005  # a full disk makes the service overwrite the file in place
 
 
 def delivered_fields(
@@ -71,7 +71,10 @@ def delivered_fields(
 def lease_statuses(
     leases: Iterable[LeaseView], seconds_left: Mapping[str, float | None] | None = None
 ) -> list[LeaseStatus]:
-    """Return the leases that protect something; ``seconds_left`` is by lease, for dead readers."""
+    """Return the leases that protect something.
+
+    ``seconds_left`` has the rest of the hold by lease, for dead readers.
+    """
     now = time.time()
     return [
         LeaseStatus(
@@ -95,7 +98,7 @@ def lease_statuses(
 def service_lease_statuses(
     leases: Iterable[LeaseView], kept: Iterable[DeadReader]
 ) -> list[LeaseStatus]:
-    """Return the leases, while a service runs and says what is held for dead readers."""
+    """Return the leases while a service runs, which reports the holds for dead readers."""
     dead = [
         replace(shown, shards=len(one.shards))
         for one in kept
@@ -107,7 +110,10 @@ def service_lease_statuses(
 def current_lease_statuses(
     leases: Iterable[LeaseView], told: Iterable[LeaseStatus], *, running: bool
 ) -> list[LeaseStatus]:
-    """Return the leases of now; only ``told``, the service's last word, knows the dead readers."""
+    """Return the current leases.
+
+    Only ``told``, the service's last status, has the dead readers.
+    """
     shown = lease_statuses(leases)
     if not running:
         return shown
@@ -138,7 +144,10 @@ def foreign_statuses(foreign: Iterable[ForeignLease]) -> list[ForeignLeaseStatus
 
 
 def write_status(root: str | os.PathLike[str], status: Status) -> None:
-    """Replace ``status.json``; it need not survive a power cut, nor be written on a full disk."""
+    """Replace ``status.json``.
+
+    It need not survive a power cut, nor be written on a full disk.
+    """
     path = CacheLayout(root).status
     try:
         write_atomic(path, status.to_json(), durable=False)
@@ -149,7 +158,7 @@ def write_status(root: str | os.PathLike[str], status: Status) -> None:
 
 
 def _shorter_versions(status: Status) -> Iterator[builtins.bytes]:
-    """Yield the status with ever fewer of its long lists."""
+    """Yield the status with its long lists shortened further and further."""
     yield status.to_json()
     status = replace(status, last_errors=status.last_errors[-1:])
     yield status.to_json()
@@ -169,12 +178,12 @@ def _read_status_file(layout: CacheLayout) -> Status:
 
 
 def read_status(root: str | os.PathLike[str]) -> Status:
-    """Return the service's last status, corrected by what can be seen now."""
+    """Return the service's last status, corrected by the current state of the cache."""
     while True:
         layout = CacheLayout(root)
         try:
             return _read_status(layout)
-        except CacheMissingError:  # also where another generation became the newest
+        except CacheMissingError:  # also if another generation became the newest
             if CacheLayout(root).root == layout.root:
                 raise
 
@@ -193,7 +202,7 @@ def _read_status(layout: CacheLayout) -> Status:
     if not running:
         return _stopped(layout, told)
     holder = lock_holder(layout.supervisor_lock)
-    if not _is_of_holder(told, holder):  # a supervisor that has only just started
+    if not _is_of_holder(told, holder):  # a supervisor that has just started
         return replace(_stopped(layout, told), state="running", pid=holder.get("pid"))
     if silence := _silence_now(layout, told):
         told = replace(
@@ -208,7 +217,7 @@ def _read_status(layout: CacheLayout) -> Status:
 
 
 def forget_errors(root: str | os.PathLike[str]) -> None:
-    """Remove what names keys from the last status of a service that runs no more."""
+    """Remove texts with keys from the last status of a service that has ended."""
     layout = CacheLayout(root)
     if layout.status.exists():
         told = _read_status_file(layout)
@@ -217,19 +226,19 @@ def forget_errors(root: str | os.PathLike[str]) -> None:
 
 
 def service_silence(root: str | os.PathLike[str]) -> str:
-    """Return in words what a silent service has to do first; empty where it answers, or begins."""
+    """Return what a silent service must do first, in words; "" if it answers or starts."""
     layout = CacheLayout(root)
     return _silence_now(layout, _last_word(layout))
 
 
 def _is_of_holder(told: Status, holder: Mapping[str, Any]) -> bool:
-    """Whether the holder of the lock wrote that status. In containers one pid comes again and again."""
+    """Whether the holder of the lock wrote that status. In containers pids are often reused."""
     began_before = told.started_at is not None and told.started_at < holder.get("since", 0)
     return told.pid == holder.get("pid") and not began_before
 
 
 def _last_word(layout: CacheLayout) -> Status:
-    """Return the status that the holder of the lock wrote last; of one that begins, who it is."""
+    """Return the last status by the holder of the lock, or its name while it starts."""
     told, holder = _read_status_file(layout), lock_holder(layout.supervisor_lock)
     if _is_of_holder(told, holder):
         return told
@@ -238,10 +247,10 @@ def _last_word(layout: CacheLayout) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class ServicePulse:
-    """What a process that trains asks of the service, again and again."""
+    """The facts about a service that a training process asks for repeatedly."""
 
     runs: bool
-    silence: str = ""  # in words what a silent service has to do first
+    silence: str = ""  # what a silent service must do first, in words
     state: str = "stopped"
     waiting_for: str | None = None
     drawn: int = 0
@@ -251,7 +260,10 @@ class ServicePulse:
 
 
 def service_pulse(root: str | os.PathLike[str]) -> ServicePulse:
-    """Return a service's sign of life. Cheaper than `read_status`: no lease and no index is read."""
+    """Return a service's sign of life.
+
+    Cheaper than `read_status`: it reads no lease and no index.
+    """
     layout = CacheLayout(root)
     if not is_locked(layout.supervisor_lock):
         return ServicePulse(runs=False)
@@ -276,7 +288,7 @@ def _silence_now(layout: CacheLayout, told: Status) -> str:
 
 
 def _silence(told: Status, now: float, *, stopped: bool) -> str:
-    """Return in words what a silent service has to do first; ``told`` is its last status."""
+    """Return what a silent service must do first, in words. ``told`` is its last status."""
     if stopped:
         return (
             f"the service to go on: its process is stopped by a signal; let it go on with: "

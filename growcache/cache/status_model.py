@@ -1,4 +1,4 @@
-"""What a status says, as ``growcache status --json`` prints it, and the way back from JSON. Pure."""
+"""The content of a status, as ``growcache status --json`` prints it, and its parser. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class LeaseStatus:
     age_seconds: float  # since the snapshot was taken
     shards: int  # that it still protects
     open: bool  # whether the reader lives
-    seconds_left: float | None = None  # of the hold, once the reader is dead
+    seconds_left: float | None = None  # of the hold, if the reader is dead
     generation: int = 0  # of the samples that it reads
     pid_namespace: int | None = (
-        None  # in which the pid is known; a pod's containers have one each
+        None  # in which the pid is valid; each container of a pod has its own
     )
 
 
@@ -35,14 +35,14 @@ class ForeignLeaseStatus:
     name: str
     reason: str
     uid: int  # of its owner
-    pid: int | None  # of its holder, if known
+    pid: int | None  # of the process that holds it, if known
     held: bool | None  # None if unknown
     advice: str  # what it keeps, and what to do about it
 
 
 @dataclass(frozen=True, slots=True)
 class WaitsStatus:
-    """How often, and how long in all, the loops of a job waited for a batch."""
+    """How often, and how long in total, the loops of a job waited for batches."""
 
     count: int = 0
     seconds: float = 0.0
@@ -52,11 +52,11 @@ class WaitsStatus:
 class JobStatus:
     name: str
     delivered: int  # samples that its loops received
-    reuse: float  # these, over the samples that were drawn
-    epoch: int  # the latest that was started
+    reuse: float  # the same, divided by the drawn samples
+    epoch: int  # latest one that was started
     pid: int  # of its latest reader
     waits: WaitsStatus
-    open: bool = False  # whether a reader of it lives
+    open: bool = False  # whether a reader of the job lives
     batches: int = 0  # that its loops received
 
 
@@ -67,14 +67,14 @@ class WorkerStatus:
     state: str = "starting"  # or idle, reading, writing, waiting, stopping, restarting
     permit: str | None = None  # None when idle
     parts_done: int = 0  # visits made for the current permit
-    parts: int = 0  # visits that it asks for
+    parts: int = 0  # visits in the permit
     node: str | None = None  # of a Ray cluster; None on this machine
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
     url: str
-    share: float  # of the samples that are drawn
+    share: float  # of the drawn samples
     objects: int
     samples: float  # estimated
     rounds: float  # how often each of its samples was drawn, on average
@@ -82,31 +82,31 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class StratumStatus:
-    name: str  # empty where the row sums up several
+    name: str  # empty if the row sums up several
     parts: int  # that this machine may draw
     drawn: int  # visits, since the cache began
-    coverage: float  # the share of the parts that were drawn
-    strata: int = 1  # that the row is about
+    coverage: float  # share of its parts that were drawn
+    strata: int = 1  # in the row
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetStatus:
     name: str
-    used: bool  # whether this cache is drawn from it
+    used: bool  # whether this cache draws from it
     objects: int
-    groups: int  # that its objects are of
+    groups: int  # groups of its objects
     samples: float  # estimated
 
 
 @dataclass(frozen=True, slots=True)
 class SetAsideStatus:
-    """Objects that keep failing while the rest of the store answers."""
+    """Objects that keep failing while the store serves others."""
 
-    parts: int = 0  # drawn, in no shard yet; they come when their objects answer
+    parts: int = 0  # drawn, but in no shard yet; they follow when their objects answer
     objects: int = 0
-    key: str = ""  # of the object that was noted last
+    key: str = ""  # of the latest such object
     reason: str = ""
-    seconds: float = 0.0  # until the first of them is tried again
+    seconds: float = 0.0  # until the first of them is retried
 
     @property
     def words(self) -> str:
@@ -120,10 +120,13 @@ class SetAsideStatus:
 
 @dataclass(frozen=True, slots=True)
 class MovedStatus:
-    """Parts whose lane became this node's in the middle of a pass: its owner before may have drawn them, too."""
+    """Parts whose lane moved to this node within a pass.
+
+    The previous owner may have drawn them, too.
+    """
 
     parts: int = 0  # that this node drew
-    left: int = 0  # that it has still to draw in this pass
+    left: int = 0  # that this node has yet to draw in this pass
 
     @property
     def words(self) -> str:
@@ -139,28 +142,28 @@ class Status:
     """Everything that ``growcache status --json`` prints."""
 
     state: State = "stopped"  # stopped: no supervisor lives
-    waiting_for: str | None = None  # the event that lets the next permit out
-    waiting_reason: str | None = None  # the same in one of a few words
+    waiting_for: str | None = None  # event that allows the next permit
+    waiting_reason: str | None = None  # the same as one of a few words
     shards: int = 0  # live ones
     samples: int = 0  # of live shards
     bytes: int = 0  # allocated bytes that count against max_bytes
-    max_bytes: int = 0  # in force; while the cache shrinks an earlier, larger one
+    max_bytes: int = 0  # in force; while the cache shrinks, the earlier, larger one
     drawn: int = 0  # samples ever
-    population: int | None = None  # parts; None while it is being listed, or endless
+    population: int | None = None  # parts; None during the listing, or if endless
     population_samples: float | None = None  # estimated
     coverage: float | None = None  # 0..1
     evicted_samples: int = 0
     holes: int = 0  # visits that permanently yielded nothing
-    empty_visits: int = 0  # objects too short for a window, or left out by a user's code
+    empty_visits: int = 0  # objects too short for a window, or left out by user code
     failures: int = 0  # transient, per attempt
     reuse: float = 0.0  # samples delivered over samples drawn
     workers: int = 0  # living samplers
-    samples_per_second: float = 0.0  # drawn lately
-    bytes_per_second: float = 0.0  # read from the store lately
+    samples_per_second: float = 0.0  # drawn recently
+    bytes_per_second: float = 0.0  # read from the store recently
     leases: list[LeaseStatus] = field(default_factory=list)
     listing_complete: bool = False
     fingerprint: str | None = None
-    generation: int = 0  # it grows with every replacement
+    generation: int = 0  # grows with every replacement
     older_samples: int = 0  # that a replacement has not removed yet
 
     path: str = ""
@@ -171,10 +174,10 @@ class Status:
     updated_at: float | None = None
     uptime_seconds: float = 0.0
 
-    target_bytes: int = 0  # the bound that the configuration asks for
-    budget_bytes: int = 0  # the part of max_bytes for index, leases and ballast
+    target_bytes: int = 0  # bound in the configuration
+    budget_bytes: int = 0  # part of max_bytes for index, leases and ballast
     catalog_bytes: int = 0
-    retired_bytes: int = 0  # on their way out, still held by readers
+    retired_bytes: int = 0  # being removed, but still held by readers
     retired_shards: int = 0
     reserved_bytes: int = 0  # promised to samplers that are writing now
     egress_bytes: int = 0  # read from the store in this run
@@ -187,20 +190,20 @@ class Status:
     sample_bytes: int | None = None
     full: bool = False  # eviction, or its absence, keeps the cache at its bound
     complete: bool = False  # the whole population is cached
-    ramping: bool = False  # shards are still smaller than later ones will be
-    endless: bool = False  # the user's function draws: the number of samples is unknown
-    wishes: int = 0  # shards that are refetched for readers
+    ramping: bool = False  # shards are still smaller than later ones
+    endless: bool = False  # user code draws, so the number of samples is unknown
+    wishes: int = 0  # shards that are being refetched for readers
     purging: int = 0  # retired shards with purged samples, held by readers
     refetched_samples: int = 0
-    subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, once listed
-    sources: list[SourceStatus] = field(default_factory=list)  # of several, once listed
+    subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, after the listing
+    sources: list[SourceStatus] = field(default_factory=list)  # of several, after the listing
     strata: list[StratumStatus] = field(
         default_factory=list
-    )  # once listed, the most drawn first
+    )  # after the listing, most drawn first
     unmatched: int = 0  # objects without labels or partners (source.on_missing)
     left_out: dict[str, int] = field(
         default_factory=dict
-    )  # by the listing: `.DS_Store`, empty …
+    )  # from the listing: `.DS_Store`, empty …
     catalogs: list[str] = field(default_factory=list)  # shared ones that this run read or wrote
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     moved: MovedStatus = field(default_factory=MovedStatus)
@@ -213,13 +216,17 @@ class Status:
         return orjson.dumps(self)
 
     def loop_count(self, job: str) -> int:
-        """Return how many processes read the cache for a job."""
+        """Return the number of processes that read the cache for a job."""
         open_leases = (lease for lease in self.leases if lease.open and lease.job == job)
         return len({(one.host, one.pid_namespace, one.pid) for one in open_leases})
 
     @classmethod
     def from_json(cls, data: builtins.bytes) -> Status:
-        """Return what `to_json` wrote, without fields of another version. ValueError: it is damaged."""
+        """Return the status that `to_json` wrote, without fields of another version.
+
+        Raises:
+            ValueError: The data are damaged.
+        """
         return _status_from_json(orjson.loads(data))
 
 
@@ -259,7 +266,7 @@ def _dataclass_from_json(kind: type, values: object) -> Any:
     kept = {k: _checked_value(declared[k], v) for k, v in values.items() if k in declared}
     try:
         return kind(**kept)
-    except TypeError as error:  # something that has no default is missing
+    except TypeError as error:  # a field without a default is missing
         raise ValueError(str(error)) from None
 
 

@@ -1,4 +1,7 @@
-"""Single samples of a cache, for those who look at them. No lease is taken, so a shard may be evicted meanwhile."""
+"""Single samples of a cache, for inspection.
+
+No lease is taken, so a shard may be evicted meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,13 @@ class StoredSample:
 
 
 def read_stored_sample(layout: CacheLayout, shard: int, i: int) -> StoredSample:
-    """Return a sample. PurgedSampleError: it is being removed. CorruptShardError, FileNotFoundError."""
+    """Return a sample.
+
+    Raises:
+        PurgedSampleError: The sample is being removed.
+        CorruptShardError: Its shard is damaged.
+        FileNotFoundError: Its shard was evicted.
+    """
     path = layout.sidecar(shard)
     sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     if is_purged(layout)(sidecar.origin(i).key):
@@ -45,7 +54,7 @@ def read_stored_sample(layout: CacheLayout, shard: int, i: int) -> StoredSample:
 def spread_places(
     numbers: Sequence[int], samples: Sequence[int], count: int, turn: int = 0
 ) -> list[tuple[int, int]]:
-    """Return places (shard, sample) that are spread evenly over shards; each turn gives others.
+    """Return places (shard, sample) that are spread evenly over shards, others in each turn.
 
     >>> spread_places([3, 5, 8, 9], [9, 9, 9, 9], 2), spread_places([3, 5], [9, 2], 9, turn=1)
     ([(3, 0), (8, 0)], [(5, 1), (3, 1)])
@@ -58,7 +67,7 @@ def spread_places(
 def read_samples(
     layout: CacheLayout, places: Iterable[tuple[int, int]], cache_format: str
 ) -> Iterator[StoredSample]:
-    """Yield the samples at places, without those that were purged or evicted since the index was read."""
+    """Yield the samples at places, except those that were purged or evicted since."""
     for number, i in places:
         try:
             yield read_stored_sample(layout, number, i)

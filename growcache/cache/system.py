@@ -1,14 +1,15 @@
 """The operating system: memory, processes, SIGTERM, file events.
 
-A pid that was written down may be another process's by now. So the kernel is asked which processes
-have a lock file open, and a process that is killed is held by a descriptor meanwhile.
+A recorded pid may belong to another process by now. So the kernel is asked which processes have
+a lock file open, and a descriptor holds a process while it is killed.
 
-By default SIGTERM ends a process at once, and its leases would be those of a reader that died. So it gets
-a handler, but only where there is none: a user's own decides, in Python or in C, whenever it was set.
-Afterwards the process ends by the signal, so that its parent sees no other exit status. Frameworks
-that call the handler before theirs ask whether it is the default; so this one is equal to the default.
-Python calls handlers in the main thread only, which may hang in C, for example in a collective
-operation. So a second thread ends the process after a second.
+By default SIGTERM ends a process at once, and its leases would look like those of a dead
+reader. So the signal gets a handler, but only if there is none: a user's own handler takes
+precedence, in Python or in C, whenever it was set. Afterwards the signal ends the process, so
+its parent sees no other exit status. Frameworks that call the previous handler first compare it
+with the default, so this one is equal to the default. Python calls handlers only in the main
+thread, which may hang in C, for example in a collective operation. So a second thread ends the
+process after a second.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
 
 
 def available_memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDER) -> int:
-    """Return free memory, and page cache, which can go."""
+    """Return free memory, plus page cache that the kernel can reclaim."""
     machine = _numbers_by_name(proc / "meminfo").get("MemAvailable:")
-    # In KiB; kernels that do not say have all of it.
+    # In KiB. Kernels without this line can reclaim all of it.
     found = [memory_bytes(proc, groups) if machine is None else 1024 * machine]
     for where, names in _cgroups(proc, groups):
         limit, used = _number_in_file(where / names.limit), _number_in_file(where / names.used)
@@ -67,7 +68,7 @@ def available_memory_bytes(proc: Path = PROC_FOLDER, groups: Path = CGROUP_FOLDE
 
 
 def _cgroups(proc: Path, groups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
-    """Yield the groups whose limits bind this process: its own and their parents."""
+    """Yield the groups whose limits apply to this process: its own and their parents."""
     for line in _lines_of_file(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -77,7 +78,7 @@ def _cgroups(proc: Path, groups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
         else:
             continue
         for mount in mounts:
-            # A container may see its group as the root, and not the path to it.
+            # A container may see its group as the root, without the path to it.
             for where in _cgroup_parents(mount, path):
                 yield where, CGROUP_V1 if controllers else CGROUP_V2
 
@@ -90,7 +91,7 @@ def _cgroup_parents(mount: Path, path: str) -> Iterable[Path]:
 def _lines_of_file(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no such kernel, group or figure
+    except OSError:  # the kernel, group or figure does not exist
         return []
 
 
@@ -106,10 +107,10 @@ def _numbers_by_name(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}
 
 
-STOPPED_STATES = frozenset("tT")  # by a signal, or by a debugger
-ENDED_STATES = frozenset("ZX")  # though its parent was not told yet
-SAMPLER_COMMAND = [b"-m", b"growcache", b"sampler"]  # how its command line ends
-KILL_SECONDS = 1.0  # that a killed process needs to be gone, with room for a busy machine
+STOPPED_STATES = frozenset("tT")  # by a signal or a debugger
+ENDED_STATES = frozenset("ZX")  # although its parent has not collected it yet
+SAMPLER_COMMAND = [b"-m", b"growcache", b"sampler"]  # end of its command line
+KILL_SECONDS = 1.0  # for a killed process to end, even on a busy machine
 
 _PROC = Path("/proc")
 
@@ -128,7 +129,7 @@ def _process_state(pid: int) -> str:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # The name, in parentheses, may hold any character, also spaces and parentheses.
+    # The name, in parentheses, may contain any character, even spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     return fields[0] if fields else ""
 
@@ -141,23 +142,23 @@ def process_has_open(pid: int, path: Path) -> bool:
 
 
 def end_samplers(lock: Path) -> tuple[int, ...]:
-    """Kill the samplers that have a lock file open; return their pids once they are gone.
+    """Kill the samplers that have a lock file open; return their pids after they have ended.
 
-    Only the holder of ``supervisor.lock`` may call this, because then all of them are of a dead
-    supervisor. Those of other users, hosts and containers are invisible.
+    Only the holder of ``supervisor.lock`` may call this, because then all of them belong to a
+    dead supervisor. Those of other users, hosts and containers are invisible.
     """
     return tuple(pid for pid in _other_pids() if _end_sampler(pid, lock))
 
 
 def _end_sampler(pid: int, lock: Path) -> bool:
-    if not _is_sampler(pid, lock):  # most are not, and cost no descriptor
+    if not _is_sampler(pid, lock):  # most are not, and need no descriptor
         return False
     try:
         process = os.pidfd_open(pid)
-    except OSError:  # it has ended, or the kernel is older than these descriptors
+    except OSError:  # it has ended, or the kernel lacks these descriptors
         return False
     try:
-        if not _is_sampler(pid, lock):  # the same process as before, from here on
+        if not _is_sampler(pid, lock):  # from here on it is the same process
             return False
         signal.pidfd_send_signal(process, signal.SIGKILL)
         select.select([process], [], [], KILL_SECONDS)
@@ -194,21 +195,21 @@ PROC_STATUS = Path("/proc/self/status")
 MAIN_THREAD_SECONDS = 1.0  # for the main thread
 
 _sigterm_calls: list[Callable[[], None]] = []
-_sigterm_lock = threading.Lock()  # held from the moment that one thread ends the process
-_wakeup_descriptor = -1  # descriptor by which a thread is told of signals
+_sigterm_lock = threading.Lock()  # held from the moment one thread starts to end the process
+_wakeup_descriptor = -1  # through which a thread learns of signals
 
 
 def at_sigterm(call: Callable[[], None]) -> None:
-    """Run an action, last in first out, when SIGTERM ends the process in any state of other threads."""
+    """Run an action when SIGTERM ends the process, last in first out, whatever other threads do."""
     _sigterm_calls.insert(0, call)
 
 
 def release_at_sigterm() -> None:
-    """Install the handler of `at_sigterm`, in the main thread and if the signal is unused."""
+    """Install the handler of `at_sigterm` in the main thread, if the signal has no handler."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not _is_caught_outside_python():
-        with suppress(ValueError):  # of an interpreter inside of another
+        with suppress(ValueError):  # in a sub-interpreter
             signal.signal(signal.SIGTERM, _sigterm_handler)
             _start_second_thread()
 
@@ -223,11 +224,11 @@ def _is_caught_outside_python() -> bool:
 
 
 class _SigtermHandler:
-    """Ends the process; compares equal to the default handler, which was there before."""
+    """Ends the process. It compares equal to the default handler, which it replaces."""
 
     def __call__(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if _sigterm_lock.acquire(blocking=False):  # else the other thread is about to
+        if _sigterm_lock.acquire(blocking=False):  # else the other thread is about to end it
             _end_process()
 
     def __eq__(self, other: object) -> bool:
@@ -241,11 +242,11 @@ _sigterm_handler = _SigtermHandler()
 
 def _end_process() -> None:
     for call in _sigterm_calls:
-        with suppress(Exception):  # it ends now, whatever becomes of that
+        with suppress(Exception):  # it ends now, even if the actions fail
             call()
-    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # the default one, from any thread
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # the default, from any thread
     os.kill(os.getpid(), signal.SIGTERM)
-    if os.getpid() == 1:  # of a container: the kernel drops signals that have no handler there
+    if os.getpid() == 1:  # in a container the kernel drops signals to pid 1 without a handler
         os._exit(128 + signal.SIGTERM)
 
 
@@ -279,11 +280,11 @@ def _is_handler_ours() -> bool:
 
 
 def _forget_in_child() -> None:
-    """A forked child holds no leases: nothing must delay its end."""
+    """Forget the actions in a forked child, which holds no leases, so that it ends without delay."""
     if _is_handler_ours():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _wakeup_descriptor != -1 and (found := signal.set_wakeup_fd(-1)) != _wakeup_descriptor:
-        signal.set_wakeup_fd(found)  # else signals of the child were told to its parent
+        signal.set_wakeup_fd(found)  # else the parent would get the child's signals
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -291,7 +292,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 class ServiceListener(Protocol):
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Called with the reason why the service on a resolved path ended; None: it started."""
+        """Called when the service of a resolved path started (None), or with the reason of its end."""
 
 
 service_listeners: WeakSet[ServiceListener] = WeakSet()
@@ -324,7 +325,7 @@ def service_end_reason(root: str | os.PathLike[str]) -> str | None:
 def _directory(root: str | os.PathLike[str]) -> Path:
     from growcache.cache.files import (
         directory_of,
-    )  # not above: processes import this module first
+    )  # not above, because processes import this module first
 
     return directory_of(Path(root)).resolve()
 
@@ -335,7 +336,7 @@ _log = logging.getLogger(__name__)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Leave out watchdog's complaint about events during its stop."""
+    """Drop watchdog's complaint about events during its stop."""
     return "when the thread is inactive" not in record.msg
 
 
@@ -350,23 +351,24 @@ class DirectoryWatch:
 
 
 def watch_directory(directory: Path, told: Callable[[], None]) -> DirectoryWatch:
-    """Call ``told`` in another thread at every change in a directory, not its subdirectories.
+    """Call ``told`` in another thread at every change in a directory, without its subdirectories.
 
-    At the system's limit of watches nothing is reported, so the caller must poll occasionally too.
+    At the system's limit of watches nothing is reported, so the caller must also poll
+    occasionally.
     """
     from watchdog.events import DirModifiedEvent, FileSystemEvent, FileSystemEventHandler
     from watchdog.observers import Observer
 
     class Tell(FileSystemEventHandler):
         def on_any_event(self, event: FileSystemEvent) -> None:
-            # To look opens and closes files, SQLite's with their attributes set anew; who
-            # is told of that looks again, for ever.
+            # Only these events, because a look opens and closes files, and sets attributes of
+            # SQLite's. A caller that reacts to those would look forever.
             if event.event_type in _CHANGE_EVENTS and type(event) is not DirModifiedEvent:
                 told()
 
     logging.getLogger("watchdog.observers.inotify").addFilter(
         _is_worth_logging
-    )  # once, if repeated
+    )  # once if repeated
     observer = Observer()
     try:
         observer.schedule(Tell(), str(directory))

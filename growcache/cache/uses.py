@@ -1,6 +1,6 @@
-"""Uses and deliveries, by job. Pure.
+"""Uses and deliveries by job. Pure.
 
-The index notes what finished leases counted; the unfinished ones add their current counts.
+The index has the counts of finished leases, and unfinished leases add their current counts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from growcache.cache.index.schema import KEPT_JOBS
 from growcache.cache.lease_views import WAIT_BUCKETS, LeaseCounters, LeaseView
 
-if TYPE_CHECKING:  # a status does not need what it imports
+if TYPE_CHECKING:  # a status does not need these imports
     from growcache.cache.space import ShardTable
 
-UsesByJob = dict[str, dict[int, int]]  # job → shard → how often
+UsesByJob = dict[str, dict[int, int]]  # job → shard → number of uses
 
 
-# Leases of this job protect what they hold, but its uses are not asked for: somebody who
-# only looks (check, peek) must not hold eviction back until everything was looked at.
+# Leases of this job protect their shards, but their uses do not matter for eviction. An
+# inspection (check, peek) must not delay eviction until it has read everything.
 NO_JOB = ""
 
 UsesOfShard = Callable[[int], int]
@@ -32,11 +32,11 @@ def count_uses(
     """Add the uses of finished leases to ``uses``; return every shard of ``there`` once per use."""
     used = []
     for lease in finished:
-        mine = uses[lease.job] = uses.pop(lease.job, {})  # it is last now
+        mine = uses[lease.job] = uses.pop(lease.job, {})  # it is the latest now
         for number in filter(there.__contains__, lease.used()):
             mine[number] = mine.get(number, 0) + 1
             used.append(number)
-    for job in list(uses)[:-KEPT_JOBS]:  # as the index forgets them
+    for job in list(uses)[:-KEPT_JOBS]:  # the index forgets them, too
         del uses[job]
     return used
 
@@ -57,7 +57,7 @@ def unfinished_uses(leases: Iterable[LeaseView]) -> dict[str, Counter[int]]:
 def min_job_uses(
     uses: UsesByJob, unfinished: Mapping[str, Counter[int]], live_jobs: Iterable[str]
 ) -> UsesOfShard:
-    """Return the uses by the live job that used it least; without one, by the job that used it most."""
+    """Return the fewest uses by a live job, or without live jobs, the most uses by any job."""
     live = {*live_jobs} - {NO_JOB}
     jobs = live or {*uses, *unfinished} - {NO_JOB}
     choose = min if live else max
@@ -85,7 +85,7 @@ class WaitSums:
 
 
 def _with_waits(histogram: list[int], said: Iterable[LeaseCounters], batches: int) -> list[int]:
-    """Add the waits of leases; ``batches`` are all, of which those left over did not wait.
+    """Add the waits of leases. ``batches`` counts all batches; the remaining ones did not wait.
 
     A wait may be counted in one lease, and the batch that ends it in the next.
     """
@@ -96,7 +96,7 @@ def _with_waits(histogram: list[int], said: Iterable[LeaseCounters], batches: in
 
 @dataclass(frozen=True, slots=True)
 class JobSums:
-    """The sums of a job's leases, in the words of `LeaseCounters`."""
+    """The sums of a job's leases, with the names of `LeaseCounters`."""
 
     delivered: int = 0
     batches: int = 0
@@ -106,7 +106,7 @@ class JobSums:
     epoch: int = 0
     pid: int = 0
     ranks: Mapping[str, WaitSums] = field(default_factory=dict)  # of all that shared the cache
-    # Of shards that are gone: the uses of their samples, and the squares of these.
+    # For shards that are gone: the sum of the uses of their samples, and the sum of squares.
     gone_uses: int = 0
     gone_squares: int = 0
 
@@ -120,7 +120,7 @@ class JobSums:
 
     @classmethod
     def from_json(cls, noted: Mapping[str, Any]) -> JobSums:
-        """Return what `to_json` wrote; earlier versions did not tell ranks apart."""
+        """Return the sums that `to_json` wrote. Earlier versions did not separate ranks."""
         found = {name: noted[name] for name in cls.__slots__ if name in noted}
         ranks = {rank: WaitSums(*sums) for rank, sums in found.pop("ranks", {}).items()}
         sums = cls(**found)
@@ -130,7 +130,7 @@ class JobSums:
         return replace(sums, ranks=ranks)
 
     def plus(self, said: Sequence[tuple[int, LeaseCounters]], pid: int) -> JobSums:
-        """Add what leases said, with their ranks, oldest first."""
+        """Add the counters of leases with their ranks, oldest first."""
         ranks, counters = dict(self.ranks), [one for _, one in said]
         for rank, one in said:
             ranks[str(rank)] = ranks.get(str(rank), WaitSums()).plus(one)
@@ -175,7 +175,7 @@ def add_open_leases(
         if said:
             sums = sums.plus(said, latest.pid)
         newest = max((one for _, one in said), key=lambda one: one.progress_at, default=None)
-        if newest is not None and newest.batches:  # a job that began anew counts from 0 again
+        if newest is not None and newest.batches:  # a job that restarted counts from 0 again
             sums = replace(sums, epoch=newest.epoch)
         found[job] = replace(sums, pid=latest.pid or sums.pid)
     return found
@@ -184,7 +184,10 @@ def add_open_leases(
 def add_finished_leases(
     jobs: Mapping[str, JobSums], finished: Iterable[LeaseView], shard_table: ShardTable
 ) -> dict[str, JobSums]:
-    """Add finished leases; one without counters received the samples of the shards it used."""
+    """Add finished leases.
+
+    A lease without counters counts as having received the samples of its used shards.
+    """
     found = dict(jobs)
     for lease in sorted(finished, key=lambda lease: lease.created):
         if lease.job:
@@ -203,7 +206,7 @@ def _counters_of(lease: LeaseView, shard_table: ShardTable) -> LeaseCounters:
     return LeaseCounters(delivered=sum(row.samples for row in rows if row is not None))
 
 
-SamplesOf = Callable[[int], int]  # of a shard; 0 if it is not there
+SamplesOf = Callable[[int], int]  # of a shard; 0 if it does not exist
 
 
 def add_gone_shards(
@@ -213,7 +216,7 @@ def add_gone_shards(
     unfinished: Mapping[str, Mapping[int, int]],
     samples_of: SamplesOf,
 ) -> dict[str, JobSums]:
-    """Note how often the samples of shards were used that are about to be forgotten."""
+    """Record the uses of samples in shards that are about to be forgotten."""
     numbers, found = list(numbers), dict(jobs)
     for job in {*uses, *unfinished} - {NO_JOB}:
         done, now = uses.get(job, {}), unfinished.get(job, {})
@@ -238,7 +241,7 @@ def effective_samples(
     unfinished: Mapping[int, int],
     samples_of: SamplesOf,
 ) -> float:
-    """Return (Σu)² / Σu² over all samples that a job ever received, by uses of whole shards.
+    """Return (Σu)² / Σu² over all samples that a job ever received, from uses of whole shards.
 
     >>> effective_samples(JobSums(), {1: 1, 2: 1}, {2: 1}, lambda number: 10)
     18.0

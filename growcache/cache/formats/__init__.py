@@ -1,4 +1,4 @@
-"""Cache formats: samples to shard files and back. Another format is a module and a line here."""
+"""Cache formats: samples to shard files and back. A new format is a module and a line here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shard_files(layout: CacheLayout, number: int, cache_format: str) -> list[Pat
 def open_shard(
     layout: CacheLayout, number: int, samples: int, schema: Schema, cache_format: str
 ) -> MappedShard:
-    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
+    """Return the mapped shard without verifying checksums. May raise CorruptShardError."""
     path = shard_path(layout, number, cache_format)
     shard: MappedShard = CACHE_FORMATS[cache_format].open_shard(path, schema, samples)
     return shard

@@ -1,11 +1,12 @@
 """Bytes of shard files: values, TFRecord frames and protobuf features, and `.npy` headers.
 
-A byte on its way to the disk is read by checksums and copied. Each of these passes over a whole shard
-would fetch it from memory again. So files are pieces, made one after the other, and everything is done
-with a piece while it is in the core's cache.
+Checksums and copies read every byte on its way to the disk. If each processed a whole shard,
+each would fetch it from memory again. So files consist of pieces that are made one after
+another, and all steps handle a piece while it is in the core's cache.
 
-NumPy's own header differs between versions of NumPy, and to read one means to believe it. Ours is a
-function of dtype and shape, so a file is right if it begins with the expected bytes.
+NumPy's own header differs between versions of NumPy, and reading one requires trusting it.
+growcache's header depends only on dtype and shape, so a file is valid if it starts with the
+expected bytes.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from growcache.cache.formats.mapped import Buffer, Bytes, Integers, map_file
 from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import BYTES, STR, Field
 
-# From here on a value is written from where it is; below, one copy into a common block
-# costs less than the Python operations per value would.
+# Larger values are written from their own memory. For smaller ones, a copy into a common block
+# costs less than the Python operations per value.
 DIRECT_BYTES = 64 * 1024
 PIECE_BYTES = (
     256 * 1024
-)  # at most: of a core's second cache, which often is no larger than twice that
+)  # at most, of a core's second cache, which is often no larger than twice that
 
 
 class EncodedFile(NamedTuple):
-    suffix: str  # its name after the shard's number
+    suffix: str  # suffix after the shard's number
     nbytes: int
-    pieces: Iterable[Buffer]  # its bytes in order; they may be iterated again
-    guarded: bool = False  # its records have checksums of their own
+    pieces: Iterable[Buffer]  # its bytes in order; may be iterated again
+    guarded: bool = False  # whether its records have their own checksums
 
 
 def file_of_buffers(suffix: str, buffers: list[Buffer]) -> EncodedFile:
@@ -57,7 +58,7 @@ def value_bytes(
     """Return a value's bytes and the sizes of its ragged dimensions. May raise FormatError.
 
     Large arrays are not copied. The caller passes the positions of those dimensions, because
-    asking the field costs as much as the rest.
+    computing them costs as much as everything else.
     """
     if not isinstance(value, np.ndarray):
         return _blob_bytes(field, value)
@@ -81,7 +82,7 @@ def _blob_bytes(field: Field, value: object) -> tuple[bytes, list[int]]:
 
 
 def coalesce(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Yield the same bytes in fewer buffers: small neighbours are joined."""
+    """Yield the same bytes in fewer buffers, with small neighbours joined."""
     small: list[Buffer] = []
     held = 0
     for buffer in buffers:
@@ -102,9 +103,9 @@ def _joined_pieces(pieces: list[Buffer]) -> bytes:
     return b"".join(piece if isinstance(piece, bytes) else piece.data for piece in pieces)
 
 
-RECORD_HEAD_BYTES = 12  # u64 length, masked crc32c of it
+RECORD_HEAD_BYTES = 12  # length as u64, and its masked crc32c
 RECORD_TAIL_BYTES = 4  # masked crc32c of the payload
-MAX_PAYLOAD_BYTES = 2**31 - 1  # protobuf parses no larger message
+MAX_PAYLOAD_BYTES = 2**31 - 1  # protobuf parses no larger messages
 
 BYTES_LIST, INT64_LIST = 1, 3  # tags of Feature's alternatives
 
@@ -124,7 +125,10 @@ def length_delimited_head(tag: int, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def feature_head(name: str, nbytes: int, kind: int = BYTES_LIST) -> bytes:
-    """Return the bytes before ``nbytes`` of content. UnicodeEncodeError: the name is no text."""
+    """Return the bytes before ``nbytes`` of content.
+
+    UnicodeEncodeError for a name that is not text.
+    """
     inner = length_delimited_head(1, nbytes)  # BytesList.value, or Int64List.value, packed
     for tag in (kind, 2):  # Feature.bytes_list or .int64_list, FeatureEntry.value
         inner = length_delimited_head(tag, len(inner) + nbytes) + inner
@@ -153,7 +157,7 @@ def masked_crcs(crcs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
 
 
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
-_NPY_ALIGNMENT = 64  # bytes; so the values are aligned for a vector unit
+_NPY_ALIGNMENT = 64  # bytes, so that values are aligned for vector units
 INTEGER_DTYPE = "<i8"
 
 
@@ -177,7 +181,7 @@ def integer_table(values: Integers) -> list[bytes]:
 def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes, Bytes]:
     memory, expected = map_file(path), npy_header(dtype, shape)
     count = 1
-    for size in shape:  # in Python's integers, for these may come from a damaged file
+    for size in shape:  # as Python integers, because a damaged file may have any sizes
         count *= size
     nbytes = len(expected) + count * np.dtype(dtype).itemsize
     if memory[: len(expected)].tobytes() != expected or len(memory) != nbytes:
@@ -194,14 +198,14 @@ def open_integer_table(path: Path, shape: Sequence[int]) -> tuple[Bytes, Integer
 
 
 def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | None:
-    """Return the bytes of values (int64 [n]), or None if the sizes cannot be right.
+    """Return the bytes of values (int64 [n]), or None if the sizes are impossible.
 
-    ``dims`` (int64 [n, k]) are untrusted; ``unit_bytes`` is the size of a value of all-1 sizes;
-    ``most`` is the size of the file.
+    ``dims`` (int64 [n, k]) are untrusted. ``unit_bytes`` is the size of a value whose
+    dimensions are all 1. ``most`` is the size of the file.
     """
     if (dims < 0).any():
         return None
-    # An empty array may be huge apart from its empty dimension; it could not be indexed.
+    # An empty array may be huge along its other dimensions, and could not be indexed.
     nominal = np.maximum(dims, 1).astype(np.float64).prod(axis=1) * max(unit_bytes, 1)
     if (nominal >= 2.0**62).any():
         return None
@@ -210,7 +214,7 @@ def checked_lengths(dims: Integers, unit_bytes: int, most: int) -> Integers | No
 
 
 def _products(dims: Integers, unit_bytes: int) -> Integers:
-    """Return the lengths, as a view if possible: a reader keeps all shards open, so each byte counts."""
+    """Return the lengths, as a view if possible, because a reader keeps all shards open."""
     if not dims.shape[1]:
         return np.broadcast_to(np.int64(unit_bytes), (len(dims),))
     lengths: Integers

@@ -1,17 +1,20 @@
-"""A shard in memory, whatever its format: maps that hold no descriptor and survive bus errors.
+"""A shard in memory, in any format: maps that hold no descriptor and survive bus errors.
 
-`mmap.mmap` keeps a descriptor open for as long as the map lives (until ``trackfd=False`` of Python 3.13),
-and most users' limit is 1,024: a cache of 64 GB would reach it. So this calls the C library. The
-arrays are private and writable, because torch warns about read-only memory; nothing ever writes to them.
+`mmap.mmap` keeps a descriptor open for the life of the map (until ``trackfd=False`` in Python
+3.13). Most users have a limit of 1,024 descriptors, which a cache of 64 GB would reach. So this
+module calls the C library. The arrays are private and writable, because torch warns about
+read-only memory. Nothing ever writes to them.
 
-The kernel sends SIGBUS to a thread that touches a page which its file does not reach any more, or
-which the disk cannot read, and SIGBUS ends the process. No check before a copy prevents that, because a
-file can be cut short during the copy. System calls that report EFAULT instead copy a tenth slower than
-``memcpy``, and short rows many times slower. So a handler maps zeros in place of the missing pages and
-marks the map as damaged. Code that copied out of a map asks `is_map_damaged` afterwards.
+The kernel sends SIGBUS to a thread that touches a page beyond the end of its file, or a page
+that the disk cannot read. SIGBUS ends the process. No check before a copy prevents that,
+because a file can be truncated during the copy. System calls that report EFAULT instead copy a
+tenth slower than ``memcpy``, and short rows many times slower. So a signal handler maps zeros
+in place of the missing pages, and marks the map as damaged. Code that copied out of a map calls
+`is_map_damaged` afterwards.
 
-SIGBUS is sent to the thread that touched the page, in the middle of a copy: no lock is held there, so
-the handler may be a Python function. Another bus error is passed to the handler that was set before.
+SIGBUS is sent to the thread that touched the page, in the middle of a copy. No lock is held
+there, so the handler may be a Python function. Other bus errors are passed to the previous
+handler.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ from growcache.schema import STR, Array, Field, Sample, Schema, Value
 _PAGE_BYTES = mmap.PAGESIZE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _SA_SIGINFO = 4
-# Others (s390x, mips64) have another ``struct sigaction``: there a bus error ends the process.
+# Other architectures (s390x, mips64) have another ``struct sigaction``. There a bus error ends
+# the process.
 _MACHINES = frozenset({"x86_64", "aarch64", "riscv64", "ppc64le", "loongarch64"})
-# Where ``siginfo_t`` has them on these.
+# Offsets in ``siginfo_t`` on these architectures.
 _CODE_OFFSET, _ADDRESS_OFFSET = 8, 16
 
 _watched_maps: dict[int, int] = {}  # bytes by first address
@@ -61,7 +65,8 @@ class _SignalAction(ctypes.Structure):
 def watch_map(address: int, size: int) -> None:
     """Let a map survive bus errors until `unwatch_map`.
 
-    The handler is set each time, because others set theirs (`faulthandler.enable` does).
+    The handler is set each time, because other code may set its own, as `faulthandler.enable`
+    does.
     """
     _watched_maps[address] = size
     if _bus_error_handler is not None:
@@ -74,7 +79,7 @@ def unwatch_map(address: int) -> None:
 
 
 def is_map_damaged(memory: npt.NDArray[np.uint8]) -> bool:
-    """Whether bytes of a whole map were missing when they were touched."""
+    """Whether bytes of a map were missing when they were touched."""
     return bool(_damaged_maps) and memory.ctypes.data in _damaged_maps
 
 
@@ -91,7 +96,7 @@ def _replace_with_zeros(address: int) -> bool:
     """Replace the rest of a map by zeros; return whether the address is in a map."""
     for first, size in tuple(_watched_maps.items()):
         if first <= address < first + size:
-            _damaged_maps.add(first)  # before anybody can read the zeros
+            _damaged_maps.add(first)  # before any thread can read the zeros
             page = address - address % _PAGE_BYTES
             return _map_zeros(page, first + size - page)
     return False
@@ -109,12 +114,12 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
     if code > 0 and _replace_with_zeros(address):
         return
     _restore_previous_handler()
-    if code <= 0:  # a process sent it, so nothing sends it again
+    if code <= 0:  # a process sent it, so the kernel will not send it again
         signal.pthread_kill(threading.get_ident(), signal.SIGBUS)
 
 
 def _restore_previous_handler() -> None:
-    """Pass the signal to the handler that was there before, and the next one to the default."""
+    """Pass the signal to the previous handler, and the next one to the default."""
     global _previous_action
     previous, _previous_action = _previous_action, _SignalAction()
     _libc_signals.sigaction(signal.SIGBUS, ctypes.byref(previous), None)
@@ -129,15 +134,15 @@ def _install_handler(handler: int) -> None:
 
 
 def _make_handler() -> int | None:
-    """Return the address of the handler; None where signals have another layout."""
+    """Return the address of the handler, or None if signals have another layout."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return None
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     try:
         handler = kind(_on_bus_error)
-    except (MemoryError, OSError):  # a system that forbids code that is made while it runs
+    except (MemoryError, OSError):  # the system forbids code that is generated at run time
         return None
-    # It must outlive this module, which goes before the last thread does.
+    # It must outlive this module, which is freed before the last thread ends.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
     return ctypes.cast(handler, ctypes.c_void_p).value
 
@@ -177,22 +182,22 @@ _libc.syscall.argtypes = (
     ctypes.c_uint,
 )
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_POPULATE_READ = 22  # of Linux 5.14; Python knows no name for it
+_POPULATE_READ = 22  # from Linux 5.14; Python has no name for it
 
 
-# Read by one call: next to a thread that is busy in Python, each call costs a switch interval.
+# Read by one call. Next to a thread that is busy in Python, each call costs a switch interval.
 READ_PIECE_BYTES = 32 << 20
-# A device that is read so far ahead by itself is at full speed.
+# Devices with this much read-ahead reach full speed by themselves.
 FAR_READ_AHEAD_BYTES = 4 << 20
-# What one request to read ahead is sure to cover: kernels cut longer ones short.
+# The largest request to read ahead that kernels do not shorten.
 REQUEST_BYTES = 128 << 10
-_PROCESS_MADVISE, _MOST_RANGES = 440, 1024  # the same number on every architecture
+_PROCESS_MADVISE, _MOST_RANGES = 440, 1024  # the same number on all architectures
 
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class _FileMap:
-    """The memory under a file's arrays; unmapped with the last of them."""
+    """The memory of a file's arrays, which is unmapped with the last of them."""
 
     def __init__(self, descriptor: int, size: int, flags: int = mmap.MAP_PRIVATE) -> None:
         self._size = size
@@ -205,7 +210,7 @@ class _FileMap:
                 "maps as sysctl vm.max_map_count says: larger shards need fewer",
                 code="GC418",
             )
-        if flags & mmap.MAP_PRIVATE:  # what others write may be cut short by them
+        if flags & mmap.MAP_PRIVATE:  # others may truncate the file
             watch_map(self._address, size)
         self.__array_interface__ = {
             "version": 3,
@@ -221,7 +226,10 @@ class _FileMap:
 
 
 def map_file(path: Path) -> Bytes:
-    """Return the bytes of a file; the last array that views them unmaps it. May raise CorruptShardError."""
+    """Return the bytes of a file. The last array that views them unmaps it.
+
+    May raise CorruptShardError.
+    """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -231,19 +239,22 @@ def map_file(path: Path) -> Bytes:
 
 
 def map_shared(descriptor: int, size: int) -> Bytes:
-    """Return the bytes of a file as a shared map; the last array unmaps it. May raise CacheError.
+    """Return the bytes of a file as a shared map.
 
-    Its pages are mapped at once, so that no page fault falls into a training step.
+    The last array unmaps it. May raise CacheError.
+
+    Its pages are mapped at once, so that no page fault happens during a training step.
     """
     return np.asarray(_FileMap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
 def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
-    """Yield a mapped file in pieces, each once it is in memory. May raise CorruptShardError.
+    """Yield a mapped file in pieces, each after it is in memory. May raise CorruptShardError.
 
-    Touching a cold map waits per page or few, which takes ten times the disk's time. So pieces are
-    read in order, by one call each that releases the GIL. ``asking`` requests the whole file first;
-    do not set it where the kernel reads `FAR_READ_AHEAD_BYTES` ahead by itself.
+    Touching a cold map waits for each page, or for a few, which takes ten times the disk's
+    time. So pieces are read in order, by one call each that releases the GIL. ``asking``
+    requests the whole file first; do not set it if the kernel reads `FAR_READ_AHEAD_BYTES`
+    ahead by itself.
     """
     if asking:
         _request_all(memory)
@@ -254,15 +265,15 @@ def read_pieces(memory: Bytes, *, asking: bool = True) -> Iterator[Bytes]:
 
 
 def _request_all(memory: Bytes) -> None:
-    """Ask the kernel to read a whole map, in requests that it does not cut short.
+    """Ask the kernel to read a whole map, in requests that it does not shorten.
 
-    Kernels before Linux 5.10 cannot be asked and read what is touched.
+    Kernels before Linux 5.10 cannot be asked, and read the touched pages.
     """
     starts = np.arange(0, len(memory), REQUEST_BYTES, dtype=np.uint64)
-    ranges = np.empty((len(starts), 2), np.uint64)  # address and length, as of ``iovec``
+    ranges = np.empty((len(starts), 2), np.uint64)  # address and length, as in ``iovec``
     ranges[:, 0] = starts + np.uint64(memory.ctypes.data)
     ranges[:, 1] = np.minimum(np.uint64(len(memory)) - starts, np.uint64(REQUEST_BYTES))
-    with suppress(OSError):  # no such call
+    with suppress(OSError):  # the call does not exist
         process = os.pidfd_open(os.getpid())
         try:
             for first in range(0, len(ranges), _MOST_RANGES):
@@ -283,11 +294,11 @@ def _populate(piece: Bytes) -> None:
             ) from None
         if error.errno != errno.EINVAL:
             raise
-        piece[::_PAGE_BYTES].max()  # an older kernel: touch every page, without the GIL
+        piece[::_PAGE_BYTES].max()  # for older kernels: touch every page, without the GIL
 
 
 def is_in_page_cache(memory: Bytes) -> bool:
-    """Whether a file is in the page cache; of another user's read-only file always True."""
+    """Whether a file is in the page cache. For another user's read-only file always True."""
     if not len(memory):
         return True
     pages: Bytes = np.empty(-(-len(memory) // _PAGE_BYTES), np.uint8)
@@ -297,12 +308,12 @@ def is_in_page_cache(memory: Bytes) -> bool:
 
 
 def drop_pages(memory: Bytes) -> None:
-    """Unmap the pages of a map, which stays; the page cache may keep them."""
+    """Unmap the pages of a map. The map stays, and the page cache may keep the pages."""
     _advise(memory, mmap.MADV_DONTNEED)
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """Advise the kernel to drop a file from the page cache. The file may be gone."""
+    """Advise the kernel to drop a file from the page cache. The file may be missing."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -312,7 +323,7 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def read_ahead_bytes(path: Path) -> int:
-    """Return the kernel's read-ahead on the file's device; 0 if unknown."""
+    """Return the kernel's read-ahead for the file's device, or 0 if unknown."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for where in (
@@ -341,17 +352,17 @@ Buffer: TypeAlias = bytes | Bytes
 
 @dataclass(frozen=True, slots=True)
 class RaggedColumn:
-    memory: Bytes  # uint8 [k], the map that holds them, or a part of it
+    memory: Bytes  # uint8 [k], the map of the values, or a part of it
     starts: Integers  # int64 [samples], the first byte of each value in memory
     lengths: Integers  # int64 [samples], in bytes
     dims: Integers  # int64 [samples, k], the sizes of the ragged dimensions
 
 
 class FileEnd(NamedTuple):
-    """The last byte of a file by which a later cut of the file is noticed.
+    """The last byte of a file, which shows whether the file was truncated later.
 
     The rest of a file's last page reads as zeros without an error. So this is the last byte of
-    that page that is not zero; zeros after it do not change.
+    that page that is not zero. Zeros after it do not change.
     """
 
     address: int
@@ -365,14 +376,15 @@ class FileEnd(NamedTuple):
         return cls(memory.ctypes.data + place, int(memory[place]))
 
     def holds(self) -> bool:
-        """Whether the byte still has the value; its map must exist."""
+        """Whether the byte still has its value. The map must exist."""
         return ctypes.c_uint8.from_address(self.address).value == self.value
 
 
 class MappedShard:
     """The files of a shard in memory.
 
-    ``fields`` are uint8 [samples, nbytes], strided views of a map; ``ragged`` are all others.
+    ``fields`` are strided views of a map, uint8 [samples, nbytes]. ``ragged`` has all other
+    fields.
     """
 
     def __init__(
@@ -395,7 +407,10 @@ class MappedShard:
         return self._samples
 
     def __getitem__(self, i: int) -> Sample:
-        """Return a sample as values of its own. May raise IndexError, CorruptShardError."""
+        """Return a sample whose arrays are copies.
+
+        May raise IndexError or CorruptShardError.
+        """
         i = range(len(self))[i]
         sample = {field.name: self._value(field, i) for field in self.schema.fields}
         self.refuse_damaged()
@@ -419,7 +434,7 @@ class MappedShard:
         return map(self.__getitem__, range(len(self)))
 
     def digest(self, *, asking: bool = True) -> str:
-        """Return the xxh3_128 of the files without holding the GIL; this also reads them in."""
+        """Return the xxh3_128 of the files without holding the GIL, which also reads them into memory."""
         digest = xxhash.xxh3_128()
         for memory in self.memories:
             if isinstance(memory, bytes):
@@ -430,7 +445,10 @@ class MappedShard:
         return digest.hexdigest()
 
     def bring(self, *, asking: bool = True) -> None:
-        """Read the files into memory in order; ``asking`` as for `read_pieces`. May raise CorruptShardError."""
+        """Read the files into memory in order.
+
+        ``asking`` is as for `read_pieces`. May raise CorruptShardError.
+        """
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 for _ in read_pieces(memory, asking=asking):
@@ -441,16 +459,20 @@ class MappedShard:
         return all(isinstance(m, bytes) or is_in_page_cache(m) for m in self.memories)
 
     def remember_ends(self) -> None:
-        """Note how the files end, for `damaged`; call it while they are known to be whole."""
+        """Remember the ends of the files for `damaged`.
+
+        Call it while they are known to be whole.
+        """
         self.sentinels = tuple(map(FileEnd.of, filter(len, self._maps())))
 
     @property
     def damaged(self) -> bool:
-        """Whether a file was cut short or unreadable since it was mapped.
+        """Whether a file was truncated or unreadable since it was mapped.
 
         Bytes that were copied out of the maps before may then be zeros.
         """
-        ends = [sentinel.holds() for sentinel in self.sentinels]  # to touch them may tell, too
+        # Touching them may reveal it, too.
+        ends = [sentinel.holds() for sentinel in self.sentinels]
         return not all(ends) or any(map(is_map_damaged, self._maps()))
 
     def _maps(self) -> list[Bytes]:
@@ -464,13 +486,13 @@ class MappedShard:
             )
 
     def let_go(self) -> None:
-        """Unmap the pages of the files; touching them reads them again."""
+        """Unmap the pages of the files. Touching them reads them again."""
         for memory in self.memories:
             if isinstance(memory, np.ndarray):
                 drop_pages(memory)
 
     def close(self) -> None:
-        """Release the files; each is unmapped when the last array that views it goes."""
+        """Release the files. Each is unmapped with the last array that views it."""
         self.memories = self.sentinels = ()
         self._samples = 0
         self.fields, self.ragged = {}, {}

@@ -3,11 +3,11 @@
     NAME.npy          [samples, *shape]; of a ragged field the values, one after the other:
                       [rows, *shape[1:]] where only the first dimension is ragged, else one
                       dimension of items; of bytes and strings uint8
-    NAME.offsets.npy  int64 [samples + 1], of a ragged field: the rows where values begin
-    NAME.shapes.npy   int64 [samples, dimensions], where the number of rows does not tell
+    NAME.offsets.npy  int64 [samples + 1], of a ragged field: the first row of each value
+    NAME.shapes.npy   int64 [samples, dimensions], if the number of rows does not determine them
 
-A field's name may come from whoever made the data. In a file's name it is percent-encoded, dots
-included, so it can neither leave the directory nor take the place of another file.
+The author of the data may have chosen a field's name. In a file's name it is percent-encoded,
+including dots, so it can neither leave the directory nor replace another file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = ARRAYS
-LAYOUT_VERSION = 1  # part of the fingerprint: raise it when any byte of a shard would change
+LAYOUT_VERSION = 1  # part of the fingerprint; raise it if any byte of a shard changes
 
 VALUES, OFFSETS, SHAPES = ".npy", ".offsets.npy", ".shapes.npy"
 MOST_NAME_BYTES = 255 - len(OFFSETS)  # of a file name
@@ -98,7 +98,10 @@ def _row_shape(field: Field) -> tuple[int, ...]:
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the approximate bytes of a sample on disk, without headers. May raise FormatError."""
+    """Return the approximate bytes of a sample on disk, without headers.
+
+    May raise FormatError.
+    """
     tables = len(suffixes(schema)) - len(schema.fields)
     return int(sample_bytes) + 8 * tables
 
@@ -108,7 +111,10 @@ def largest_sample(schema: Schema) -> int:
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard, which share memory with large values. May raise FormatError."""
+    """Return the files of a shard, which share the memory of large values.
+
+    May raise FormatError.
+    """
     if not samples:
         return []
     found = itertools.chain.from_iterable(_encode(f, samples) for f in schema.fields)
@@ -137,7 +143,7 @@ def _encode(field: Field, samples: Sequence[Sample]) -> list[list[Buffer]]:
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
+    """Return the mapped shard without verifying checksums. May raise CorruptShardError."""
     if not samples:
         return empty_shard(schema)
     memories: list[Bytes] = []
@@ -186,7 +192,7 @@ def _in_bytes(rows: Integers, row_bytes: int) -> Integers:
 
 
 def _dims(path: Path, field: Field, rows: Integers, lengths: Integers) -> Integers:
-    """Return int64 [samples, 1], the sizes of the one ragged dimension."""
+    """Return the sizes of the only ragged dimension: int64 [samples, 1]."""
     if _by_rows(field):
         return rows[:, None]
     sizes, rest = np.divmod(lengths, field.unit_bytes)
@@ -196,7 +202,7 @@ def _dims(path: Path, field: Field, rows: Integers, lengths: Integers) -> Intege
 
 
 def _checked_dims(path: Path, field: Field, shapes: Integers, lengths: Integers) -> Integers:
-    """Return int64 [samples, k], the sizes of the ragged dimensions."""
+    """Return the sizes of the ragged dimensions: int64 [samples, k]."""
     fixed = np.array([size is not None for size in field.dims])
     wanted = [size for size in field.dims if size is not None]
     dims = shapes[:, ~fixed]
@@ -213,5 +219,5 @@ def _offsets_error(path: Path) -> CorruptShardError:
 
 
 def bad_records(shard: MappedShard) -> list[int]:
-    """Return nothing, because there are no records and `check` verifies the CRC32C of the files."""
+    """Return nothing, because there are no records, and `check` verifies the CRC32C of the files."""
     return []

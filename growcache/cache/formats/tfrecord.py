@@ -1,18 +1,18 @@
-"""TFRecord shards: `tf.train.Example` records that are at the same time a strided array.
+"""TFRecord shards: `tf.train.Example` records that also form a strided array.
 
-Every array is a bytes feature in little-endian C order, in the order of the fields' names (protobuf's
-deterministic order). With fixed shapes all records have one length, so the wire bytes around the arrays
-are one template, and column ``name`` of the file is
-``ndarray(uint8, (samples, nbytes), strides=(record_bytes, 1), offset)``.
+Every array is a bytes feature in little-endian C order, in the order of the fields' names
+(protobuf's deterministic order). With fixed shapes all records have one length, so the wire
+bytes around the arrays are one template. Column ``name`` of the file is then ``ndarray(uint8,
+(samples, nbytes), strides=(record_bytes, 1), offset)``.
 
-To copy a row between different alignments to cache lines takes a fifth longer. So the largest array
-begins with a line, in every record. The padding is a field of `Example` that nothing defines, which every
-parser of protobuf skips.
+Copying a row between different alignments to cache lines takes a fifth longer. So in every
+record the largest array starts at a cache line. The padding is a field of `Example` that
+nothing defines, and that every protobuf parser skips.
 
-Samples that differ in size are records of the same kind. Where a value's bytes do not tell its shape, a
-feature of integers ``NAME/shape`` does. Readers need not parse protobuf: ``.offsets.npy``, int64 [samples,
-columns], says where the record ends in the file, and per field where its value begins and the sizes of
-its ragged dimensions.
+Samples of different sizes are records of the same kind. If a value's bytes do not determine its
+shape, an integer feature ``NAME/shape`` does. Readers need not parse protobuf:
+``.offsets.npy``, int64 [samples, columns], has the end of each record in the file, and per
+field the start of its value and the sizes of its ragged dimensions.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from growcache.errors import CorruptShardError, FormatError
 from growcache.schema import Field, Sample, Schema
 
 EXTENSION = RECORDS
-LAYOUT_VERSION = 2  # part of the fingerprint: raise it when any byte of a shard would change
+LAYOUT_VERSION = 2  # part of the fingerprint; raise it if any byte of a shard changes
 
 LINE_BYTES = 64  # of the CPU's cache
-LEAST_ALIGNED_BYTES = 2048  # where filling up takes at most a few hundredths
-FILLER_TAG = 15  # the last whose key is one byte
+LEAST_ALIGNED_BYTES = 2048  # padding adds at most a few percent to these
+FILLER_TAG = 15  # the largest tag with a key of one byte
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    record_bytes: int  # length of every record, framing included
-    fields: tuple[tuple[Field, int], ...]  # with the offset of its bytes in the record
-    template: bytes  # a record of zeros; the crc of the payload is zero, too
+    record_bytes: int  # length of every record, with framing
+    fields: tuple[tuple[Field, int], ...]  # each with the offset of its bytes in the record
+    template: bytes  # a record of zeros, in which the crc of the payload is zero, too
 
 
 @functools.lru_cache(maxsize=64)
 def record_layout(schema: Schema) -> RecordLayout:
-    """Return the layout of a sample's record. FormatError: too large for TensorFlow."""
+    """Return the layout of a sample's record. FormatError if it is too large for TensorFlow."""
     if schema.nbytes > encoding.MAX_PAYLOAD_BYTES:
         raise FormatError(sample_too_large_message(schema.nbytes), code="GC305")
     try:
@@ -110,9 +110,9 @@ def _fillers(
 
 
 def _filler(position: int) -> bytes:
-    """Return a field that ends at the end of a cache line."""
+    """Return a padding field that ends at the end of a cache line."""
     gap = -position % LINE_BYTES
-    if gap == 1:  # a field takes two
+    if gap == 1:  # a field takes two bytes
         gap += LINE_BYTES
     return encoding.length_delimited_head(FILLER_TAG, gap - 2) + bytes(gap - 2) if gap else b""
 
@@ -122,7 +122,7 @@ def suffixes(schema: Schema) -> tuple[str, ...]:
 
 
 def record_bytes(schema: Schema, sample_bytes: float) -> int:
-    """Return the bytes of a sample on disk; of ragged ones about, and at most."""
+    """Return the bytes of a sample on disk. For ragged samples this is an upper estimate."""
     if not schema.is_ragged:
         return record_layout(schema).record_bytes
     offsets = 8 * offset_columns(schema)
@@ -134,7 +134,10 @@ def largest_sample(schema: Schema) -> int:
 
 
 def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
-    """Return the files of a shard, which share memory with large arrays. May raise FormatError."""
+    """Return the files of a shard, which share the memory of large arrays.
+
+    May raise FormatError.
+    """
     if schema.is_ragged:
         return encode_ragged(schema, samples)
     if not samples:
@@ -148,7 +151,7 @@ def encode(schema: Schema, samples: Sequence[Sample]) -> list[EncodedFile]:
 
 
 def _column(field: Field, samples: Sequence[Sample]) -> list[Bytes]:
-    """Return the field's bytes of every sample, checked, without copying contiguous ones."""
+    """Return the checked bytes of a field in every sample, without copying contiguous arrays."""
     dtype, shape, column = field.item_dtype, field.fixed_shape, []
     for sample in samples:
         array = sample.get(field.name)
@@ -194,7 +197,7 @@ class _CopiedRecords(_EqualRecords):
 
 
 class _SplicedRecords(_EqualRecords):
-    """Records whose arrays are written from where they are, with the bytes between them."""
+    """Records whose arrays are written from their own memory, with the bytes between them."""
 
     def __iter__(self) -> Iterator[Buffer]:
         heads, last = [], 0
@@ -210,15 +213,15 @@ class _SplicedRecords(_EqualRecords):
                     crc = google_crc32c.extend(crc, heads[place])
                 yield heads[place]
                 for piece in split_buffer(column[i]):
-                    # First whoever asked: copying brings it nearer at twice the speed at
-                    # which this checksum would.
+                    # The consumer's copy comes first, because it brings the bytes nearer at
+                    # twice the speed of this checksum.
                     yield piece
                     crc = google_crc32c.extend(crc, piece)
             yield end + encoding.masked_crc_bytes(google_crc32c.extend(crc, end))
 
 
 def open_shard(path: str | os.PathLike[str], schema: Schema, samples: int) -> MappedShard:
-    """Return the mapped shard; checksums are not verified. May raise CorruptShardError."""
+    """Return the mapped shard without verifying checksums. May raise CorruptShardError."""
     if not samples:
         return empty_shard(schema)
     if schema.is_ragged:
@@ -261,7 +264,7 @@ def bad_records(shard: MappedShard) -> list[int]:
 
 
 SHAPE_SUFFIX = "/shape"
-MOST_HEAD_BYTES = 32  # of a feature, without its name: five lengths and their tags
+MOST_HEAD_BYTES = 32  # of a feature without its name: five lengths and their tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +277,10 @@ class _Feature:
 
 @functools.lru_cache(maxsize=64)
 def features(schema: Schema) -> tuple[_Feature, ...]:
-    """Return the features in protobuf's deterministic order. FormatError: two have one name."""
+    """Return the features in protobuf's deterministic order.
+
+    FormatError if two share a name.
+    """
     found = [_Feature(f.name, f, f.ragged_dims, False) for f in schema.fields]
     found += [
         _Feature(f.name + SHAPE_SUFFIX, f, f.ragged_dims, True)
@@ -296,7 +302,7 @@ def features(schema: Schema) -> tuple[_Feature, ...]:
 
 
 def overhead_bytes(schema: Schema) -> int:
-    """Return the most bytes of a record in addition to its values."""
+    """Return the largest size of a record without its values, in bytes."""
     most = encoding.RECORD_HEAD_BYTES + encoding.RECORD_TAIL_BYTES + MOST_HEAD_BYTES
     for feature in features(schema):
         most += len(feature.name.encode()) + MOST_HEAD_BYTES
@@ -397,7 +403,7 @@ def open_ragged_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
 def _ragged_columns(
     schema: Schema, data: Bytes, offsets: Integers
 ) -> dict[str, RaggedColumn] | None:
-    """Return None if a value is outside of its record."""
+    """Return the columns, or None if a value is outside its record."""
     ends = offsets[:, 0]
     records = np.append(0, ends[:-1])
     if (records < 0).any() or (records >= ends).any() or ends[-1] != len(data):
@@ -409,7 +415,7 @@ def _ragged_columns(
         lengths = checked_lengths(dims, field.unit_bytes, len(data))
         if lengths is None or (starts < records + encoding.RECORD_HEAD_BYTES).any():
             return None
-        # Compared this way, because the sum of two untrusted numbers may overflow.
+        # Not as a sum, because that of two untrusted numbers may overflow.
         if (starts > ends - encoding.RECORD_TAIL_BYTES - lengths).any():
             return None
         found[field.name] = RaggedColumn(data, starts, lengths, dims)

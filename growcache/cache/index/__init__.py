@@ -1,1 +1,1 @@
-"""The SQLite index of a cache: which shards are live."""
+"""The SQLite index of a cache, which has the live shards."""

@@ -1,4 +1,4 @@
-"""The SQLite file of the index: transactions that are whole or nothing, its log, and the space that both take."""
+"""The SQLite file of the index: atomic transactions, its log, and the space of both."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from growcache.modes import FILE_MODE, share_if_folder_is
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-# A paused reader may keep the WAL from being truncated. The supervisor must not wait for
-# it: it tries again later, and lets no permits out meanwhile.
+# A paused reader may keep the WAL from being truncated. The supervisor must not wait for it. It
+# retries later, and grants no permits meanwhile.
 CHECKPOINT_BUSY_MS = 20
 
 _FULL_DISK_CODES = {
@@ -41,7 +41,10 @@ _FULL_DISK_CODES = {
 
 
 class IndexFile:
-    """The SQLite file: its transactions, its log and its notes. `IndexDatabase` has its tables."""
+    """The SQLite file: its transactions, its log and its notes.
+
+    `IndexDatabase` adds the tables.
+    """
 
     def __init__(self, layout: CacheLayout, db: Database) -> None:
         self._layout = layout
@@ -52,7 +55,7 @@ class IndexFile:
     @classmethod
     def open(cls, layout: CacheLayout) -> Self:
         """Open or create the index, and apply migrations. May raise CacheError."""
-        from sqlite_utils import Database  # readers need neither it nor its 0.2 s
+        from sqlite_utils import Database  # readers do not need it, nor its 0.2 s
 
         from growcache.cache.index.migrations import migrations
 
@@ -68,9 +71,10 @@ class IndexFile:
                     raise newer_index_error(layout)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() does it
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() checkpoints
             connection.execute("PRAGMA temp_store = MEMORY")
-            connection.execute("PRAGMA secure_delete = ON")  # purged keys leave the file, too
+            # So that purged keys leave the file, too.
+            connection.execute("PRAGMA secure_delete = ON")
             index = cls(layout, Database(connection))
             migrations.apply(index._db)
         except (*SQLITE_ERRORS, TypeError) as error:
@@ -81,8 +85,11 @@ class IndexFile:
     def transaction(self) -> Iterator[None]:
         """Make everything in the block durable together, or nothing.
 
-        CacheFullError, CacheError: nothing happened. IndexInDoubtError: the disk failed at the end of the
-        block, and all of it may be there at the next start, or nothing.
+        Raises:
+            CacheFullError: Nothing was changed.
+            CacheError: Nothing was changed.
+            IndexInDoubtError: The disk failed at the end of the block. The next start finds all
+                of it or nothing.
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -104,17 +111,20 @@ class IndexFile:
             named = index_error(self._layout, error)
             if isinstance(named, CacheFullError):  # before its last page was in the log
                 raise named from error
-            # SQLite forgets it, but it may stand whole in the log, which is read anew
-            # after a crash. No second try of a failed sync would tell.
+            # SQLite forgets it, but it may be complete in the log, which is read again after a
+            # crash. Repeating a failed sync would not tell.
             raise IndexInDoubtError(str(named)) from error
 
     def _seal(self) -> None:
         account = read_sealed_tables(self._connection)
-        if account.right_seal() != account.seal:  # a turn without a change writes nothing
+        if account.right_seal() != account.seal:  # a transaction without changes writes nothing
             self.set_meta(SEAL_META, account.right_seal())
 
     def verify(self) -> None:
-        """Raise CacheError if a value differs from its checksum; takes tens of milliseconds."""
+        """Raise CacheError if a value differs from its checksum.
+
+        This takes tens of milliseconds.
+        """
         if problems := verified_contents(self._connection).problems:
             raise damaged_index_error(self._layout, problems[0])
 
@@ -122,7 +132,7 @@ class IndexFile:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    # Notes
+    # --- notes ---
 
     def meta(self, key: str, default: Any = None) -> Any:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
@@ -138,13 +148,13 @@ class IndexFile:
             if not table.startswith(("sqlite_", "_sqlite_")):
                 self._connection.execute(f"DELETE FROM {table}")
 
-    # The log, and space
+    # --- log and space ---
 
     def wal_bytes(self) -> int:
         return allocated(self._wal)
 
     def pages_bytes(self) -> int:
-        """Return the bytes of pages in use, including those in the log."""
+        """Return the bytes of used pages, including those in the log."""
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (size,) = self._connection.execute("PRAGMA page_size").fetchone()
@@ -157,7 +167,10 @@ class IndexFile:
         return int(free * size)
 
     def compact(self) -> bool:
-        """Give unused pages back; False if that must wait. Writes all used pages to the log first."""
+        """Release unused pages; return False if that must wait.
+
+        All used pages go to the log first.
+        """
         try:
             self._connection.execute("VACUUM")
         except sqlite3.OperationalError as error:
@@ -167,7 +180,7 @@ class IndexFile:
         return self.checkpoint()
 
     def checkpoint(self) -> bool:
-        """Move the log into the database and truncate it; False while a reader is in the way."""
+        """Move the log into the database and truncate it; return False while a reader prevents it."""
         self._connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_MS}")
         try:
             row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -180,30 +193,34 @@ class IndexFile:
         return bool(row[0] == 0)
 
     def close(self) -> None:
-        """Close; a stopped cache is one index file, which read-only media can hold too."""
+        """Close.
+
+        The index of a stopped cache is one file, which works on read-only media, too.
+        """
         self._connection.execute("PRAGMA busy_timeout = 1000")
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._connection.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.OperationalError:
-            pass  # a reader is in the way, or the disk is full: the log stays, and is good
+            pass  # a reader prevents it, or the disk is full; the log stays valid
         finally:
             self._connection.close()
 
     def abandon(self) -> None:
-        """Leave it as a crash would, and never close it.
+        """Leave the index as a crash would, and never close it.
 
         SQLite removes the log by its path when the last connection is closed, even if that path
-        belongs to another index by now. One more reference keeps it open to the end of the process.
+        belongs to another index by now. One more reference keeps the connection open until the
+        process ends.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
 
 def _create_file(layout: CacheLayout) -> None:
-    """Make the file, with its mode: SQLite gives its log and shared memory the same."""
+    """Create the file with its mode, which SQLite then also gives to its log and shared memory."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    # Only a new file is opened, for to close one frees SQLite's locks on it in this process.
-    with contextlib.suppress(OSError):  # SQLite will say it better
+    # Only a new file is opened, because closing it frees this process's SQLite locks on it.
+    with contextlib.suppress(OSError):  # SQLite will report it better
         descriptor = os.open(layout.index, flags, FILE_MODE)
         try:
             share_if_folder_is(descriptor, layout.root)

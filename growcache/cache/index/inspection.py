@@ -1,4 +1,4 @@
-"""What a monitor shows of the index beyond what readers need: ages and uses of shards, holes and their reasons."""
+"""Parts of the index that only a monitor needs: ages and uses of shards, holes and their reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MAP_COLUMNS = ("number", "CAST(drawn_at AS INTEGER)", "uses", "samples", "alloc
 
 
 class IndexColumns(NamedTuple):
-    """Every shard that has samples, ascending by number, as columns."""
+    """All shards with samples, by ascending number, as columns."""
 
     numbers: Column
     drawn_at: Column  # whole seconds since the epoch
     uses: Column  # by finished leases of all jobs
     samples: Column
     allocated: Column  # bytes on disk
-    retired: Column  # 1: it goes when its readers release it
+    retired: Column  # 1: it is deleted when its readers release it
     counted: frozenset[str]  # leases in ``uses`` that may still have a file
 
 
@@ -39,7 +39,7 @@ class HoleRow(NamedTuple):
 
 
 def read_shard_columns(root: str | os.PathLike[str]) -> IndexColumns:
-    """Return all live and retired shards. Raises as `read_index`."""
+    """Return all live and retired shards. Raises the errors of `read_index`."""
     packed = ", ".join(f"group_concat({column})" for column in _MAP_COLUMNS)
     query = f"SELECT {packed} FROM shards WHERE state < ? AND samples > 0"
     (found,), leases = _fetch(
@@ -52,7 +52,10 @@ def read_shard_columns(root: str | os.PathLike[str]) -> IndexColumns:
 
 
 def read_holes(root: str | os.PathLike[str]) -> tuple[int, list[HoleRow]]:
-    """Return how many holes there are, and the latest ones, oldest first. Raises as `read_index`."""
+    """Return the number of holes, and the latest ones, oldest first.
+
+    Raises the errors of `read_index`.
+    """
     noted, totals = _fetch(
         root,
         ("SELECT shard, key, part, reason FROM holes ORDER BY id", []),

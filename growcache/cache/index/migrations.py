@@ -1,4 +1,4 @@
-"""The tables of the index, as migrations of sqlite-utils; one is added for every later change."""
+"""The tables of the index as migrations of sqlite-utils. Every later change adds one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def the_cache(db: Database) -> None:
     db.table("deleted_ranges").create(
         {"first": int, "last": int, "shards": int, "samples": int}, pk="first"
     )
-    # Many narrow rows: without a rowid they take two thirds of the space.
+    # Many narrow rows, which take a third less space without a rowid.
     db.execute(
         "CREATE TABLE samples (shard INTEGER, i INTEGER, key TEXT, etag TEXT, "
         "start INTEGER, stop INTEGER, PRIMARY KEY (shard, i)) WITHOUT ROWID"
@@ -66,7 +66,7 @@ def the_cache(db: Database) -> None:
 
 @migrations()
 def a_checksum_per_row(db: Database) -> None:
-    """Changed numbers on disk are noticed; see `growcache.cache.index.reader`."""
+    """Add checksums that reveal changed numbers on disk; see `growcache.cache.index.reader`."""
     db.table("shards").add_column("seal", int)
     rows = db.execute(f"SELECT {SHARD_COLUMNS} FROM shards").fetchall()
     seals = [(row_seal(row), row.number) for row in map(ShardTableRow._make, rows)]
@@ -78,7 +78,7 @@ def a_checksum_per_row(db: Database) -> None:
 
 @migrations()
 def lanes_of_editions(db: Database) -> None:
-    """A node of several notes which lanes it owned."""
+    """Add the lanes that a node owned."""
     before = read_sealed_tables(db.conn)
     db.table("editions").add_column("lanes", str)
     if before.seal == before.right_seal():
@@ -88,6 +88,6 @@ def lanes_of_editions(db: Database) -> None:
 
 @migrations()
 def no_table_of_samples(db: Database) -> None:
-    """Nothing reads a row per sample, because the sidecars have the origins."""
+    """Drop the row per sample, which nothing reads because the sidecars have the origins."""
     db.execute("DROP TABLE samples")
     db.execute("ALTER TABLE shards DROP COLUMN samples_indexed")

@@ -1,9 +1,9 @@
-"""Read the index: one picture of it, on a connection that is closed before this returns.
+"""Read the index: one consistent view, on a connection that is closed before the return.
 
-SQLite finds a page that is no page any more. It does not find a number that became another number, or
-a column that got another name, and a wrong number may draw samples twice or lose good shards. So
-every row of a shard has a checksum, and so have totals, notes and editions together; and the tables are
-compared with those that were made.
+SQLite detects a page that is no longer a page. It does not detect a number that became another
+number, or a column that got another name. A wrong number may draw samples twice or lose good
+shards. So every row of a shard has a checksum, and totals, notes and editions share another
+one. The tables are compared with those that were created.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from growcache.errors import CacheError, CacheMissingError, CachePathError
 if TYPE_CHECKING:
     from growcache.schema import Schema
 
-# Of damaged bytes SQLite's own complaint may be no UTF-8, of which Python complains then.
+# SQLite's complaint about damaged bytes may be invalid UTF-8, which Python rejects.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -65,9 +65,9 @@ def table_columns(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def tables_state(connection: sqlite3.Connection) -> TablesState:
-    """Return the state of the tables: "unmade" if a supervisor died at its first start.
+    """Return the state of the tables. "unmade" means that a supervisor died at its first start.
 
-    The last migrations may be missing: the next supervisor makes them.
+    The last migrations may be missing; the next supervisor applies them.
     """
     names, columns = _applied_migrations(connection), table_columns(connection)
     known = MIGRATION_NAMES[: len(names)]
@@ -79,9 +79,10 @@ def tables_state(connection: sqlite3.Connection) -> TablesState:
 
 
 def has_our_tables(path: Path) -> bool:
-    """Whether a file is an index of ours; nothing is written, so its log is not read.
+    """Whether a file is growcache's index. Nothing is written, so its log is not read.
 
-    Opening another program's database normally would create a log or roll back its transaction.
+    Normally, opening another program's database would create a log or roll back its
+    transaction.
     """
     names = _table_names(path)
     return names is not None and names >= OWN_TABLES
@@ -116,7 +117,7 @@ def _applied_migrations(connection: sqlite3.Connection) -> list[str]:
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     if connection.execute(query, [MIGRATIONS_TABLE]).fetchone() is None:
         return []
-    columns = "id, name, applied_at"  # all that sqlite-utils will want to read
+    columns = "id, name, applied_at"  # everything that sqlite-utils will read
     query = f"SELECT {columns} FROM {MIGRATIONS_TABLE} WHERE migration_set = 'growcache' ORDER BY id"
     return [name for _, name, _ in connection.execute(query).fetchall()]
 
@@ -127,7 +128,7 @@ def _has_rows(connection: sqlite3.Connection, table: str) -> bool:
 
 
 class SealedTables(NamedTuple):
-    """The tables other than shards that count; ``seal`` is the one last written, if any."""
+    """The tables without shards that count. ``seal`` is the last one written, if any."""
 
     totals: list[tuple[str, int]]
     meta: list[tuple[str, str]]
@@ -142,7 +143,7 @@ class SealedTables(NamedTuple):
 
 
 def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
-    """Read the tables themselves, because an SQL index of theirs may be damaged too."""
+    """Read the tables themselves, because their SQL indexes may be damaged, too."""
 
     def rows(table: str) -> list[Any]:
         return sorted(connection.execute(f"SELECT * FROM {table} NOT INDEXED"), key=repr)
@@ -161,12 +162,13 @@ BUSY_SECONDS = 10.0
 _SEQ = operator.attrgetter("seq")
 _NUMBER = operator.attrgetter("number")
 
-# All rows come as one: sqlite3 lets go of the GIL for every row it fetches, and to get it
-# back next to a busy main thread takes a switch interval (5 ms) each time.
+# All rows arrive as one, because sqlite3 releases the GIL for every row that it fetches.
+# Getting it back next to a busy main thread takes a switch interval (5 ms) each time.
 _NUMBERS = ("number", "seq", "group_number", "edition", "samples", "shard_bytes")
 _TEXTS = (*_NUMBERS, "'\"' || digest || '\"'", "printf('%!.17g', drawn_at)")
 _PACKED_COLUMNS = ", ".join(f"group_concat({text})" for text in _TEXTS)
-_new_row = partial(tuple.__new__, ShardRow)  # unlike `ShardRow._make`, no Python per row
+# Unlike `ShardRow._make`, without Python code per row.
+_new_row = partial(tuple.__new__, ShardRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +177,15 @@ class IndexView:
 
     shards: list[ShardRow] = field(default_factory=list)  # live, oldest first
     totals: CacheTotals = field(default_factory=CacheTotals)
-    identity: Identity | None = None  # None before the first sample was measured
+    identity: Identity | None = None  # None before the first sample is measured
     complete: bool = False  # the whole population is cached
-    population: int | None = None  # parts, once listed
+    population: int | None = None  # parts, after the listing
     population_samples: float | None = None  # estimated
     editions: list[Edition] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)  # the supervisor's other values
     retired: list[ShardRow] = field(default_factory=list)  # oldest first; only on request
     uses: dict[int, int] = field(default_factory=dict)  # of a job, by shard; only on request
-    root: Path | None = None  # of the generation that it is of
+    root: Path | None = None  # of its generation
     counted: frozenset[str] = frozenset()  # leases in uses that may still have a file
 
     @property
@@ -207,22 +209,26 @@ def max_lease_bytes(view: IndexView) -> int | None:
 def read_index(
     root: str | os.PathLike[str], *, retired: bool = False, job: str | None = None
 ) -> IndexView:
-    """Return the index as it is now, with ``retired`` shards and the uses of a ``job`` on request.
+    """Return the current index, with ``retired`` shards and the uses of a ``job`` on request.
 
-    The connection is closed before this returns, because an open cursor keeps seeing retired shards
-    as live. CacheMissingError: there is no cache. CacheError: the index is damaged.
+    The connection is closed before the return, because an open cursor would keep seeing retired
+    shards as live.
+
+    Raises:
+        CacheMissingError: No cache is at the path.
+        CacheError: The index is damaged.
     """
     layout = CacheLayout(root)
     layout.require()
     try:
         with reading_index(layout) as connection:
-            connection.execute("BEGIN")  # one picture, whatever commits meanwhile
+            connection.execute("BEGIN")  # one consistent view, whatever is committed meanwhile
             live, meta, editions, totals = _read_view(connection)
             going = _rows_in_state(connection, ShardState.RETIRED) if retired else []
             uses, counted = ({}, ()) if job is None else _uses_of_job(connection, job)
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        # Not only what SQLite refuses: a flipped bit may make a text of a number.
-        if "no such table" in str(error):  # created this instant
+        # Other errors than SQLite's, too, because a flipped bit may turn a number into a text.
+        if "no such table" in str(error):  # it is being created
             return IndexView()
         if not layout.index.exists():
             layout.require()
@@ -244,9 +250,10 @@ def read_index(
 
 
 def known_identity(layout: CacheLayout) -> Identity | None:
-    """Return the cache's identity, or else its copy in the index; None if both are missing.
+    """Return the cache's identity, or its copy in the index, or None if both are missing.
 
-    CacheError: it is damaged, and the index has no copy.
+    Raises:
+        CacheError: It is damaged, and the index has no copy.
     """
     try:
         if found := read_identity(layout.root):
@@ -264,7 +271,7 @@ def _identity_copy(layout: CacheLayout) -> Identity | None:
             query = "SELECT value FROM meta WHERE key = 'identity'"
             row = connection.execute(query).fetchone()
         return Identity.from_values(json.loads(row[0])) if row else None
-    except (CacheError, sqlite3.Error, ValueError, TypeError, KeyError):  # none, or damaged
+    except (CacheError, sqlite3.Error, ValueError, TypeError, KeyError):  # missing or damaged
         return None
 
 
@@ -297,14 +304,17 @@ def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[Sh
     packed = connection.execute(query, [state]).fetchone()
     columns = [orjson.loads(f"[{column or ''}]") for column in packed]
     rows = list(map(_new_row, zip(*columns, strict=True)))
-    rows.sort(key=_SEQ)  # nearly in order already, so half the time of ORDER BY
+    rows.sort(key=_SEQ)  # nearly sorted already, so this takes half the time of ORDER BY
     if operator.countOf(map(type, map(_NUMBER, rows)), int) != len(rows):
-        raise ValueError("a shard's number is none")  # the column lost its definition
+        raise ValueError("a shard's number is none")  # the column has lost its definition
     return rows
 
 
 def read_history_rows(layout: CacheLayout, since: float) -> list[tuple[float, str]]:
-    """Return the time and text of each record of the history after ``since``. Raises as `read_index`."""
+    """Return time and text of each record of the history after ``since``.
+
+    Raises the errors of `read_index`.
+    """
     layout.require()
     query = "SELECT at, record FROM history WHERE at > ? ORDER BY id"
     try:
@@ -312,7 +322,7 @@ def read_history_rows(layout: CacheLayout, since: float) -> list[tuple[float, st
             rows: list[tuple[float, str]] = connection.execute(query, [since]).fetchall()
             return rows
     except sqlite3.Error as error:
-        if "no such table" in str(error):  # created this instant
+        if "no such table" in str(error):  # it is being created
             return []
         if not layout.index.exists():
             layout.require()
@@ -320,12 +330,18 @@ def read_history_rows(layout: CacheLayout, since: float) -> list[tuple[float, st
 
 
 def live_digests(root: str | os.PathLike[str]) -> dict[int, str]:
-    """Return the digests of the live shards, by number: a cheap second look. Raises as `read_index`."""
+    """Return the digests of the live shards by number, which is cheaper than `read_index`.
+
+    Raises the errors of `read_index`.
+    """
     return _digests_in(root, [ShardState.LIVE])
 
 
 def all_digests(root: str | os.PathLike[str]) -> dict[int, str]:
-    """Return the digests of all shards that have a row, evicted ones too. Raises as `read_index`."""
+    """Return the digests of all shards with a row, including evicted ones.
+
+    Raises the errors of `read_index`.
+    """
     return _digests_in(root, list(ShardState))
 
 
@@ -370,13 +386,17 @@ def read_editions(connection: sqlite3.Connection) -> list[Edition]:
 
 @contextmanager
 def reading_index(layout: CacheLayout) -> Iterator[sqlite3.Connection]:
-    # Undivided, for SQLite has locks that all its connections in a process share.
+    # Not split, because all connections of a process share SQLite's locks.
     with fork_lock(), closing(connect_read_only(layout)) as connection:
         yield connection
 
 
 def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
-    """Return a read-only connection. CacheMissingError: another program's database, or just removed."""
+    """Return a read-only connection.
+
+    Raises:
+        CacheMissingError: The database belongs to another program, or was just removed.
+    """
     if not layout.marker.exists() and is_other_database(layout.index):
         raise CacheMissingError(
             f"no cache at {layout.directory}: {layout.index.name} there is another program's"
@@ -392,9 +412,9 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
 
 
 def _roll_back(layout: CacheLayout) -> None:
-    """Roll back what a supervisor left when it died while making or closing the index.
+    """Roll back the changes of a supervisor that died while it made or closed the index.
 
-    The log needs no rollback, but changing to it and back does. SQLite does so only for a user
+    The log needs no rollback, but switching to it and back does. SQLite does so only for a user
     who may write, while no writer lives.
     """
     with suppress(sqlite3.OperationalError), closing(_connect(layout, "rw")) as connection:
@@ -429,7 +449,7 @@ def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
     )
 
 
-MOST_MESSAGES = 10  # of SQLite, about one file
+MOST_MESSAGES = 10  # from SQLite, about one file
 
 
 class DeletedRange(NamedTuple):
@@ -441,7 +461,7 @@ class DeletedRange(NamedTuple):
 
 @dataclass(slots=True)
 class IndexContents:
-    """The contents of a whole index; of one with ``problems`` nothing is believed."""
+    """The contents of a whole index. If it has ``problems``, none of it counts."""
 
     problems: list[str] = field(default_factory=list)
     rows: list[ShardTableRow] = field(default_factory=list)
@@ -458,13 +478,16 @@ class IndexContents:
 
 
 def read_contents(layout: CacheLayout) -> IndexContents:
-    """Return the contents as of now, or their problems. May raise CacheMissingError, CachePathError."""
+    """Return the current contents, or their problems.
+
+    May raise CacheMissingError or CachePathError.
+    """
     if not layout.index.exists():
         raise CacheMissingError(f"{layout.index} is missing")
     try:
         with reading_index(layout) as connection:
             connection.text_factory = _decode
-            connection.execute("BEGIN")  # one picture, whatever commits meanwhile
+            connection.execute("BEGIN")  # one consistent view, whatever is committed meanwhile
             match tables_state(connection):
                 case "whole":
                     found = verified_contents(connection)
@@ -481,7 +504,7 @@ def read_contents(layout: CacheLayout) -> IndexContents:
         *SQLITE_ERRORS,
         ValueError,
         TypeError,
-    ) as error:  # a table may have a number for its name
+    ) as error:  # a table's name may be a number
         found = IndexContents([str(error)])
     found.problems = [f"{layout.index}: {problem}" for problem in found.problems]
     return found
@@ -538,7 +561,8 @@ def _wrong_rows(found: IndexContents, seals: Mapping[int, object]) -> Iterator[s
             yield f"{name} is {found.totals.get(name, 0)}, but there are rows of {counted}"
 
 
-# What has no checksum, because a wrong number there decides no sample; but it must be one.
+# These have no checksum, because a wrong number here decides no sample. But each must be a
+# number.
 _TYPES = {
     "uses": (int, str, int),
     "jobs": (str, float),

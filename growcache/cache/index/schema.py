@@ -11,18 +11,18 @@ from typing import NamedTuple, TypeAlias
 
 class ShardState(IntEnum):
     LIVE = 0  # new snapshots take only these
-    RETIRED = 1  # the file goes when no lease holds it
-    DELETED = 2  # the row records that a number was drawn, and its digest
+    RETIRED = 1  # the file is deleted when no lease holds it
+    DELETED = 2  # the row records the drawn number and its digest
 
 
 class ShardRow(NamedTuple):
-    """A live shard as readers need it: a short tuple, because a snapshot makes thousands."""
+    """A live shard as readers need it. A short tuple, because a snapshot makes thousands."""
 
     number: int
-    seq: int  # order of commit, which is the order of age
+    seq: int  # order of commits, which is the order of age
     group: int
     edition: int  # of the group
-    samples: int  # 0: there is no file
+    samples: int  # 0: there are no files
     shard_bytes: int  # of the file
     digest: str  # xxh3_128 of the file, hexadecimal; empty without a file
     drawn_at: float  # wall time of the commit, for display
@@ -35,13 +35,13 @@ class EvictedShard(NamedTuple):
 
 class FinishedLease(NamedTuple):
     name: str
-    job: str  # whose uses it counts
-    used: Sequence[int]  # shards that its reader read
-    delivered: int | None = None  # samples; None if its reader does not count them
+    job: str  # its uses are counted
+    used: Sequence[int]  # shards that the reader read
+    delivered: int | None = None  # samples; None if the reader does not count them
 
 
 class ShardTableRow(NamedTuple):
-    """A shard as its writer knows it; see `ShardRow` for the rest."""
+    """A shard as its writer needs it. `ShardRow` describes the other fields."""
 
     number: int
     seq: int
@@ -50,7 +50,7 @@ class ShardTableRow(NamedTuple):
     edition: int
     round: int  # pass of the permutation
     samples: int
-    parts: int  # visits counted to it
+    parts: int  # visits that count to it
     holes: int  # visits that yielded nothing
     shard_bytes: int
     allocated: int  # blocks of file and sidecar
@@ -62,24 +62,24 @@ class ShardTableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """Sums of the cache, of now and ever."""
+    """Sums over the cache, current and total."""
 
-    shards: int = 0  # live ones, as the next two
+    shards: int = 0  # live, as for the next two
     samples: int = 0
-    bytes: int = 0  # allocated, with sidecars
-    retired_shards: int = 0  # not yet deleted
+    bytes: int = 0  # allocated, including sidecars
+    retired_shards: int = 0  # not deleted yet
     retired_bytes: int = 0  # allocated
     drawn: int = 0  # samples ever committed
     drawn_parts: int = 0  # visits ever committed
     drawn_shards: int = 0
-    evicted_samples: int = 0  # of shards that were retired and did not come back
+    evicted_samples: int = 0  # in shards that were retired and did not return
     evicted_shards: int = 0
-    lost_samples: int = 0  # of shards whose file was missing at a start
+    lost_samples: int = 0  # in shards whose file was missing at a start
     lost_shards: int = 0
-    refetched_samples: int = 0  # not counted as drawn again
+    refetched_samples: int = 0  # do not count as drawn again
     refetched_shards: int = 0
     holes: int = 0  # visits that yielded nothing
-    empty_visits: int = 0  # of whole objects without a sample; no holes
+    empty_visits: int = 0  # to whole objects without a sample; these are not holes
     delivered: int = 0  # samples, under finished leases
 
 
@@ -89,7 +89,7 @@ RangeRow: TypeAlias = tuple[int, int, int, int]  # first number, last, shards, s
 def merge_ranges(ranges: list[RangeRow]) -> list[RangeRow]:
     """Return (first, last, shards, samples) with neighbours merged.
 
-    Ranges without a sample stay apart: a rebuilt index knows no more of what they held.
+    Ranges without samples stay separate, because a rebuilt index knows no more about them.
 
     >>> merge_ranges([(3, 3, 1, 10), (0, 1, 2, 20), (2, 2, 1, 5), (4, 5, 2, 0), (7, 7, 1, 1)])
     [(0, 3, 4, 35), (4, 5, 2, 0), (7, 7, 1, 1)]
@@ -105,7 +105,9 @@ def merge_ranges(ranges: list[RangeRow]) -> list[RangeRow]:
 
 
 def split_range(row: RangeRow, number: int, samples: int) -> list[RangeRow]:
-    """Return a range without one of its shards, divided as the numbers are: no more was ever noted.
+    """Return a range without one of its shards, split in two if needed.
+
+    The counts are divided in proportion to the numbers, because only sums were recorded.
 
     >>> split_range((0, 3, 4, 35), 1, 5)
     [(0, 0, 1, 10), (2, 3, 2, 20)]
@@ -117,7 +119,7 @@ def split_range(row: RangeRow, number: int, samples: int) -> list[RangeRow]:
     return [piece for piece in pieces if piece[2]]
 
 
-# What the migrations make, each column with its type; behind the bar the primary key.
+# The result of the migrations: each column with its type, and the primary key after the bar.
 TABLES = {
     "shards": "number INTEGER, seq INTEGER, state INTEGER, group_number INTEGER, "
     "edition INTEGER, round INTEGER, samples INTEGER, parts INTEGER, holes INTEGER, "
@@ -148,9 +150,9 @@ OWN_TABLES = {
     "deleted_ranges",
     "finished_leases",
     "totals",
-}  # together of no other program
-MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils notes there what was made
-# None is ever removed or renamed: an index with these and more is of a newer growcache.
+}  # no other program has all of these
+MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils records the applied migrations there
+# None is ever removed or renamed. An index with these and more belongs to a newer growcache.
 MIGRATION_NAMES = [
     "the_cache",
     "a_checksum_per_row",
@@ -158,11 +160,12 @@ MIGRATION_NAMES = [
     "no_table_of_samples",
 ]
 
-MOST_PATH_BYTES = 504  # of a database, for SQLite; with the name of its journal it is 512
+# SQLite's limit for a database, which is 512 with the name of its journal.
+MOST_PATH_BYTES = 504
 
 
-SEAL_META = "seal"  # its key among the notes
-STATE_MASK = 3  # of a row's seal are its state, which changes while the rest stays
+SEAL_META = "seal"  # key among the notes
+STATE_MASK = 3  # bits of a row's seal that are its state, which changes while the rest stays
 
 SHARD_COLUMNS = (
     "number, seq, state, group_number, edition, round, samples, parts, holes, "
@@ -171,12 +174,12 @@ SHARD_COLUMNS = (
 
 
 def row_seal(row: ShardTableRow) -> int:
-    """Return the checksum of a row, without the columns that files and uses tell."""
+    """Return the checksum of a row, without the columns that files and uses determine."""
     fixed = (*row._replace(state=0, allocated=0, uses=0),)
     return zlib.crc32(repr(fixed).encode("utf-8", "backslashreplace")) << 2 | row.state
 
 
-LEASE_BYTES_META = "lease_bytes"  # what readers' leases may take, all together
+LEASE_BYTES_META = "lease_bytes"  # limit of all readers' leases together
 
 
 KEPT_JOBS = 32

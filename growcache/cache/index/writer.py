@@ -1,4 +1,7 @@
-"""The tables of the index, and their one writer: each change is a transaction, within a budget, on a full disk too."""
+"""The tables of the index and their only writer.
+
+Each change is a transaction, within a budget, also on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ KEPT_HOLES, MOST_REASON_CHARACTERS = 200, 600
 
 
 class IndexDatabase(IndexFile):
-    """The tables. Change them inside `transaction` only."""
+    """The tables. Change them only inside `transaction`."""
 
     def replace(self, contents: IndexContents) -> None:
-        """Replace all contents; uses and notes of holes are lost."""
+        """Replace all contents. Uses and the records of holes are lost."""
         self.clear()
         self._put_shards(contents.rows)
         for edition in contents.editions:
@@ -51,9 +54,9 @@ class IndexDatabase(IndexFile):
             self._connection.executemany(query, rows)
 
     def forget_shards(self, rows: Sequence[ShardTableRow], retried: int) -> None:
-        """Forget damaged shards: retired ones are deleted, live ones are drawn again.
+        """Forget damaged shards: retired ones are deleted, and live ones are drawn again.
 
-        ``retried`` holes of theirs count neither as holes nor as visits already.
+        ``retried`` of their holes already count neither as holes nor as visits.
         """
         live = [row for row in rows if row.state == ShardState.LIVE]
         retired = [row.number for row in rows if row.state == ShardState.RETIRED]
@@ -69,7 +72,7 @@ class IndexDatabase(IndexFile):
         )
         self.set_meta("complete", False)
 
-    # Shards
+    # --- shards ---
 
     def shards(self) -> list[ShardTableRow]:
         rows = self._connection.execute(
@@ -107,13 +110,13 @@ class IndexDatabase(IndexFile):
         )
 
     def forget_holes(self, is_purged: Callable[[str], bool]) -> None:
-        """Forget what is noted of holes in purged objects."""
+        """Forget the records of holes in purged objects."""
         rows = self._connection.execute("SELECT id, key FROM holes").fetchall()
         gone = [(id_,) for id_, key in rows if is_purged(key)]
         self._connection.executemany("DELETE FROM holes WHERE id = ?", gone)
 
     def return_shards(self, rows: Sequence[ShardTableRow]) -> None:
-        """Add shards that had been evicted; they do not count as drawn again."""
+        """Add shards that had been evicted. They do not count as drawn again."""
         for row in rows:
             self.add_totals(
                 refetched_samples=row.samples, refetched_shards=1, **self._returned(row)
@@ -137,7 +140,7 @@ class IndexDatabase(IndexFile):
         return change
 
     def _leave_range(self, number: int, samples: int) -> int:
-        """Take a number out of the ranges; return the samples that were counted for it."""
+        """Remove a number from the ranges; return the samples that were counted for it."""
         row = self._connection.execute(
             "SELECT * FROM deleted_ranges WHERE first <= ?1 AND last >= ?1", [number]
         ).fetchone()
@@ -173,7 +176,7 @@ class IndexDatabase(IndexFile):
         ).fetchall()
 
     def set_state(self, numbers: Iterable[int], state: ShardState) -> None:
-        """Set the state of shards; deleted ones lose their uses."""
+        """Set the state of shards. Deleted ones lose their uses."""
         rows = [(number,) for number in numbers]
         self._connection.executemany(
             f"UPDATE shards SET state = {state:d}, seal = (seal & ~{STATE_MASK}) | {state:d} "
@@ -184,7 +187,7 @@ class IndexDatabase(IndexFile):
             self._connection.executemany("DELETE FROM uses WHERE shard = ?", rows)
 
     def remains(self, numbers: Iterable[int]) -> dict[int, EvictedShard]:
-        """Return by number what is known of evicted shards; nothing of pruned ones."""
+        """Return the known facts about evicted shards by number, without pruned ones."""
         found: dict[int, EvictedShard] = {}
         query = "SELECT samples, allocated FROM shards WHERE number = ?"
         for number in numbers:
@@ -193,7 +196,7 @@ class IndexDatabase(IndexFile):
         return found
 
     def known(self, numbers: Sequence[int]) -> set[int]:
-        """Return those of the numbers, ascending, that have a row."""
+        """Return those of the ascending numbers that have a row."""
         rows = self._connection.execute(
             "SELECT number FROM shards WHERE number BETWEEN ? AND ?", [numbers[0], numbers[-1]]
         )
@@ -204,7 +207,7 @@ class IndexDatabase(IndexFile):
         return found
 
     def unknown(self, stop: int) -> list[range]:
-        """Return the numbers below ``stop`` without a row; a cache of months has drawn millions."""
+        """Return the numbers below ``stop`` without a row, as ranges, because there may be millions."""
         rows = self._connection.execute(
             "SELECT number AS low, number FROM shards WHERE number < ? "
             "UNION ALL SELECT first, last FROM deleted_ranges ORDER BY low",
@@ -218,7 +221,7 @@ class IndexDatabase(IndexFile):
         return [*found, range(at, stop)] if at < stop else found
 
     def last_group(self) -> int:
-        """Return the highest group with a row; -1 if there is none."""
+        """Return the highest group with a row, or -1."""
         (last,) = self._connection.execute("SELECT max(group_number) FROM shards").fetchone()
         return -1 if last is None else int(last)
 
@@ -242,10 +245,10 @@ class IndexDatabase(IndexFile):
         self._connection.executemany("INSERT INTO deleted_ranges VALUES (?, ?, ?, ?)", merged)
         self.set_meta("pruned_seq", max(self.meta("pruned_seq", -1), old[-1][2]))
 
-    # Readers
+    # --- readers ---
 
     def uses(self) -> dict[str, dict[int, int]]:
-        """Return the uses per job and shard; the job that ended a lease last comes last."""
+        """Return the uses per job and shard. The job that ended a lease last comes last."""
         jobs = self._connection.execute("SELECT job FROM jobs ORDER BY last_seen").fetchall()
         found: dict[str, dict[int, int]] = {job: {} for (job,) in jobs}
         for shard, job, uses in self._connection.execute("SELECT * FROM uses").fetchall():
@@ -291,7 +294,7 @@ class IndexDatabase(IndexFile):
             "DELETE FROM finished_leases WHERE name = ?", [(name,) for name in names]
         )
 
-    # Small things
+    # --- notes and history ---
 
     def editions(self) -> list[Edition]:
         return read_editions(self._connection)
@@ -304,7 +307,7 @@ class IndexDatabase(IndexFile):
         return dict(self._connection.execute("SELECT name, value FROM totals").fetchall())
 
     def add_totals(self, **amounts: int) -> None:
-        """Add to running totals, in the transaction of what they count."""
+        """Add to running totals, in the transaction of the counted change."""
         self._connection.executemany(
             "INSERT INTO totals VALUES (?, ?) "
             "ON CONFLICT DO UPDATE SET value = value + excluded.value",
@@ -312,7 +315,7 @@ class IndexDatabase(IndexFile):
         )
 
     def append_history(self, record: dict[str, Any], keep: int) -> None:
-        """Add a record to the history, of which at most ``keep`` remain: see `history_thinning`."""
+        """Add a record to the history and keep at most ``keep`` records; see `history_thinning`."""
         now = time.time()
         self._db.table("history").insert({"at": now, "record": _compact_json(record)})
         (count,) = self._connection.execute("SELECT count(*) FROM history").fetchone()
@@ -344,7 +347,7 @@ class IndexDatabase(IndexFile):
 
 
 def _parsed(record: str) -> object:
-    """Return a record, or None where it is damaged: the service must not end for its history."""
+    """Return a record, or None if it is damaged, because the history must not end the service."""
     try:
         return json.loads(record)
     except json.JSONDecodeError:
@@ -356,15 +359,15 @@ def _compact_json(record: dict[str, Any]) -> str:
 
 
 def _valid_unicode(value: str) -> str:
-    """Escape invalid Unicode of local file names, because SQLite stores only valid."""
+    """Escape invalid Unicode in local file names, because SQLite stores only valid Unicode."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class IndexWriter:
-    """The index and the ballast that its transactions fall back on.
+    """The index, and the ballast that its transactions may use.
 
-    Read ``index`` anywhere, but change it inside `write` only. ``log_is_short`` is False while a reader
-    keeps the log from being truncated; writes that can wait should then wait.
+    Read ``index`` anywhere, but change it only inside `write`. ``log_is_short`` is False while
+    a reader prevents the truncation of the log. Writes that can wait should then wait.
     """
 
     def __init__(self, layout: CacheLayout, space: SpaceAccount) -> None:
@@ -384,7 +387,11 @@ class IndexWriter:
             return IndexDatabase.open(layout)
 
     def write(self, change: Callable[[], None]) -> None:
-        """Run one transaction, in the ballast's space if needed. CacheFullError: nothing was changed."""
+        """Run one transaction, in the ballast's space if needed.
+
+        Raises:
+            CacheFullError: Nothing was changed.
+        """
         self._cut_log()
         try:
             self._transact(change)
