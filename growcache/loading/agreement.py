@@ -1,8 +1,8 @@
-"""Ranks on several machines agree on how many samples of a pass each of them delivers.
+"""Ranks on several machines agree on the samples of a pass that each of them delivers.
 
-Their caches grow unlike, and all ranks must make the same number of steps. So each rank offers the count
-that its machine's cache has for it, and all take the smallest. The front door of a framework brings the
-collective operation; this file names what is compared.
+Their caches grow differently, but all ranks must make the same number of steps. So each rank
+offers the count that its machine's cache has for it, and all ranks take the smallest. A
+framework's module provides the collective operation. This file defines the compared values.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from growcache.loading.waiting import WaitControl
 
 class Offer(NamedTuple):
     pass_number: int
-    step: int = 0  # of the epoch, where the rest of a pass goes on
+    step: int = 0  # of the epoch, if the rest of a pass is read
     rows: int = 0  # for each rank of this machine
 
     def terms(self, options: LoaderOptions) -> str:
-        """Return what must be alike on all ranks, in words."""
+        """Return the terms that must be equal on all ranks, in words."""
         settings = ", ".join(f"{name}={value!r}" for name, value in options.alike.items())
         return f"pass {self.pass_number} from step {self.step} on, with {settings}"
 
 
 def digest_of(terms: str) -> int:
-    """Return a number from 0 to 2**63 - 1 that equal terms share."""
+    """Return a number from 0 to 2**63 - 1 that is the same for equal terms."""
     digest = hashlib.blake2b(terms.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Agreement(Protocol):
+    """The agreement of one rank with the other ranks of its job."""
+
     def prepare(self, reason: Callable[[], str]) -> None:
-        """Set what the other ranks read when they wait for this one's next offer."""
+        """Set the reason that the other ranks show while they wait for this rank's next offer."""
 
     def agree(self, offer: Offer, watch: WaitControl) -> int:
         """Return the smallest number of rows that any rank offers.
 
         Raises:
-            CacheError: a rank is gone.
-            ConfigError: ranks differ in what must be alike.
+            CacheError: A rank is gone.
+            ConfigError: The ranks' terms differ.
             StoppedError: ``watch`` stopped the wait.
         """
 
     def close(self) -> None:
-        """Leave; the other ranks see it. Twice is harmless."""
+        """Leave, which the other ranks notice. A second call does nothing."""

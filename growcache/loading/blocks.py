@@ -35,23 +35,23 @@ from growcache.schema import Array, Origin, Schema
 
 BLOCK_BATCHES = 128
 
-# Nothing of a block is delivered before all of it is transformed. Samples from here on are
-# transformed a batch at a time; of smaller ones it takes several to be worth it.
+# A block is delivered only after all of it is transformed. Samples of at least this size are
+# transformed a batch at a time; smaller ones need several batches to be worth it.
 LARGE_ROW_BYTES = 64 * 1024
 TRANSFORMED_BYTES = 8_000_000
 TRANSFORMED_BATCHES = 64
 
-# Of the first block for a consumer that waits, if batches are not larger: as much as is copied
-# in the time of a block's other work.
+# Of the first block for a waiting consumer, unless batches are larger: as much as is copied in
+# the time of a block's other work.
 FIRST_BYTES = 2_000_000
-# From block to block; each takes a buffer for a full one, so they should be few.
+# From block to block. Each needs a buffer for a full block, so they should be few.
 RAMP_FACTOR = 4
 
 
 def batches_per_block(
     sample_bytes: int, batch_size: int, block_bytes: int, *, transformed: bool = False
 ) -> int:
-    """Return how many batches are gathered at once.
+    """Return the number of batches to gather together.
 
     >>> batches_per_block(64 * 1024, 64, 35_000_000), batches_per_block(3072, 64, 35_000_000)
     (8, 128)
@@ -67,7 +67,10 @@ def batches_per_block(
 
 
 class BlockSizeRamp:
-    """The next block has few rows while the consumer waits, because a block is delivered whole."""
+    """Sizes of blocks.
+
+    They are small while the consumer waits, because a block is delivered whole.
+    """
 
     def __init__(self, batch_size: int, least: int, most: int) -> None:
         self._batch_size = batch_size
@@ -88,39 +91,42 @@ class BlockSizeRamp:
 
 Batch: TypeAlias = dict[str, Any]
 
-# A column of all rows with its name, or each batch's values of a ragged field.
+# A named column of all rows, or each batch's values of a ragged field.
 BlockPart: TypeAlias = tuple[str, Array] | deque[Batch]
 
-# The numbers of some shards, and the index of each row's shard among them.
+# Numbers of some shards, and the index of each row's shard among them.
 RowShards: TypeAlias = tuple[Sequence[int], ShardPlaces]
 
 
 @dataclass(slots=True)
 class Block:
-    """Consecutive batches of an epoch; a user of `batches` keeps none, because memory is recycled."""
+    """Consecutive batches of an epoch.
+
+    Users of `batches` keep none, because memory is recycled.
+    """
 
     epoch: int
     rows: int  # of all its batches
-    parts: list[BlockPart]  # the columns that batches are cut from, in the order of the fields
-    drawn: list[RowShards]  # the shard of each row
+    parts: list[BlockPart]  # columns from which batches are cut, in the order of the fields
+    drawn: list[RowShards]  # shard of each row
     counts: dict[int, int]  # rows per shard
     nbytes: int
-    marks: list[PassPosition]  # the position after each batch
-    lost: list[int]  # planned rows that could not be read, before each batch
+    marks: list[PassPosition]  # position after each batch
+    lost: list[int]  # planned rows before each batch that could not be read
     transform_schema: TransformSchema
     irregular: dict[int, BatchRows] | None = None  # of some batches, for a journal
-    seconds: float = 0.0  # that the gather took, without waits for the thread that shares it
+    seconds: float = 0.0  # time of the gather, without waits for the thread that shares it
     stalled_seconds: float = (
         0.0  # of these, in which the thread neither ran nor waited for a disk
     )
-    thread: int = 0  # the kernel's number of the thread that made it; 0 of another process
+    thread: int = 0  # kernel's number of the thread that made it; 0 for another process
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
 
 def count_per_shard(drawn: Iterable[RowShards], rows: int = sys.maxsize) -> dict[int, int]:
     found: dict[int, int] = {}
     for numbers, places in drawn:
-        # To sort the numbers of all rows would take five times as long.
+        # Sorting the numbers of all rows would take five times as long.
         for number, count in zip(numbers, np.bincount(places[:rows]).tolist(), strict=False):
             if count:
                 found[number] = found.get(number, 0) + count
@@ -152,7 +158,7 @@ def _executor(
     )
     executor = ProcessExecutor(count, setup, shared, stopped)
     readable = functools.partial(shared.allocate, to=executor.connections)
-    # Their results are delivered; a trainer in another process maps the buffers, too.
+    # Their results are delivered. A trainer in another process maps these buffers, too.
     writable = functools.partial(
         shared.allocate, to=lambda: [*executor.connections(), *shared.receivers]
     )
@@ -171,7 +177,7 @@ def _allocate_locked(
 
 
 class BlockAssembler:
-    """Makes blocks out of pieces; used by one thread."""
+    """Makes blocks from pieces, in one thread."""
 
     def __init__(
         self,
@@ -189,7 +195,7 @@ class BlockAssembler:
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
         if (
             framework.batches_at_once > 1 and not transformed
-        ):  # small blocks would be more buffers
+        ):  # small blocks would need more buffers
             few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.block_rows = batch * most
@@ -224,19 +230,22 @@ class BlockAssembler:
         self._drawn: list[RowShards] = []
         self._places: list[tuple[int, int]] = []
         self._origins: list[Origin] = []
-        self._pieces: list[Piece] = []  # this rank's
+        self._pieces: list[Piece] = []  # of this rank
 
     @property
     def rows(self) -> int:
         return self._ramp.rows
 
     def shrink(self) -> None:
-        # The results for the first block decide about the fields, and should be many.
+        # The results for the first block determine the fields, so they should be many.
         if self._transform is None or self._transform.schema is not None:
             self._ramp.begin(self._gatherer.filled)
 
     def add(self, pieces: list[Piece], all_pieces: list[Piece]) -> bool:
-        """Append this rank's rows, of one pass; False: none was appended, damaged shards are marked."""
+        """Append this rank's rows of one pass.
+
+        Returns False if none was appended, because shards are damaged. These are marked.
+        """
         before = self._gatherer.filled
         parts = [window.part(start, stop) for window, start, stop in pieces]
         if not self._copied(parts):

@@ -1,4 +1,4 @@
-"""Whether a wait for samples can never end, because the bound of the cache has no room for enough of them."""
+"""Detects a wait for samples that can never end, because the bound of the cache is too small."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.status_model import Status
 
-STAYS_FULL_SECONDS = 3.0  # that a cache stays full before it counts as all there will be
-TURNOVERS = 2  # of the cache during a wait, after which it holds as much as it ever will
+STAYS_FULL_SECONDS = 3.0  # after which a full cache counts as having its final size
+TURNOVERS = 2  # of the cache during a wait, after which it will not hold more
 
 
 def is_stuck(status: Status) -> bool:
-    """Whether the service can only go on once this reader reads: no other one holds anything."""
+    """Whether the service waits only for this reader, because no other reader holds anything."""
     full = status.state == "full" or (
         status.state == "waiting" and status.waiting_reason == "readers"
     )
@@ -22,18 +22,18 @@ def is_stuck(status: Status) -> bool:
 
 @dataclass
 class BoundCheck:
-    """Decides from looks at a cache during one wait. Pure."""
+    """Decides from observations of a cache during one wait. Pure."""
 
-    most: int = 0  # usable samples that were found at one time
+    most: int = 0  # usable samples at one time, so far
     _usable: int = -1
     _stuck_since: float = 0.0
-    _held: int = 0  # samples of the cache at one time, at most
-    _evicted: int | None = None  # samples, when shards reached their full size
+    _held: int = 0  # samples of the cache at one time, so far
+    _evicted: int | None = None  # samples when shards reached their full size
 
     def is_endless(
         self, now: float, usable: int, totals: CacheTotals, *, stuck: bool, ramping: bool
     ) -> bool:
-        """Return whether more than ``most`` usable samples will never be found."""
+        """Return whether the cache will never have more than ``most`` usable samples."""
         if not stuck or usable != self._usable:
             self._usable, self._stuck_since = usable, now
         if ramping or self._evicted is None:

@@ -1,8 +1,9 @@
 """Recycled memory for blocks of batches.
 
-Page faults of fresh memory cost a quarter to a third of a gather. A user may hold a batch for any
-time, so a buffer is reused only when nothing else refers to its base array: every view, tensor or
-DLPack capsule does. A forked child's references cannot be seen, so a fork replaces all buffers.
+Page faults of new memory cost a quarter to a third of a gather. A user may keep a batch for any
+time. So a buffer is reused only after nothing else refers to its base array; every view, tensor
+or DLPack capsule does. The references of a forked child are invisible, so a fork replaces all
+buffers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-_forking: set[int] = set()  # threads
-_latest_fork = object()  # another one at the begin and at the end of each fork
+_forking: set[int] = set()  # of the threads that are forking
+_latest_fork = object()  # replaced at the start and at the end of each fork
 
 
 def fork_mark() -> object:
@@ -27,8 +28,9 @@ def fork_mark() -> object:
 
 
 def forked_since(then: object) -> bool:
-    """Whether a fork has happened; call it after everything that the answer covers."""
-    return bool(_forking) or then is not _latest_fork  # in this order: one may end meanwhile
+    """Whether a fork has happened. Call it after everything that the answer covers."""
+    # In this order, because a fork may end meanwhile.
+    return bool(_forking) or then is not _latest_fork
 
 
 def _begin_fork() -> None:
@@ -44,7 +46,7 @@ def _end_fork() -> None:
 
 
 def _end_fork_in_child() -> None:
-    _forking.clear()  # its other threads do not go on in a child
+    _forking.clear()  # a child does not have its parent's other threads
     _end_fork()
 
 
@@ -56,25 +58,25 @@ os.register_at_fork(
 BufferBytes: TypeAlias = npt.NDArray[np.uint8]
 
 # allocate(nbytes, kept) -> uint8 [at least nbytes], page-aligned or a page longer. ``kept`` is
-# the list in which it will be kept for reuse; None: it is used once.
+# the list that keeps it for reuse; None means a single use.
 Allocate: TypeAlias = Callable[[int, list[BufferBytes] | None], BufferBytes]
 
 PAGE = 4096
-ALIGNMENT = 64  # of smaller pieces: TensorFlow copies memory that does not begin so
-# Below this a fresh array is cheap, and holding on to a batch's labels must not keep a
+ALIGNMENT = 64  # of smaller pieces, because TensorFlow copies unaligned memory
+# Below this size a new array is cheap. A batch's labels, which a user keeps, must not keep a
 # large buffer alive.
 RECYCLE_BYTES = 128 * 1024
-# Of all blocks of a loader in flight: one is filled, two wait, the loop has one and the batch
-# before. Of small blocks more are in flight.
+# Of all blocks of a loader in flight: one is being filled, two wait, and the loop has one and
+# the batch before it. If blocks are small, more are in flight.
 BUFFER_BYTES = 176_000_000
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 5, 12
-# The size of a block, unless one batch is larger. Each new block costs the thread that copies and
-# the loop that receives it some tenths of a millisecond, because the CPU's caches are cold.
+# Size of a block, unless a batch is larger. Each new block costs the copying thread and the
+# receiving loop some tenths of a millisecond, because the CPU's caches are cold.
 BLOCK_BYTES = BUFFER_BYTES // MIN_IN_FLIGHT
-# Of a thread, which also waits for the interpreter's lock after each block; a gather process
-# takes 90 MB for itself.
+# For a thread, which also waits for the interpreter's lock after each block. A gather process
+# itself takes 90 MB.
 THREAD_BLOCK_BYTES = 72_000_000
-HEADROOM_DIVISOR = 8  # where sizes vary, an eighth more is allocated than was asked for
+HEADROOM_DIVISOR = 8  # if sizes vary, an eighth more than requested is allocated
 MAX_OVERSIZE = 4  # times the requested size; larger buffers are kept for larger requests
 
 
@@ -91,12 +93,13 @@ def _references(bases: list[BufferBytes], i: int) -> int:
     return sys.getrefcount(bases[i])
 
 
-# The count of `_references` for an array that only its list holds; interpreters differ.
+# Count of `_references` for an array that only its list refers to, which differs between
+# interpreters.
 _UNSHARED = _references([allocate_private(0, None)], 0)
 
 
 def blocks_in_flight(nbytes: int) -> int:
-    """Return how many blocks of a size are in flight, each in a buffer.
+    """Return the number of blocks of a size in flight, each in its buffer.
 
     >>> blocks_in_flight(64_000), blocks_in_flight(16_000_000), blocks_in_flight(72_000_000)
     (12, 11, 5)
@@ -105,7 +108,11 @@ def blocks_in_flight(nbytes: int) -> int:
 
 
 class BufferPool:
-    """Each buffer keeps its size, because shared and page-locked memory is resident even if untouched."""
+    """A pool of buffers for one use.
+
+    Each buffer keeps its size, because shared and page-locked memory is resident even if it is
+    not touched.
+    """
 
     def __init__(
         self,
@@ -116,11 +123,11 @@ class BufferPool:
         self._nbytes = nbytes
         self._allocate = allocate
         self._keep = keep
-        self._bases: list[BufferBytes] = []  # the smallest first
+        self._bases: list[BufferBytes] = []  # smallest first
         self._begun = fork_mark()
 
     def take(self, nbytes: int | None = None) -> BufferBytes:
-        """Return uint8 [nbytes], undefined."""
+        """Return uint8 [nbytes] with undefined content."""
         if nbytes is None:
             nbytes = self._nbytes
         if nbytes < RECYCLE_BYTES:
@@ -130,11 +137,13 @@ class BufferPool:
     def _free(self, nbytes: int) -> BufferBytes:
         bases = self._bases
         free = [i for i in range(len(bases)) if _references(bases, i) == _UNSHARED]
-        if forked_since(self._begun):  # asked here, because a child sees buffers in use so far
+        # Checked here, because a child sees the buffers in use so far.
+        if forked_since(self._begun):
             self._begun = fork_mark()
-            bases.clear()  # those in use live and die with their views
+            bases.clear()  # those in use live as long as their views
             free.clear()
-        # The first that fits, not the oldest: few buffers in use stay in the CPU's cache.
+        # The first that fits rather than the oldest, because a few buffers stay in the CPU's
+        # cache.
         for i in free:
             if nbytes <= _usable_bytes(bases[i]) <= MAX_OVERSIZE * nbytes:
                 return bases[i]
@@ -150,7 +159,7 @@ class BufferPool:
 
     def _made(self, nbytes: int) -> BufferBytes:
         if len(self._bases) >= self._most(nbytes):
-            # The user is collecting batches: those live and die with their views.
+            # The user is collecting batches, which live as long as their views.
             return self._allocate(nbytes, None)
         size = nbytes if nbytes == self._nbytes else nbytes + nbytes // HEADROOM_DIVISOR
         base = self._allocate(size, self._bases)

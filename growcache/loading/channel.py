@@ -1,4 +1,4 @@
-"""The channel between a consumer and the producer of its batches, in one process or across two."""
+"""The channel between a consumer and the producer of its batches, in one process or between two."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HEAD_START_SECONDS = 0.01  # of the consumer, at most
 
 
 def head_start_seconds(step_seconds: float) -> float:
-    """Return how long a thread that the consumer woke lets it go first: half a step.
+    """Return how long a thread lets the consumer go first after waking it: half a step.
 
-    The consumer has then taken its batch and does not ask for the next one yet.
+    By then the consumer has taken its batch, and does not ask for the next one yet.
 
     >>> head_start_seconds(0.005), head_start_seconds(3.0)
     (0.0025, 0.01)
@@ -34,13 +34,13 @@ def head_start_seconds(step_seconds: float) -> float:
 
 
 MIN_BLOCKS_AHEAD = 2
-# A loop that computes no longer for a batch, and had to wait, will wait again.
+# A loop with a shorter step that had to wait will wait again.
 SHORT_STEP_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class PassStarted:
-    """A snapshot was taken for the blocks that follow; `lease` is the name of its lease."""
+    """A snapshot was taken for the next blocks. `lease` is the name of its lease."""
 
     number: int
     plan: LazyPickle[PassPlan]
@@ -50,7 +50,7 @@ class PassStarted:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """All blocks of an epoch were made; `lost` rows after the last batch could not be read."""
+    """All blocks of an epoch were made. `lost` rows after the last batch could not be read."""
 
     epoch: int
     lost: int = 0
@@ -75,15 +75,16 @@ LAST_ITEMS = Failure | ProcessDied  # nothing follows these
 class Demand:
     """The consumer's progress and demand, as a stage sees them from another thread.
 
-    The consumer calls `begin`, `deliver`, `acknowledge` and `end_pass`, the producer the others. A
-    token True allows one block; False asks to release delivered windows.
+    The consumer calls `begin`, `deliver`, `acknowledge` and `end_pass`, and the producer the
+    other methods. A token True allows one block. False asks the producer to release delivered
+    windows.
     """
 
     def __init__(self, epoch: int, blocks_ahead: int = MIN_BLOCKS_AHEAD) -> None:
         self.tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.delivered = PassPosition(-1, 0)
-        # Whether the position is known once a block only, and how many rows the consumer may then
-        # be ahead of it.
+        # Whether the position is known only once per block, and how many rows the consumer may
+        # then be ahead of it.
         self.acknowledged_per_block = False
         self.lag_rows = 0
         self.waited = True  # whether the consumer waited for the latest block
@@ -91,14 +92,14 @@ class Demand:
         self.step_seconds = math.inf
         self.stop = threading.Event()
         self.wake = threading.Event()  # ends waits for samples early
-        self.pass_changed = threading.Event()  # a pass is over, or the next one is due
+        self.pass_changed = threading.Event()  # a pass has ended, or the next one is due
         self.wanted = epoch
         self._delivered_at = -math.inf
-        self._woken = False  # whether the producer waited for the consumer, and has not yielded
+        self._woken = False  # whether the producer waited for the consumer and has not yielded
         self.changed = threading.Condition()
         self.allow(blocks_ahead)
 
-    # The consumer's side
+    # --- the consumer's side ---
 
     def begin(self, epoch: int) -> None:
         with self.changed:
@@ -106,13 +107,13 @@ class Demand:
             self.changed.notify_all()
 
     def deliver(self, position: PassPosition) -> None:
-        """Record a delivered batch; without a lock, because the loop calls it once a batch."""
+        """Record a delivered batch, without a lock, because the loop calls it for each batch."""
         before, self._delivered_at = self._delivered_at, time.monotonic()
         self.step_seconds = self._delivered_at - before
         self.delivered = position
 
     def acknowledge(self, *, waited: bool) -> None:
-        """Record that a block was received, so that another may come."""
+        """Record that a block was received, so that another one may follow."""
         self.waited = waited
         self.tokens.put(True)
 
@@ -122,13 +123,13 @@ class Demand:
         self.pass_changed.set()
 
     def waiting(self, seconds: float) -> None:
-        """Take out of the step the time that the consumer waited."""
+        """Exclude the consumer's waiting time from its step."""
         self._delivered_at += seconds
 
-    # The producer's side
+    # --- the producer's side ---
 
     def furthest(self) -> PassPosition:
-        """Return the last position where the consumer can be."""
+        """Return the last position that the consumer may have reached."""
         at = self.delivered
         return at._replace(position=at.position + self.lag_rows)
 
@@ -152,7 +153,7 @@ class Demand:
         return self.stop.is_set()
 
     def wait_for_slot(self) -> bool:
-        """Take a token, when there is one; return whether it allows a block."""
+        """Wait for a token; return whether it allows a block."""
         try:
             return self.tokens.get_nowait()
         except queue.Empty:
@@ -162,7 +163,8 @@ class Demand:
     def yield_to_consumer(self) -> None:
         """Wait until the consumer that woke this thread has its batch and is in its step.
 
-        A thread that works earlier takes the GIL or the core away from it for milliseconds.
+        A thread that works earlier takes the GIL or the core away from the consumer for
+        milliseconds.
         """
         woken, self._woken = self._woken, False
         if woken:
@@ -172,7 +174,7 @@ class Demand:
         return 0.0 if self.acknowledged_per_block else head_start_seconds(self.step_seconds)
 
     def is_urgent(self) -> bool:
-        """Return whether the consumer waits, or will at once."""
+        """Return whether the consumer waits, or will wait at once."""
         return self.waits or (self.waited and self.step_seconds < SHORT_STEP_SECONDS)
 
     def close(self) -> None:
@@ -189,9 +191,9 @@ EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew mea
 
 
 class Stage(ABC):
-    """Makes the blocks of a loader, epoch after epoch; one thread calls it, except `close`.
+    """Makes the blocks of a loader, epoch after epoch. One thread calls it, except for `close`.
 
-    Everything after a position is a function of the position, the cache and the options, so
+    Everything after a position is a function of the position, the cache and the options. So
     `reset(position)` on any other stage continues with the same batches.
     """
 
@@ -203,20 +205,23 @@ class Stage(ABC):
 
     @abstractmethod
     def reset(self, position: Position, missing: MissingShards) -> None:
-        """Begin there; called once. `missing` decides about shards that are gone."""
+        """Start at a position; called once. `missing` is the action for missing shards."""
 
     @abstractmethod
     def next(self, seconds: float | None = None) -> Item | None:
-        """Return the next item, and acknowledge it; None if it takes longer."""
+        """Return the next item and acknowledge it, or None if it takes longer than ``seconds``."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, from any thread; it frees its leases on the way out. Twice is harmless."""
+        """End the stage, from any thread.
+
+        Its leases are released, too. A second call does nothing.
+        """
 
     @property
     @abstractmethod
     def taken(self) -> int:
-        """Items that `next` has taken: one more than it returned, where an interrupt lost one."""
+        """Number of items that `next` has taken, including one that an interrupt may have lost."""
 
 
 class AckQueue(queue.SimpleQueue[Item]):
@@ -226,7 +231,7 @@ class AckQueue(queue.SimpleQueue[Item]):
         self._made = 0
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
-        """Count first: a concurrent reader may see one item too many, never one too few."""
+        """Count first, because a concurrent reader may see one item too many, but never one too few."""
         self._made += 1
         super().put(item)
 
@@ -269,15 +274,15 @@ class QueuedStage(Stage):
         return item
 
     def close(self) -> None:
-        if self._pid != os.getpid():  # a forked child has no such thread, and maybe its locks
+        if self._pid != os.getpid():  # a forked child lacks this thread, and may hold its locks
             return
         self.demand.close()
         self._end_thread()
 
     def _end_thread(self) -> None:
         self.items.put(Failure(RuntimeError(EPOCH_IS_OVER)))  # wakes the consumer
-        # The collector may run this in the very thread that it is to end, or in one of those
-        # that the thread waits for.
+        # The garbage collector may run this in the thread that it is about to end, or in one
+        # that this thread waits for.
         ours = threading.current_thread().name.startswith("growcache-")
         if self._thread is not None and not ours:
             self._thread.join(JOIN_SECONDS)

@@ -1,8 +1,8 @@
 """Child processes of a trainer, and messages to and from them over a pair of sockets.
 
-Both ends are growcache's own, so nothing foreign is unpickled. The sockets keep packets apart, so a
-short message takes one system call. This module imports little, because a child whose imports fail
-still has to report that to its parent.
+Both ends are growcache's own, so nothing foreign is unpickled. The sockets keep packets
+separate, so a short message takes one system call. This module imports little, because a child
+whose imports fail must still report that to its parent.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from growcache.cache.system import at_sigterm
 from growcache.errors import CacheError
 from growcache.usercode import child_environment
 
-LENGTHS = struct.Struct("<QQ?")  # of head and body, and whether a descriptor comes with them
+LENGTHS = struct.Struct("<QQ?")  # sizes of head and body, and whether a descriptor follows
 DESCRIPTOR = struct.Struct("i")
 ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTOR.size)
-PACKET_BYTES = 32 * 1024  # far less than a socket's buffer
+PACKET_BYTES = 32 * 1024  # much less than a socket's buffer
 SEND_ERROR_SECONDS = 0.1
-MAX_ERROR_CHARACTERS = 2000  # of an error, so that it takes one packet
+MAX_ERROR_CHARACTERS = 2000  # of an error, so that it fits one packet
 
 
 _Packet = TypeVar("_Packet")
@@ -58,7 +58,7 @@ class _PeerFailed(NamedTuple):
 
 
 def _receive_past_reset(receive: Callable[[], _Packet]) -> _Packet:
-    """The kernel reports a reset once, before it delivers the packets that the peer sent earlier."""
+    """Receive a packet after a reset, which the kernel reports once before earlier packets."""
     try:
         return receive()
     except ConnectionResetError:
@@ -70,7 +70,10 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class MessageSocket:
-    """Any thread may send, one receives; a fork's copy is closed, so that the peer sees the end."""
+    """A socket for messages. Any thread may send, and one receives.
+
+    A fork's copy is closed, so that the peer notices the end.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -89,7 +92,7 @@ class MessageSocket:
 
     def send_error(self, error: BaseException) -> None:
         if not self._turn.acquire(timeout=SEND_ERROR_SECONDS):
-            return  # a message is under way that the peer does not receive
+            return  # another message is in progress that the peer does not receive
         head = pickle.dumps(_PeerFailed(_describe_error(error)), protocol=5)
         try:
             self._socket.send(LENGTHS.pack(len(head), 0, False) + head, socket.MSG_DONTWAIT)
@@ -99,7 +102,12 @@ class MessageSocket:
             self._turn.release()
 
     def receive(self) -> Message:
-        """Raises EOFError at the end of the connection, `PeerFailedError` if the peer gave a reason."""
+        """Return the next message.
+
+        Raises:
+            EOFError: The connection has ended.
+            PeerFailedError: The peer gave a reason for its end.
+        """
         try:
             message, descriptors = self._message()
         except OSError as error:
@@ -118,7 +126,8 @@ class MessageSocket:
         return Message(found, message[end : end + body], *descriptors)
 
     def _message(self) -> tuple[memoryview, list[int]]:
-        # Not `socket.recv_fds`, which drops the flags, so that a child would inherit the descriptor.
+        # Not `socket.recv_fds`, which drops the flags, so that a child would inherit the
+        # descriptor.
         first, rights, _, _ = _receive_past_reset(
             lambda: self._socket.recvmsg(PACKET_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         )
@@ -146,7 +155,7 @@ class MessageSocket:
         descriptor = self.fileno()
         if descriptor < 0:
             return True
-        waiting = select.poll()  # unlike select.select it takes any number of descriptors
+        waiting = select.poll()  # unlike select.select, without a limit on descriptors
         waiting.register(descriptor, select.POLLIN)
         return bool(waiting.poll(None if seconds is None else 1000 * seconds))
 
@@ -183,11 +192,11 @@ os.register_at_fork(after_in_child=_close_sockets_in_child)
 JOIN_SECONDS = 5.0
 TERMINATE_SECONDS = 1.0
 CHILD_ENVIRONMENT = {
-    # Nothing there multiplies matrices, and idle BLAS threads spin at every start.
+    # No matrices are multiplied there, and idle BLAS threads would spin at every start.
     "OPENBLAS_NUM_THREADS": "1",
     # Memory that is freed with a block would be returned to the kernel, and cleared again for
-    # the next one.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
+    # the next block.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest accepted value
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
 
@@ -223,7 +232,7 @@ class ChildProcess:
         return not self._finalizer.alive
 
     def send(self, command: Any) -> None:
-        """Send a command; `receive` reports it if the process is dead."""
+        """Send a command. If the process is dead, `receive` reports it."""
         with suppress(OSError):
             self.connection.send(Message(command))
 
@@ -241,7 +250,7 @@ class ChildProcess:
         self._finalizer()
 
     def terminate(self) -> None:
-        """Send SIGTERM, on which the process releases its leases."""
+        """Send SIGTERM, after which the process releases its leases and ends."""
         self._process.terminate()
 
     def has_ended(self, seconds: float) -> bool:
@@ -293,9 +302,11 @@ at_sigterm(_terminate_all)
 
 
 def listen(connection: MessageSocket, receive_commands: Callable[[], None]) -> None:
-    """The end of the connection or an error ends this process at once.
+    """Receive commands in a thread.
 
-    Otherwise it and its parent would wait for each other.
+    The end of the connection, or an error, ends this process at once.
+
+    Otherwise the process and its parent would wait for each other.
     """
     threading.Thread(
         target=_run_listener,
@@ -310,14 +321,14 @@ def _run_listener(connection: MessageSocket, receive_commands: Callable[[], None
         receive_commands()
     except EOFError:
         os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - this process is of no more use
+    except BaseException as error:  # noqa: BLE001 - this process is useless now
         connection.send_error(error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
 
 
-# By the name that ``python -m growcache`` knows the process by.
+# Under the name by which ``python -m growcache`` knows the process.
 CHILD_MODULES = {
     "gather": "growcache.loading.gather_process",
     "transform": "growcache.loading.transform_workers",
@@ -325,7 +336,7 @@ CHILD_MODULES = {
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the trainer's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
     connection = MessageSocket(socket.socket(fileno=int(sys.argv[2])))
     try:
         importlib.import_module(CHILD_MODULES[sys.argv[1]]).main(connection)
@@ -336,4 +347,4 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """End in good order."""
+    """Tells the process to end properly."""

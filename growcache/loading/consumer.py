@@ -1,7 +1,7 @@
 """Epochs as the training loop sees them: the consumer's side of a stage.
 
-The consumer replaces a stage that died, that is too slow or that lost an item to an interrupt. The
-next one continues from the position after the batch delivered last.
+The consumer replaces a stage that died, is too slow, or lost an item to an interrupt. The new
+stage continues from the position after the last delivered batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """The first epoch starts the stage; `close`, garbage collection or the interpreter's end stops it."""
+    """The consumer of a loader's batches.
+
+    The first epoch starts the stage. `close`, garbage collection or the interpreter's end stops
+    it.
+    """
 
     def __init__(self, options: LoaderOptions, framework: Framework = NUMPY) -> None:
         self._options = options
@@ -61,24 +65,24 @@ class Consumer:
         self._batches_at_once = framework.batches_at_once
         self.stage: Stage | None = None
         self._handled = 0  # items of the stage
-        self._iteration = object()  # of the iterator that may go on
+        self._iteration = object()  # of the iterator that may continue
         self._pid = os.getpid()
         self._next_epoch = self._next_pass = 0
-        self._loaded: Position | None = None  # until something of it was delivered
+        self._loaded: Position | None = None  # until a batch after it is delivered
         self._missing: MissingShards = "refetch"
         self._tracker = PositionTracker(options, Position())
         self._finalizer: weakref.finalize[..., Consumer] | None = None
         self.deliveries = DeliveryCounts(options.root)
         self._counters = _counters_of(options)
         self._journal = JournalWriter(options) if options.journal is not None else None
-        self._counted_pass: int | None = None  # the one that started last, and
-        self._delivered_pass: int | None = None  # that of the latest batch
-        # Closes a stage that was replaced: it keeps its leases until the next one has some.
+        self._counted_pass: int | None = None  # pass that started last
+        self._delivered_pass: int | None = None  # pass of the latest batch
+        # Closes a replaced stage, which keeps its leases until the next stage has some.
         self._close_previous: Callable[[], object] | None = None
         self._kind: StageKind = "process" if options.gather == "process" else "thread"
         self._choice = GatherChoice() if may_switch_to_process(options) else None
-        self._switching = False  # to a process, once the current block is delivered
-        self._running_block: _DeliveredBlock | None = None  # of which the loop gets batches
+        self._switching = False  # to a process, after the current block is delivered
+        self._running_block: _DeliveredBlock | None = None  # the loop gets its batches now
         self._replaced = False  # since a block was received
 
     def prefetch(self) -> None:
@@ -87,7 +91,7 @@ class Consumer:
     def epoch(self, pause_seconds: float | None = None) -> Iterator[Any]:
         """Yield the batches of the next epoch, and None after each `pause_seconds` without one.
 
-        The rest of a broken-off epoch is dropped: its iterator raises RuntimeError.
+        The rest of an abandoned epoch is dropped, and its iterator raises RuntimeError.
         """
         stage = self._stage_running()
         number, self._next_epoch = self._next_epoch, self._next_epoch + 1
@@ -104,12 +108,12 @@ class Consumer:
             if isinstance(item, Failure):
                 self.close()
                 if isinstance(item.error, GrowcacheError):
-                    item.error.__traceback__ = None  # its frames are of no use to the user
+                    item.error.__traceback__ = None  # its frames are useless to the user
                 raise item.error
             self._loaded = None
             if isinstance(item, Block):
                 yield from self._batches(item, iteration, counted)
-                del item  # its memory is wanted for the block after the next
+                del item  # its memory is needed for the block after the next
             elif isinstance(item, EpochEnd):
                 self.deliveries.skip(item.lost)
                 self._end_epoch(number)
@@ -117,7 +121,7 @@ class Consumer:
 
     def _end_epoch(self, number: int) -> None:
         self._tracker.end_epoch(number)
-        self._counters.flush()  # the lease may go with its pass
+        self._counters.flush()  # the lease may end with its pass
         if self._journal is not None:
             with self._closed_on_error():
                 self._journal.flush()
@@ -134,7 +138,7 @@ class Consumer:
 
     @property
     def loaded(self) -> Position | None:
-        """The position that the next iteration goes on from, if it was loaded."""
+        """The loaded position from which the next iteration continues, or None."""
         return self._loaded
 
     def position(self) -> Position:
@@ -156,7 +160,7 @@ class Consumer:
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
-        """A loader that raised keeps neither threads nor leases."""
+        """Close on an error, so that a loader that raised keeps neither threads nor leases."""
         try:
             yield
         except BaseException:
@@ -164,7 +168,12 @@ class Consumer:
             raise
 
     def reset(self, position: Position, missing: MissingShards) -> None:
-        """Raises ConfigError for another cache, CacheError if `missing` forbids that shards are gone."""
+        """Continue from a position.
+
+        Raises:
+            ConfigError: The position belongs to another cache.
+            CacheError: Shards are gone, and `missing` forbids that.
+        """
         self._refuse(position, missing)
         self.close()
         self.note_state()
@@ -199,9 +208,9 @@ class Consumer:
             finalizer()
 
     def _stage_running(self) -> Stage:
-        if self._pid != os.getpid():  # a fork copies no threads, and no children
+        if self._pid != os.getpid():  # a fork copies neither threads nor children
             self._forked()
-        if self._loaded is not None:  # left before the first batch, so it is loaded again
+        if self._loaded is not None:  # left before its first batch, so it is loaded again
             self.close()
         if self.stage is not None and self.stage.taken != self._handled:
             self._replace_after_lost_item()
@@ -217,7 +226,8 @@ class Consumer:
                 "one; begin a new epoch on all ranks",
                 code="GC704",
             )
-        # The rest of an abandoned pass is not needed; its shards may be evicted and drawn again.
+        # The rest of an abandoned pass is not needed, so its shards may be evicted and drawn
+        # again.
         self._tracker.begin_epoch(self._next_epoch)
         self._loaded = self._resume_position()
 
@@ -225,7 +235,7 @@ class Consumer:
         self.stage, self._close_previous, self._pid = None, None, os.getpid()
         self._switching = False
         self._counters = _counters_of(self._options)
-        if self._journal is not None:  # the parent's stays the parent's
+        if self._journal is not None:  # the parent keeps its journal
             self._journal = JournalWriter(self._options)
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -251,7 +261,8 @@ class Consumer:
     def _adopt(self, stage: Stage, start: Position) -> Stage:
         self.stage, self._handled = stage, 0
         self._tracker = PositionTracker(self._options, start)
-        # Also at exit: a daemon in the middle of a copy must not meet a dying interpreter.
+        # Also at exit, because a daemon in the middle of a copy must not meet a dying
+        # interpreter.
         self._finalizer = weakref.finalize(self, _end_stage, self._counters, stage)
         return stage
 
@@ -263,7 +274,10 @@ class Consumer:
         self._adopt(self._new_stage(self._kind, start), start)
 
     def _resume_position(self) -> Position:
-        """A pass without a delivered batch begins anew."""
+        """Return the position to continue from.
+
+        A pass without a delivered batch starts anew.
+        """
         state, started_pass = self.position(), self._counted_pass
         if (
             state.mark is None
@@ -295,7 +309,7 @@ class Consumer:
                 self._replace_dead_process(item)
                 continue
             if isinstance(item, PassStarted):
-                with self._closed_on_error():  # the journal may be unwritable
+                with self._closed_on_error():  # writing the journal may fail
                     self._begin_pass(item)
             elif isinstance(item, Block):
                 self._replaced = False
@@ -315,11 +329,11 @@ class Consumer:
         start = self._resume_position()
         try:
             following = self._new_stage("process", start)
-        except OSError as error:  # too many processes, or the working directory is gone
+        except OSError as error:  # too many processes, or no working directory
             _log.warning("no gather process can be started, the thread goes on: %s", error)
             return
         self._kind = "process"
-        self._counters.flush()  # before its lease goes
+        self._counters.flush()  # before its lease ends
         self._close_previous = self._finalizer
         self._adopt(following, start)
 
@@ -350,7 +364,8 @@ class Consumer:
                 # An abandoned iterator must not move the position.
                 if iteration is not self._iteration:
                     raise RuntimeError(EPOCH_IS_OVER)
-                if block.irregular is not None:  # first, because without it no batch comes
+                # First, because no batch is delivered without it.
+                if block.irregular is not None:
                     self._note_in_journal(block, block.irregular.get(i - 1))
                 before, delivered = delivered, min(delivered + size, rows)
                 self._counters.receive(delivered - before)
@@ -363,7 +378,7 @@ class Consumer:
                 if i % self._batches_at_once == 0 or delivered == rows:
                     yield self._cut(block)
         except GeneratorExit:
-            self._counters.flush()  # the loop was left, and may not come back
+            self._counters.flush()  # the loop was left, and may not return
             raise
         finally:
             self._count_delivered(running)
@@ -397,13 +412,16 @@ class Consumer:
 
 
 def _counters_of(options: LoaderOptions) -> ReaderCounters:
-    """A fixed loader needs no service any more, and one rank of a machine speaks for all."""
+    """Return the counters.
+
+    One rank per machine watches the service, unless the cache is fixed.
+    """
     watched = options.root if options.ranks.leads and not options.fixed else None
     return ReaderCounters(CacheLayout(options.root), watched)
 
 
 def _end_stage(counters: ReaderCounters, stage: Stage) -> None:
-    counters.close()  # first: the lease goes with the stage
+    counters.close()  # first, because the lease ends with the stage
     stage.close()
 
 
@@ -442,7 +460,8 @@ class PositionTracker:
         self._next_epoch, self._next_pass = start.next_epoch, start.next_pass
         self._fingerprint, self._mark = start.fingerprint, start.mark
         self._transform_schema = start.transform_schema
-        # A block may reach into the next pass, so that begins before this one has ended.
+        # A block may extend into the next pass, which therefore starts before this one has
+        # ended.
         self._plans = {} if start.plan is None else {start.plan.number: LazyPickle(start.plan)}
 
     @property
@@ -462,7 +481,7 @@ class PositionTracker:
 
     @property
     def step(self) -> int:
-        """Batches delivered of its epoch; needs no plan."""
+        """Number of batches delivered in its epoch. No plan is needed."""
         return self._step
 
     @property
@@ -470,7 +489,7 @@ class PositionTracker:
         return self._global_step
 
     def step_of(self, epoch: int) -> int:
-        """Batches delivered of an epoch, which may be the next one."""
+        """Number of batches delivered in an epoch, which may be the next one."""
         return self._step if epoch == self._epoch else 0
 
     def begin_epoch(self, number: int) -> None:

@@ -1,7 +1,8 @@
-"""Which rows a batch holds, as positions in the plans of passes: what a journal records.
+"""The rows of a batch as positions in the plans of passes, which a journal records.
 
-Almost every batch is the run of positions that follows the one before. What a batch holds otherwise (rows of
-two passes, rows left out because a shard is damaged, substitutes, padding) is said in full.
+Almost every batch is the run of positions after the previous batch. All other content is
+recorded in full: rows of two passes, rows left out because a shard is damaged, substitutes, and
+padding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Substitute(NamedTuple):
-    place: int  # row of the batch
+    place: int  # row in the batch
     shard: int
     row: int
 
@@ -35,13 +36,15 @@ class Substitute(NamedTuple):
 class BatchRows:
     runs: tuple[Run, ...]
     substitutes: tuple[Substitute, ...] = ()
-    padding: int = 0  # rows at the end that only fill the batch
+    padding: int = 0  # rows at the end that only fill up the batch
 
     def __len__(self) -> int:
         return sum(run.stop - run.start for run in self.runs)
 
     def after(self, batches: int, batch_size: int, stride: int) -> BatchRows | None:
-        """Return what a later batch holds if all is regular in between; None after an irregular batch.
+        """Return the rows of a later batch if all batches in between are regular.
+
+        The result is None after an irregular batch.
 
         >>> BatchRows((Run(0, 8, 12),)).after(2, 4, 4)
         BatchRows(runs=(Run(pass_number=0, start=16, stop=20),), substitutes=(), padding=0)
@@ -53,9 +56,9 @@ class BatchRows:
 
 
 def irregular_batches(pieces: Sequence[Piece], size: int, stride: int) -> dict[int, BatchRows]:
-    """Return the rows of those batches of a block that do not follow from the batch before.
+    """Return the rows of the batches of a block that do not follow from the batch before.
 
-    The pieces are the block's rows in order; the first batch is always among them.
+    The pieces are the block's rows in order. The first batch is always among them.
     """
     positions = np.concatenate([w.positions(start, stop) for w, start, stop in pieces])
     lengths = [stop - start for _, start, stop in pieces]
@@ -97,11 +100,11 @@ def _runs(positions: Integers, passes: Integers) -> tuple[Run, ...]:
 
 
 def _substitutes(pieces: Sequence[Piece]) -> dict[int, tuple[int, int]]:
-    """Return shard and row of the block's rows that are not the planned ones."""
+    """Return shard and row of those rows of the block that are not the planned ones."""
     found: dict[int, tuple[int, int]] = {}
     first = 0
     for window, start, stop in pieces:
-        if window.valid is not None:  # in a window with damaged shards
+        if window.valid is not None:  # in windows with damaged shards
             planned = plan_rows(window.plan, window.positions(start, stop))
             places, rows = window.located(start, stop)
             numbers = np.array(window.numbers, np.int64)[places]
@@ -122,7 +125,10 @@ def _padding(pieces: Sequence[Piece]) -> list[int]:
 
 
 def plan_rows(window: Window, positions: Integers) -> tuple[Integers, Integers]:
-    """Return shard and row of these positions of the pass, all in the window: int64 [n] each."""
+    """Return shard and row of these positions of the pass: int64 [n] each.
+
+    All positions are in the window.
+    """
     places, rows = locate_samples(window.order()[positions - window.first], window.starts())
     return np.array(window.numbers, np.int64)[places], rows
 
@@ -140,7 +146,7 @@ class Places(NamedTuple):
 def places_of(
     batch: BatchRows, plans: Mapping[int, PassPlan], options: LoaderOptions
 ) -> Places:
-    """Return where the samples of a batch are; the plans are those of its runs."""
+    """Return the places of a batch's samples. The plans are those of its runs."""
     columns = [_run_rows(run, plans[run.pass_number], options) for run in batch.runs]
     passes, positions, shards, rows = (np.concatenate(c) for c in zip(*columns, strict=True))
     valid = np.arange(len(rows)) < len(rows) - batch.padding

@@ -1,8 +1,8 @@
-"""The functions that a framework lends to the loader: copies of rows, and conversion to its tensors.
+"""The functions that a framework provides to the loader: row copies, and conversion to its tensors.
 
-One system call copies many long rows and releases the GIL once; NumPy would release it for each row,
-and wait each time to get it back from a busy thread. While the consumer waits, two threads copy half
-of the rows each, because one core cannot use all of the memory's bandwidth.
+One system call copies many long rows and releases the GIL once. NumPy would release it for each
+row, and wait each time to get it back from a busy thread. While the consumer waits, two threads
+copy half of the rows each, because one core cannot use the whole memory bandwidth.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 
-# Of a call. IOV_MAX is 1024, but NumPy releases the GIL to compute more than 500 numbers.
+# Rows per call. IOV_MAX is 1024, but NumPy releases the GIL for computations on more than 500
+# numbers.
 MAX_IOVEC_ROWS = 500
 
 
 def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) -> bool:
-    """Copy rows (int64 [n]) of uint8 [k] back to back; return False where the system cannot.
+    """Copy rows (int64 [n]) of uint8 [k] back to back; return False if the system cannot.
 
-    A tenth to a sixth slower than ``memcpy``, but a row that cannot be read (file cut short,
-    failing disk) raises CorruptShardError instead of a SIGBUS.
+    This is a tenth to a sixth slower than ``memcpy``. But a row that cannot be read (truncated
+    file, failing disk) raises CorruptShardError instead of a SIGBUS.
     """
     if process_vm_readv is None:
         return False
-    if sum(lengths.tolist()) != len(out):  # the kernel would write beyond it
+    if sum(lengths.tolist()) != len(out):  # the kernel would write beyond the end
         raise ValueError(f"rows of {sum(lengths.tolist())} bytes for {len(out)}")
     done = 0
     for first in range(0, len(starts), MAX_IOVEC_ROWS):
@@ -56,7 +57,7 @@ def copy_rows(memory: Bytes, starts: Integers, lengths: Integers, out: Bytes) ->
 
 
 def _iovec(memory: Bytes, starts: Integers, lengths: Integers) -> Integers:
-    """Return the kernel's ``iovec``, address and length of each row: int64 [n, 2]."""
+    """Return the kernel's ``iovec``, with address and length of each row: int64 [n, 2]."""
     rows = np.empty((len(starts), 2), np.int64)
     rows[:, 0], rows[:, 1] = starts, lengths
     first, last = int(starts.min()), int((starts + lengths).max())
@@ -86,7 +87,7 @@ def _readv_all(read: _ReadvCall, rows: Integers, target: int, wanted: int) -> bo
 
 
 def _remaining_iovec(rows: Integers, copied: int) -> Integers:
-    """Return the rows that are left: a call copies at most 2 GB, or up to an unreadable page."""
+    """Return the remaining rows. A call copies at most 2 GB, or up to an unreadable page."""
     ends = np.cumsum(rows[:, 1])
     first = int(np.searchsorted(ends, copied, side="right"))
     rest = rows[first:].copy()
@@ -101,11 +102,11 @@ _ReadvCall: TypeAlias = Callable[[int, Any, int, int, int, int], int]
 def _load_process_vm_readv() -> _ReadvCall | None:
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     if ctypes.sizeof(size) != np.int64().itemsize:
-        return None  # as long as numbers of an iovec are
+        return None  # numbers of an iovec have this size
     try:
         call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except (AttributeError, OSError):
-        return None  # another system
+        return None  # another operating system
     call.restype = ctypes.c_ssize_t
     call.argtypes = [ctypes.c_int, pointer, size, pointer, size, size]
     found: _ReadvCall = call
@@ -115,23 +116,24 @@ def _load_process_vm_readv() -> _ReadvCall | None:
 process_vm_readv = _load_process_vm_readv()
 
 
-# take(memory, starts, out): out[i] = memory[starts[i] : starts[i] + nbytes]; uint8 [k], of which
-# nothing else may be touched, int64 [n], uint8 [n, nbytes] contiguous and not empty.
+# take(memory, starts, out): out[i] = memory[starts[i] : starts[i] + nbytes]. memory is uint8
+# [k], of which nothing else may be touched; starts int64 [n]; out uint8 [n, nbytes], contiguous
+# and not empty.
 Take: TypeAlias = Callable[[Bytes, Integers, Bytes], None]
 
-# take_slices(memory, starts, lengths, out): the same of rows that differ in length, int64 [n], at
-# least one; they are back to back in out, uint8 [all lengths], not empty.
+# take_slices(memory, starts, lengths, out): the same for rows of different lengths, int64 [n],
+# at least one. They are back to back in out, uint8 [all lengths], not empty.
 TakeSlices: TypeAlias = Callable[[Bytes, Integers, Integers, Bytes], object]
 
 # join(parts, out): copy the parts, uint8 [k_i] each, at least one, back to back.
 Join: TypeAlias = Callable[[Sequence[Bytes], Bytes], object]
 
-# From here on a row takes longer to copy than a step of Python, or a system call's item.
+# Copying longer rows takes longer than a step of Python, or a system call's item.
 LONG_ROW_BYTES = 16 * 1024
 
 
 def take_rows(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy rows that begin anywhere (int64 [n]) into ``out``, uint8 [n, nbytes].
+    """Copy rows with arbitrary starts (int64 [n]) into ``out``, uint8 [n, nbytes].
 
     `numpy.take` needs rows without gaps, so short rows are copied twice, as items of their
     length. Pieces of the CPU's cache size would be a sixth faster, but each would release the
@@ -168,11 +170,16 @@ def join_parts(parts: Sequence[Bytes], out: Bytes) -> None:
 
 
 class Transfer(Protocol):
+    """The transfer of batches to a device."""
+
     def begin(self) -> None:
         """Prepare for an epoch, in the loop's thread."""
 
     def enter(self) -> None:
-        """Prepare a thread that makes batches, repeatedly; its work is done before a batch arrives."""
+        """Prepare a thread that makes batches. It is called repeatedly.
+
+        The thread's work on the device is done before a batch arrives.
+        """
 
     def lock(self, buffer: Bytes) -> None:
         """Page-lock recycled memory."""
@@ -180,7 +187,7 @@ class Transfer(Protocol):
     def allocate(self, nbytes: int, kept: list[Bytes] | None) -> Bytes: ...
 
     def send(self, batch: Any, origin: object = None) -> Any:
-        """Begin to copy; memory of the batch and its origin must not change until the batch arrives."""
+        """Start to copy a batch. Its memory and origin must not change until it arrives."""
 
     def receive(self, sent: Any) -> Any:
         """Return the batch on the device, in the loop's thread."""
@@ -198,9 +205,9 @@ class Framework:
     ranks: Callable[[], tuple[int, int] | None] = lambda: None
     allocate: Allocate = allocate_private
     transfer: Transfer | None = None
-    # (LoaderOptions) -> Agreement of ranks on several machines, called in the loop's thread
+    # (LoaderOptions) -> Agreement of ranks on several machines; called in the loop's thread
     agreement: Callable[[Any], Any] | None = None
-    batches_at_once: int = 1  # batches handed over in one piece, which the door cuts
+    batches_at_once: int = 1  # batches passed on in one piece, which the framework cuts
     block_bytes: int = THREAD_BLOCK_BYTES
     frees_lock: bool = False  # long copies release the GIL, so threads may share them
 
@@ -208,7 +215,7 @@ class Framework:
 NUMPY = Framework(frees_lock=True)
 
 
-# To wake a thread takes as long as to copy some hundred kilobytes.
+# Waking a thread takes as long as copying some hundred kilobytes.
 MIN_PARALLEL_BYTES = 4_000_000
 
 FixedHalf: TypeAlias = tuple[Integers, Bytes]  # starts, out
@@ -216,7 +223,10 @@ RaggedHalf: TypeAlias = tuple[Integers, Integers, Bytes]  # starts, lengths, out
 
 
 class ParallelCopies:
-    """Another thread copies half of the rows, unless the first thread is done before it begins."""
+    """Copies in two threads.
+
+    The second copies half of the rows, unless the first is done before.
+    """
 
     def __init__(self, framework: Framework, waits: Callable[[], bool]) -> None:
         self._own = framework
@@ -257,14 +267,14 @@ class ParallelCopies:
         self._both(functools.partial(copy, *first), functools.partial(copy, *rest))
 
     def _shares(self, out: Bytes, rows: int) -> bool:
-        # The loop is busy with batches of short rows, of which there are many.
+        # The loop is busy with its many batches of short rows.
         least = max(MIN_PARALLEL_BYTES, LONG_ROW_BYTES * rows)
         return out.nbytes >= least and self._waits()
 
     def _both(self, mine: Callable[[], object], other: Callable[[], object]) -> None:
         try:
             ahead = self._other_thread().submit(other)
-        except RuntimeError:  # no more threads can be started, as the user's have them all
+        except RuntimeError:  # the user's threads take all that the system allows
             mine()
             other()
             return
@@ -274,7 +284,7 @@ class ParallelCopies:
             ahead.run()
             began = time.perf_counter()
             try:
-                ahead.result()  # so no copy continues after this call
+                ahead.result()  # so that no copy continues after this call
             finally:
                 self.waited_seconds += time.perf_counter() - began
 
@@ -299,7 +309,7 @@ def _fixed_halves(starts: Integers, out: Bytes) -> tuple[FixedHalf, FixedHalf]:
 def _ragged_halves(
     starts: Integers, lengths: Integers, out: Bytes
 ) -> tuple[RaggedHalf, RaggedHalf]:
-    """Cut rows where one ends near the middle, and a single row in its own middle."""
+    """Cut the rows where one ends near the middle, and a single row in its own middle."""
     ends = np.cumsum(lengths)
     middle = len(out) // 2
     if len(starts) == 1:

@@ -1,9 +1,10 @@
 """Copy rows of mapped shards into a block: few large operations, in the planned order.
 
-An array over all addresses from the first map of a window to the last lets one operation per field
-copy out of every shard. Each operation releases the GIL once, and a busy main thread returns it only
-every switch interval; so small rows are gathered for many batches at once. Memory between the maps
-belongs to others, so a row is looked up in the tables of its shard before it becomes an address.
+An array over all addresses from the first map of a window to the last lets one operation per
+field copy from every shard. Each operation releases the GIL once, and a busy main thread
+returns it only every switch interval. So small rows are gathered for many batches together.
+Memory between the maps belongs to others, so a row is looked up in the tables of its shard
+before it becomes an address.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class ShardColumns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    memory: Bytes  # uint8 [k]; only bytes of one of the arrays may be touched
+    memory: Bytes  # uint8 [k]; only the arrays' own bytes may be touched
     address: int
 
 
 @dataclass(frozen=True, slots=True)
 class FixedAddresses:
     span: MemorySpan
-    starts: Integers  # int64 [shards], the first row of each in the span
+    starts: Integers  # int64 [shards], first row of each in the span
     strides: Integers  # int64 [shards], bytes from row to row
 
     def values(self, places: Integers, rows: Integers) -> ValueAddresses:
@@ -74,7 +75,7 @@ class FixedAddresses:
 @dataclass(frozen=True, slots=True)
 class RaggedAddresses:
     span: MemorySpan
-    firsts: Integers  # int64 [shards], values in the shards before
+    firsts: Integers  # int64 [shards], number of values in earlier shards
     starts: Integers  # int64 [values], bytes
     lengths: Integers  # int64 [values], bytes
     dims: Integers  # int64 [values, k], the ragged dimensions
@@ -100,7 +101,10 @@ class ValueAddresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """Rows are looked up when a window is opened, because the copying thread would wait for the GIL."""
+    """Rows of mapped shards, looked up when a window is opened.
+
+    The copying thread would wait for the GIL.
+    """
 
     shards: MappedShards
     places: ShardPlaces  # unsigned [n], index of each row's shard
@@ -114,7 +118,7 @@ class MappedRows:
         return MappedRows(self.shards, self.places[which], values)
 
     def damaged(self) -> bool:
-        """Whether some may be zeros, because their file was cut short."""
+        """Whether some rows may be zeros, because their file was truncated."""
         places = self.shards.damaged()
         return bool(places) and bool(np.isin(self.places, places).any())
 
@@ -151,7 +155,7 @@ class MappedShards:
         return MappedRows(self, places.astype(np.min_scalar_type(len(self))), values)
 
     def whole(self) -> bool:
-        """Whether all bytes copied so far were there; ask after each copy."""
+        """Whether all bytes copied so far existed. Check it after each copy."""
         return self._sentinels.hold() and not mapped.any_map_damaged()
 
     def damaged(self) -> list[int]:
@@ -159,7 +163,8 @@ class MappedShards:
         return [place for place, shard in shards if shard is not None and shard.damaged]
 
     def _check(self, places: Integers, rows: Integers) -> None:
-        # As an unsigned number a negative one is beyond all: one comparison less.
+        # As an unsigned number, a negative one is larger than all others, which saves a
+        # comparison.
         wrong = rows.view(np.uint64) >= self._counts.take(places)
         if wrong.any():
             i = int(wrong.argmax())
@@ -220,7 +225,7 @@ class _Sentinels:
 
 
 class _AddressRange:
-    """The base of an array over a range of addresses; it keeps the mapped arrays alive."""
+    """Base of an array over a range of addresses. It keeps the mapped arrays alive."""
 
     def __init__(self, first: int, last: int, kept: Sequence[Bytes]) -> None:
         self._kept = kept
@@ -294,7 +299,7 @@ class _FixedColumn:
             self._take(memory, rows.values[self.field.name].begins, out)
 
     def rewind(self, filled: int) -> None:
-        pass  # rows are counted by the block
+        pass  # the block counts rows
 
     def finish(self, rows: int) -> Array:
         buffer, self._buffer = self._buffer, None

@@ -1,12 +1,12 @@
-"""A producer in a gather process, outside of the trainer's GIL: when it is worth it, and both ends.
+"""A producer in a gather process, outside the trainer's GIL: when it is worth it, and both ends.
 
-A thread that copies needs no interpreter lock, except between two copies. While the loop is busy in
-Python the thread gets it only every switch interval (5 ms), and a process helps.
+A copying thread needs no interpreter lock, except between two copies. While the loop is busy in
+Python, the thread gets the lock only every switch interval (5 ms), and a process helps.
 
-The consumer's thread reads the socket and returns free buffers with the same message. A thread of
-the trainer takes part only where `batch_transform` or a device needs one. The end of the connection
-without a stop command is the trainer's death and ends the process at once, so that its leases are
-those of a dead reader.
+The consumer's thread reads the socket, and returns free buffers in the same message. Another
+thread of the trainer takes part only if `batch_transform` or a device needs one. The end of the
+connection without a stop command means the trainer's death. It ends the process at once, so
+that its leases are those of a dead reader.
 """
 
 from __future__ import annotations
@@ -56,13 +56,17 @@ _log = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 0.5
 MIN_BATCHES = 4  # in a window
-VOTES = 3  # windows in a row, because one may be unusual
-MIN_STALLED_SHARE = 0.3  # of the time that the thread makes blocks
-MIN_STALLED_TIME = 0.02  # of the loop's time; below it a process is not worth its memory
+VOTES = 3  # consecutive windows, because one may be unusual
+MIN_STALLED_SHARE = 0.3  # of the time in which the thread makes blocks
+MIN_STALLED_TIME = 0.02  # of the loop's time; below this, a process is not worth its memory
 
 
 class GatherChoice:
-    """Measures stalls: a thread that could run, and does not read from disk, waits for the interpreter's lock."""
+    """Chooses between thread and process from stalls.
+
+    A thread is stalled if it could run and does not read from disk: it waits for the
+    interpreter's lock.
+    """
 
     def __init__(self) -> None:
         self._votes = 0
@@ -104,7 +108,7 @@ class GatherChoice:
 
 
 def run_delay_seconds(thread: int) -> float:
-    """Return for how long a thread of this process was ready to run, and had no processor; 0 if unknown."""
+    """Return how long a thread of this process was ready without a processor; 0 if unknown."""
     try:
         _, nanoseconds, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -113,16 +117,21 @@ def run_delay_seconds(thread: int) -> float:
 
 
 def may_switch_to_process(options: LoaderOptions) -> bool:
-    """Other ranks follow the process that they know, and a transform runs in threads of the trainer.
+    """Return whether the loader may change to a process.
 
-    A fixed set is pinned by the pass that found it.
+    Other ranks follow the process that they know, and a transform runs in threads of the
+    trainer. A fixed set is pinned by the pass that found it.
     """
     pinned = options.keeps_count or options.fixed or options.transform is not None
     return options.gather == "auto" and not pinned and len(os.sched_getaffinity(0)) > 1
 
 
 def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) -> StageKind:
-    """Raises CacheError if that process had replaced another in vain, or if ranks follow it."""
+    """Return the kind of the next stage after a process died.
+
+    Raises:
+        CacheError: The process was itself a replacement, or other ranks follow it.
+    """
     if options.gather != "auto" and (again or options.ranks.share):
         reason = "again, before its first batch" if again else "which other ranks follow"
         raise CacheError(
@@ -138,7 +147,8 @@ def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) 
     return kind
 
 
-# Blocks that wait as batches where a `CutStage` makes them; the gather process makes as many less.
+# Blocks that wait as batches if a `CutStage` makes them. The gather process makes as many
+# fewer.
 CUT_BLOCKS_AHEAD = 1
 
 
@@ -148,9 +158,9 @@ class GatherSetup:
     start: Position
     missing: MissingShards
     note: RankNote | None
-    argv: list[str]  # the trainer's, whose command the leases name
+    argv: list[str]  # of the trainer, whose command the leases show
     level: int
-    failed: str | None  # why the trainer's service has ended
+    failed: str | None  # why the trainer's service ended
     blocks_ahead: int
 
 
@@ -247,7 +257,7 @@ class ProcessStage(Stage):
                 self._waited = True
                 if not self._child.connection.has_come(seconds):
                     return None
-            self._taken += 1  # an interrupt may come with half a message read
+            self._taken += 1  # an interrupt may leave half of a message unread
             item = self._receive()
             if item is None or isinstance(item, LogRecordSent):
                 self._taken -= 1
@@ -276,7 +286,7 @@ class ProcessStage(Stage):
         self._child.send(Acknowledge(self.demand.delivered, waited, *buffers))
 
     def service_changed(self, root: Path, reason: str | None) -> None:
-        """Forward the change; a forked child sends nothing."""
+        """Forward the change. A forked child sends nothing."""
         if root == self._root and not self._child.closed:
             self._child.send(ServiceChanged(reason))
 
@@ -285,7 +295,7 @@ class ProcessStage(Stage):
 
 
 def portable_options(options: LoaderOptions) -> LoaderOptions:
-    # By the whole path, for either process may go elsewhere.
+    # With the absolute path, because either process may change directory.
     function = options.transform
     shipped = (
         None if function is None else pickle_function(function, function_arguments(function))
@@ -316,7 +326,7 @@ class CutStage(QueuedStage):
     def _run(self) -> None:
         try:
             self._cut_all()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self.items.put(Failure(error))
 
     def _cut_all(self) -> None:
@@ -326,18 +336,18 @@ class CutStage(QueuedStage):
                 has_room = demand.wait_for_slot()
                 demand.yield_to_consumer()
             item = self._source.next()
-            assert item is not None  # it waits without end
+            assert item is not None  # it waits without a limit
             if isinstance(item, Block):
                 self._cutter.cut_now(item, functools.partial(demand.wants, item.epoch))
                 has_room = False
             self.items.put(item)
             last = isinstance(item, LAST_ITEMS)
-            del item  # its memory is wanted again
+            del item  # its memory is needed again
 
 
-# The thread that gathers takes turns with those that open windows; by default for 5 ms each.
+# The gathering thread takes turns with those that open windows, by default for 5 ms each.
 SWITCH_SECONDS = 0.5e-3
-# From here on a row is copied quicker than an index of all rows.
+# Copying longer rows is faster than making an index of all rows.
 LOCKED_ROW_BYTES = 8192
 
 
@@ -346,7 +356,7 @@ def main(connection: MessageSocket) -> None:
         setup = connection.receive().head
     except EOFError:
         return
-    if isinstance(setup, GatherSetup):  # else there is nothing to do any more
+    if isinstance(setup, GatherSetup):  # else nothing is left to do
         _run_producer(connection, setup)
     # The other threads hold nothing, and an orderly exit would wait for them.
     sys.stderr.flush()
@@ -378,10 +388,10 @@ def _run_producer(connection: MessageSocket, setup: GatherSetup) -> None:
 
 
 def take_rows_locked(memory: Bytes, starts: Integers, out: Bytes) -> None:
-    """Copy long rows one by one: fastest, and no other thread here needs the interpreter's lock.
+    """Copy long rows one by one, which is fastest if no other thread needs the interpreter's lock.
 
-    Rows of 256 KiB come at 1.1 times the speed of torch's copies, those of 3 KiB at three
-    quarters; but the import of torch takes two seconds and 150 MB.
+    Rows of 256 KiB are copied at 1.1 times the speed of torch's copies, and rows of 3 KiB at
+    three quarters of it. But importing torch takes two seconds and 150 MB.
     """
     nbytes = out.shape[1]
     if nbytes < LOCKED_ROW_BYTES:
@@ -406,8 +416,8 @@ def _put(
     try:
         shared_sender.send(connection, item)
     except OSError:
-        # A stop command has come or is on its way; if the trainer is gone, this process ends. It
-        # also ends after half a message, which the trainer notices.
+        # A stop command has arrived or is on its way. If the trainer is gone, this process
+        # ends. It also ends after half a message, which the trainer notices.
         connection.shut()
         demand.stop.wait()
         raise StoppedError from None
@@ -420,7 +430,7 @@ def _receive_commands(
         match connection.receive().head:
             case Acknowledge(delivered, waited, free, spoiled):
                 shared_sender.returned(free, spoiled)
-                # That a pass is over is sent at once, so the two come in either order.
+                # The end of a pass is sent at once, so the two may arrive in either order.
                 demand.delivered = max(demand.delivered, delivered)
                 demand.acknowledge(waited=waited)
             case BeginEpoch(epoch):

@@ -1,13 +1,14 @@
-"""The journal of a loader: which rows each of its batches held, in a few bytes a shard and pass.
+"""The journal of a loader: the rows of each of its batches, in a few bytes per shard and pass.
 
-A file of frames, each with a CRC32C. A *pass* frame names the shards of a
-pass, which decide its order. A *batch* frame says in full what one batch held. The batches after it, up to the next batch
-frame, follow one another regularly, so that they need no frame of their own. *Notes* are JSON: a session of a
-trainer, the transform's schema, and the facts of the cache that decide what its shards hold. *Catalog* frames are a
-copy of the cache's listing, so that its shards can be drawn again elsewhere.
+The file consists of frames, each with a CRC32C. A *pass* frame has the shards of a pass, which
+decide its order. A *batch* frame has the full content of one batch. The batches after it, up to
+the next batch frame, follow one another regularly and need no frames. *Notes* are JSON: a
+session of a trainer, the transform's schema, and the facts of the cache that decide the content
+of its shards. *Catalog* frames are a copy of the cache's listing, so that its shards can be
+drawn again elsewhere.
 
-Whoever resumes appends. Steps that come again then count as they came last. Of a damaged frame it is known which
-steps it may have told of; those are lost, and all others are not.
+A resumed trainer appends. Steps that are repeated then count as they were delivered last. The
+steps that a damaged frame may have described are known. Those are lost, and all others are not.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from growcache.loading.journal_frames import (
 from growcache.loading.options import LoaderOptions, Ranks, rank_file
 from growcache.loading.plan import ORDER_VERSION, PassPlan
 
-KEPT_PASSES = 4  # that a batch may hold rows of
-SHOWN = 5  # places that a message names
+KEPT_PASSES = 4  # from which a batch may have rows
+SHOWN = 5  # places in a message
 
 
 def session_values(options: LoaderOptions) -> dict[str, Any]:
-    """Return the arguments that decide what a batch holds, as JSON values."""
+    """Return the arguments that decide the content of a batch, as JSON values."""
     names = ("batch_size", "seed", "shuffle", "drop_last", "fixed", "samples_per_epoch")
     ranks, functions = options.ranks, ("transform", "batch_transform")
     return {
@@ -91,7 +92,7 @@ class Session:
             **values,
             fields=None if fields is None else tuple(fields),
             ragged=self.values["ragged"],
-            # All rows of the batch are this process's own.
+            # All rows of the batch belong to this process.
             ranks=Ranks(explicit=self.values["explicit_ranks"]),
             **functions,
         )
@@ -99,14 +100,14 @@ class Session:
 
 @dataclass(slots=True)
 class CacheFacts:
-    """What decides the content of a cache's shards besides the configuration and the objects."""
+    """The facts that decide the content of a cache's shards, besides configuration and objects."""
 
     values: dict[str, Any]  # identity, editions, deferrals, listing, catalog_bytes
-    last_shard: int = 0  # of all that passes name
+    last_shard: int = 0  # highest number in any pass
 
     @property
     def cache(self) -> tuple[str, int]:
-        """Return what tells caches apart: the fingerprint, and which listing it is."""
+        """Return the identity of the cache: its fingerprint, and the number of its listing."""
         identity = self.values["identity"] or {}
         return identity.get("fingerprint", ""), self.values["listing"]
 
@@ -130,16 +131,16 @@ class _Stretch:
     passes: dict[int, bytes]
     facts: CacheFacts | None
     transform_schema: list[list[Any]] | None
-    known: int  # the first step that is not known to be delivered
-    stop: int | None = None  # the first step that is not in it
+    known: int  # first step that may not have been delivered
+    stop: int | None = None  # first step after it
 
 
 class LostSteps(NamedTuple):
-    """Steps of which nothing is known, because bytes are damaged."""
+    """Steps that are unknown, because bytes are damaged."""
 
     start: int
     stop: int | None  # None: to the end
-    stretches: int  # that come before them
+    stretches: int  # number of earlier stretches
 
     def __contains__(self, step: object) -> bool:
         assert isinstance(step, int)
@@ -157,7 +158,7 @@ class LostSteps(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """A journal as it was read."""
+    """The content of a journal."""
 
     path: Path
     sessions: int = 0
@@ -169,9 +170,14 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path, rank: int = 0) -> Self:
-        """Read the journal of a rank; ConfigError: there is none. JournalError: it cannot be read."""
+        """Read the journal of a rank.
+
+        Raises:
+            ConfigError: The journal does not exist.
+            JournalError: It cannot be read.
+        """
         file = rank_file(path, rank)
-        if not rank and path.is_file():  # of a loader that was alone
+        if not rank and path.is_file():  # of a loader without other ranks
             file = path
         try:
             data = file.read_bytes()
@@ -192,15 +198,15 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """The number of steps that are known to be delivered; a few more may have been."""
+        """Number of steps that were certainly delivered. A few more may have been."""
         return max((stretch.known for stretch in self.stretches), default=0)
 
     def find(self, step: int) -> tuple[JournaledBatch, list[DeliveredBatch]]:
-        """Return what a step held, and what it held before the run was resumed before it.
+        """Return the content of a step, and its earlier contents in runs that were resumed before it.
 
         Raises:
-            ConfigError: the journal does not know the step.
-            JournalError: what it said of the step is damaged.
+            ConfigError: The journal does not have the step.
+            JournalError: The record of the step is damaged.
         """
         found = [
             (at, hit)
@@ -226,7 +232,7 @@ class Journal:
 
     @property
     def damage_words(self) -> str:
-        """Return where the file is damaged, and which steps are lost by that."""
+        """Return the damaged places of the file, and the steps that are lost."""
         places = ", ".join(f"{one.start} to {one.stop - 1}" for one in self.damage[:SHOWN])
         steps = ", ".join(map(str, self.lost[:SHOWN])) or "none"
         more = " …" if max(len(self.damage), len(self.lost)) > SHOWN else ""
@@ -235,14 +241,14 @@ class Journal:
     def latest(self, facts: CacheFacts) -> CacheFacts:
         """Return the latest facts of the same cache.
 
-        They hold for earlier shards, too, and better: of a hole that was tried again, only
-        they say that its group was filled without it.
+        They are also valid for earlier shards, and more complete. If a hole was retried, only
+        they record that its group was filled without it.
         """
         same = [one for one in self.facts if one.cache == facts.cache]
         return CacheFacts(same[-1].values, max(one.last_shard for one in same))
 
     def catalog(self, facts: CacheFacts) -> bytes | None:
-        """Return the listing that these facts refer to; None where it is not all here."""
+        """Return the listing that these facts refer to, or None if it is incomplete."""
         found = bytearray()
         for listing, offset, data in self.parts:
             if listing == facts.values["listing"] and offset == len(found):
@@ -287,18 +293,19 @@ def _journaled(
 
 
 class _Reading:
-    """What is known between two frames, while a journal is read from its beginning.
+    """The state while a journal is read from its start.
 
-    Of damaged bytes nothing is guessed: what they may have said counts as unknown until a later frame says it.
+    Nothing is guessed about damaged bytes. Their content is unknown until a later frame repeats
+    it.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._session: Session | None = None
-        self._sessions: dict[bytes, Session] = {}  # by the tags of their passes
+        self._sessions: dict[bytes, Session] = {}  # by the tags in their passes
         self._schema: list[list[Any]] | None = None
         self._passes: dict[int, bytes] = {}
-        self._next_step = 0  # the first that no frame has named yet
+        self._next_step = 0  # first that no frame has described yet
         self._lost_from: int | None = None
 
     def take(self, data: bytes) -> None:
@@ -325,7 +332,7 @@ class _Reading:
             last.stop = last.first.step + 1
         if self._lost_from is None or self._next_step < self._lost_from:
             self._lost_from = self._next_step
-        if damage.kind != BATCH:  # a plan of the same number may be another one
+        if damage.kind != BATCH:  # a plan with the same number may be another one
             self._passes = {}
         if damage.kind not in (BATCH, PASS):
             self._session = None
@@ -366,7 +373,7 @@ class _Reading:
         if not self._journal.stretches:
             return
         last = self._journal.stretches[-1]
-        # What a resumed run had counted was delivered.
+        # Steps that a resumed run counted were delivered.
         last.known = max(last.known, batch.step)
         if last.session is self._session and last.stop is None:
             last.stop = batch.step

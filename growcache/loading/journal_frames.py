@@ -1,6 +1,7 @@
-"""The frames of a journal: how they stand in the file, and what each kind holds.
+"""The frames of a journal: their layout in the file, and the content of each kind.
 
-A frame has its length, its kind and a CRC32C of kind and body. So a reader finds the frames behind a damaged one.
+A frame has its length, its kind, and a CRC32C of kind and body. So a reader finds the frames
+after a damaged one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ KINDS = frozenset({NOTE, CATALOG, PASS, BATCH})
 DIGEST_BYTES = 16
 TAG_BYTES = 8
 
-_HEAD = struct.Struct("<IBI")  # bytes of the body, kind, CRC32C of kind and body
+_HEAD = struct.Struct("<IBI")  # size of the body, kind, CRC32C of kind and body
 _PASS = struct.Struct("<QQIB")  # number, samples of a window, shards, bytes per number
-_CATALOG = struct.Struct("<IQ")  # which listing, offset in it
+_CATALOG = struct.Struct("<IQ")  # number of the listing, and offset in it
 _MOST_NOTE_BYTES = 1 << 28
 _LENGTH_BYTES = 4
 _KIND_BYTE = re.compile(b"[%s]" % bytes(sorted(KINDS)), re.DOTALL)
@@ -48,15 +49,17 @@ def _checksum(kind: int, body: bytes) -> int:
 
 
 class Damage(NamedTuple):
-    """Bytes of which no frame can be read."""
+    """Bytes that are not a valid frame."""
 
     start: int
     stop: int
-    kind: int | None  # of the one frame that was there; None: nothing is known of them
+    kind: int | None  # of the only frame that was there; None: nothing is known
 
 
 def read_frames(data: bytes) -> Iterator[tuple[Frame | Damage, int]]:
-    """Yield the frames, and damage between them, with their ends; a torn last frame ends it.
+    """Yield frames, and damage between them, each with its end.
+
+    A torn last frame ends the iteration.
 
     The magic comes first.
     """
@@ -72,7 +75,7 @@ def read_frames(data: bytes) -> Iterator[tuple[Frame | Damage, int]]:
 
 
 def _frame_end(data: bytes, at: int) -> int | None:
-    """Return the end of a whole frame that begins here."""
+    """Return the end of a complete frame that starts here, or None."""
     if at + _HEAD.size > len(data):
         return None
     length, kind, crc = _HEAD.unpack_from(data, at)
@@ -83,7 +86,7 @@ def _frame_end(data: bytes, at: int) -> int | None:
 
 
 def _next_frame(data: bytes, at: int) -> int | None:
-    """Return where the next whole frame behind a damaged one begins, or where the file ends with it."""
+    """Return the start of the next complete frame after a damaged one, or the end of the file."""
     if at + _HEAD.size <= len(data):
         length, kind, _ = _HEAD.unpack_from(data, at)
         end: int = at + _HEAD.size + length
@@ -97,7 +100,7 @@ def _next_frame(data: bytes, at: int) -> int | None:
 
 
 def _frame_in(data: bytes, at: int, end: int) -> Frame | None:
-    """Return the one frame in these bytes, also if its length or its kind was damaged."""
+    """Return the only frame in these bytes, even if its length or kind was damaged."""
     if end - at < _HEAD.size:
         return None
     _, kind, crc = _HEAD.unpack_from(data, at)
@@ -114,7 +117,7 @@ def _lost_kind(data: bytes, at: int, end: int) -> int | None:
 
 
 def _is_torn(data: bytes, at: int) -> bool:
-    """Whether a kill in the middle of a write can have left these last bytes."""
+    """Whether a kill in the middle of a write could have left these last bytes."""
     if at + _HEAD.size > len(data):
         return True
     length, kind, _ = _HEAD.unpack_from(data, at)
@@ -136,7 +139,7 @@ def unpack_note(body: bytes) -> dict[str, Any]:
 
 
 class CatalogPart(NamedTuple):
-    """Bytes of a listing; another number is another listing, which began anew."""
+    """Bytes of a listing. Another number is another listing, which started anew."""
 
     listing: int
     offset: int
@@ -153,7 +156,7 @@ def unpack_catalog(body: bytes) -> CatalogPart:
 
 
 def session_tag(values: dict[str, Any]) -> bytes:
-    """Return what a pass names its session by, so that a lost note of it is noticed."""
+    """Return the tag by which a pass refers to its session, so that a lost note is noticed."""
     as_text = orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(as_text, digest_size=TAG_BYTES).digest()
 
@@ -163,7 +166,7 @@ def pack_pass(plan: PassPlan, tag: bytes = b"") -> Frame:
     samples = np.array([shard.samples for shard in plan.shards], np.int64)
     width = 4 if max([0, *numbers.tolist(), *samples.tolist()]) < 1 << 32 else 8
     columns = [column.astype(f"<u{width}").tobytes() for column in (numbers, samples)]
-    # Of shards that were delivered before a state was loaded no digest may be known.
+    # Digests of shards that were delivered before a state was loaded may be unknown.
     digests = bytes.fromhex(
         "".join(shard.digest.ljust(2 * DIGEST_BYTES, "0") for shard in plan.shards)
     )
@@ -184,7 +187,7 @@ def unpack_pass(body: bytes) -> PassPlan:
 
 
 def tag_of_pass(body: bytes) -> bytes:
-    """Return the tag of its session; empty in a journal of an earlier version."""
+    """Return the tag of its session, which is empty in journals of an earlier version."""
     _, _, count, width = _PASS.unpack_from(body)
     return body[_PASS.size + count * (2 * width + DIGEST_BYTES) :]
 
@@ -208,11 +211,11 @@ class DeliveredBatch(NamedTuple):
     step: int  # over all epochs, from 0
     epoch: int
     epoch_step: int  # in its epoch, from 0
-    seconds: int  # of the wall clock, for people
+    seconds: int  # of the wall clock, for display
     rows: BatchRows
 
     def after(self, batches: int, batch_size: int, stride: int) -> DeliveredBatch | None:
-        """Return a later batch, if all is regular in between; None after an irregular one."""
+        """Return a later batch if all in between are regular, or None after an irregular batch."""
         rows = self.rows.after(batches, batch_size, stride) if batches else self.rows
         if rows is None:
             return None
@@ -247,7 +250,7 @@ def unpack_batch(body: bytes) -> DeliveredBatch:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number in seven bits a byte, the lowest first.
+    """Return a number in seven bits per byte, lowest first.
 
     >>> _varint(300).hex(), _varints(_varint(300) + _varint(5))
     ('ac02', [300, 5])

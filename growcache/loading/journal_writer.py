@@ -1,8 +1,8 @@
-"""Appends to a journal, in the process whose loop receives the batches.
+"""Append to a journal, in the process whose loop receives the batches.
 
-What a batch held is on file before the loop gets it, except that regular batches need no word of their own. So a
-kill loses nothing; for a power cut it is synced with each state that the user takes. A journal that cannot be written ends the epoch, because steps that are missing in it would
-read as regular ones.
+The content of a batch is in the file before the loop gets it, except that regular batches need
+no record. So a kill loses nothing. For power cuts the file is synced with each state that the
+user saves. If writing fails, the epoch ends, because missing steps would read as regular ones.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from growcache.store.catalog import Catalog
 _log = logging.getLogger(__name__)
 
 BATCH_SECONDS = (
-    30.0  # at most between two batches that are written, to tell how far a killed run came
+    30.0  # at most, between two written batches, which show how far a killed run came
 )
 CATALOG_PART_BYTES = 1 << 20
 KEPT_PLANS = 4
 
 
 class CopiedListing:
-    """How much of which listing is in the journal already."""
+    """The listing in the journal, and how much of it was copied."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -70,7 +70,7 @@ class CopiedListing:
         self._digest.update(part.data)
 
     def begins(self, data: bytes) -> bool:
-        """Whether what was copied is the beginning of these bytes."""
+        """Whether the copied bytes are the start of these bytes."""
         digest = hashlib.blake2b(memoryview(data)[: self.nbytes]).digest()
         return len(data) >= self.nbytes and digest == self._digest.digest()
 
@@ -85,7 +85,7 @@ class CopiedListing:
 
 
 class JournalWriter:
-    """Writes the journal of one rank; used by the thread that iterates."""
+    """Writes the journal of one rank, in the thread that iterates."""
 
     def __init__(self, options: LoaderOptions) -> None:
         path = options.journal_file
@@ -94,18 +94,22 @@ class JournalWriter:
         self._path = path
         self._descriptor = -1
         self._end = 0
-        self._synced = 0  # bytes that a power cut leaves
+        self._synced = 0  # bytes that survive a power cut
         self._tag = b""
         self._plans: dict[int, PassPlan] = {}
         self._facts: dict[str, Any] = {}
         self._listing = CopiedListing()
         self._schema = TransformSchema(None)
-        self._written: DeliveredBatch | None = None  # the latest of this session
-        self._after = 0  # regular batches delivered since
+        self._written: DeliveredBatch | None = None  # latest record of this session
+        self._after = 0  # regular batches delivered since then
         self._due = 0.0  # monotonic seconds
 
     def open(self, step: int) -> None:
-        """Begin a session whose first batch is this step. ConfigError: the file is something else, or another loader's now."""
+        """Start a session with this step as its first batch.
+
+        Raises:
+            ConfigError: The file is not a journal, or another loader writes it now.
+        """
         if self._descriptor >= 0:
             return
         descriptor = self._descriptor = self._opened()
@@ -142,9 +146,9 @@ class JournalWriter:
         )
 
     def _continue(self, data: bytes) -> None:
-        """Cut a torn frame off, and find what need not be said again.
+        """Cut off a torn frame, and find facts that need not be repeated.
 
-        Damaged bytes stay where they are: a reader finds the frames behind them.
+        Damaged bytes stay, because a reader finds the frames after them.
         """
         if not data or MAGIC.startswith(data):
             os.ftruncate(self._descriptor, 0)
@@ -161,7 +165,7 @@ class JournalWriter:
         for frame, end in read_frames(data):
             self._end = end
             if isinstance(frame, Damage):
-                self._facts = {}  # said again, because these bytes may have said others
+                self._facts = {}  # repeated, because these bytes may have had others
                 _log.warning(
                     "the journal %s is damaged in bytes %d to %d; this run is appended, and what "
                     "they said of earlier steps is lost: growcache replay CONFIG %s names them",
@@ -174,9 +178,9 @@ class JournalWriter:
         os.ftruncate(self._descriptor, self._end)
 
     def begin_pass(self, plan: PassPlan, fingerprint: str | None) -> None:
-        """Record a pass before its first batch; ``fingerprint`` is that of its shards."""
+        """Record a pass before its first batch. ``fingerprint`` is that of its shards."""
         if self._plans.get(plan.number) == plan:
-            return  # another stage goes on with it
+            return  # another stage continues the pass
         if self._options.ranks.leads:
             self._note_cache(fingerprint)
         self.flush()
@@ -191,8 +195,8 @@ class JournalWriter:
         if {name: self._facts.get(name) for name in facts} == facts:
             return
         if facts["identity"] is not None and facts["identity"]["fingerprint"] != fingerprint:
-            return  # the cache is another one by now; what was noted for these shards stays
-        # After the editions, because one is written after the objects that it counts.
+            return  # the cache has changed; earlier facts about these shards stay
+        # After the editions, because an edition is written after the objects that it counts.
         catalog = _listing_bytes(layout.catalog)
         for part in self._listing.missing_parts(catalog):
             self._append(pack_catalog(part))
@@ -202,7 +206,7 @@ class JournalWriter:
         self._facts = facts | more
 
     def deliver(self, batch: DeliveredBatch, transform_schema: TransformSchema) -> None:
-        """Record a batch, before the loop gets it."""
+        """Record a batch before the loop gets it."""
         if transform_schema != self._schema:
             self._append(pack_note({"transform_schema": transform_schema.transformed}))
             self._schema, self._written = transform_schema, None
@@ -218,7 +222,7 @@ class JournalWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the batch delivered last, which tells how far the run came."""
+        """Write the last delivered batch, which shows how far the run came."""
         if self._after and (batch := self._later(self._after)) is not None:
             self._write_batch(batch)
 
@@ -234,12 +238,12 @@ class JournalWriter:
         self._due = time.monotonic() + BATCH_SECONDS
 
     def sync(self) -> None:
-        """Let a power cut leave what is written so far."""
+        """Sync everything written so far, so that it survives a power cut."""
         if self._descriptor < 0 or self._synced == self._end:
             return
         try:
             os.fdatasync(self._descriptor)
-            if not self._synced:  # it may be new
+            if not self._synced:  # the file may be new
                 fsync_directory(self._path.resolve().parent)
         except OSError as error:
             raise self._failed(error) from error
@@ -289,13 +293,13 @@ class JournalWriter:
 
 
 def _close_in_process(pid: int, descriptor: int) -> None:
-    """Close it, except in a forked child, where the number may be another file's."""
+    """Close a descriptor, except in a forked child, where the number may be another file's."""
     if pid == os.getpid():
         close_owned(descriptor)
 
 
 def cache_facts(layout: CacheLayout) -> dict[str, Any]:
-    """Return what decides the content of the cache's shards besides its listing, as JSON values."""
+    """Return the facts that decide the content of the cache's shards, as JSON, without the listing."""
     identity = read_identity(layout.root)
     editions, deferrals = read_editions(layout) or [], read_deferrals(layout)
     facts = {

@@ -1,11 +1,11 @@
 """The shards that this process has mapped and verified, shared by its snapshots of one cache.
 
-A map passes from one snapshot to the next, because mapping anew for every epoch costs a third of the
-speed in page faults. A verified shard is not read again while its files are the same ones.
+A map passes from one snapshot to the next, because mapping anew for every epoch costs a third
+of the speed in page faults. A verified shard is not read again while its files are unchanged.
 
-A pass reads every shard once, so a page cache smaller than the cache forgets each shard just before
-it is wanted again. Of a cache beyond memory the same share of shards therefore stays resident, and
-the pages of the others are dropped once no window reads them.
+A pass reads every shard once, so a page cache smaller than the cache drops each shard just
+before it is needed again. If the cache is larger than memory, a constant share of its shards
+therefore stays resident. The pages of the others are dropped when no window reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from growcache.cache.system import available_memory_bytes
 from growcache.errors import CorruptShardError
 from growcache.schema import Schema
 
-# Values of each file that differ once it is written to, or replaced.
+# Values of each file that change if the file is written or replaced.
 FileIdentity: TypeAlias = tuple[tuple[int, int, int, int], ...]
 
 # Two changes within one tick of the kernel's clock may have the same time.
@@ -45,7 +45,10 @@ SECOND_NS = 1_000_000_000
 
 
 def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
-    """None where it is uncertain: right after a change, and where times are whole seconds."""
+    """Return the identity of files, or None if it is uncertain.
+
+    It is uncertain right after a change, and with times in whole seconds.
+    """
     now, found = time.time_ns(), []
     for path in paths:
         try:
@@ -59,18 +62,16 @@ def file_identity(paths: Iterable[Path]) -> FileIdentity | None:
     return tuple(found) or None
 
 
-# Of the available memory; the rest is for other programs.
+# Of the available memory. The rest is for other programs.
 SHARE_OF_AVAILABLE = 0.5
-RESIDENT_WINDOWS = 2  # that are read, and read ahead
+RESIDENT_WINDOWS = 2  # one that is read, and one that is read ahead
 
-_GOLDEN_STEP = (
-    0x9E3779B97F4A7C15  # 2**64 / golden ratio: the multiples of it fill a circle evenly
-)
+_GOLDEN_STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, whose multiples fill a circle evenly
 _HASH_RANGE = 1 << 64
 
 
 def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) -> float:
-    """Return the share of the shards that stay in memory, in addition to those of a window.
+    """Return the share of the shards that stay in memory, besides those of a window.
 
     `available_bytes` includes these shards' pages in the page cache.
 
@@ -84,16 +85,19 @@ def resident_share(cache_bytes: int, available_bytes: int, window_bytes: int) ->
 
 
 def is_resident(number: int, share: float) -> bool:
-    """All readers agree, and a shard that stays at one share stays at any larger one."""
+    """Whether a shard stays resident.
+
+    All readers agree, and a shard that stays at one share stays at any larger share.
+    """
     return (number * _GOLDEN_STEP) % _HASH_RANGE < share * _HASH_RANGE
 
 
 Verify: TypeAlias = Literal["first", "always"]
 
-# A cache that was cleared and filled anew has the same numbers with other content.
+# A cache that was emptied and filled anew has the same numbers with other content.
 ShardKey: TypeAlias = tuple[int, str]
 
-# Epochs that are over sooner need not look at memory anew.
+# Shorter epochs need not measure memory again.
 RECENT_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -110,25 +114,27 @@ class MapPool:
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
-        # Reentrant, because the collector may release a snapshot at any point of this thread. Taken
-        # within the fork lock, because a forked child continues with the pools of its snapshots.
+        # Reentrant, because the garbage collector may release a snapshot at any point of this
+        # thread. Taken within the fork lock, because a forked child continues with the pools of
+        # its snapshots.
         self._lock = threading.RLock()
         self._holds: Counter[ShardKey] = Counter()
         self._maps: dict[ShardKey, MappedShard] = {}
         self._stamps: dict[
             ShardKey, FileIdentity | None
-        ] = {}  # of the files as they were mapped
+        ] = {}  # of the files when they were mapped
         self._verified: set[ShardKey] = set()  # of the mapped shards
-        self._known: dict[ShardKey, FileIdentity] = {}  # of files found intact
+        self._known: dict[ShardKey, FileIdentity] = {}  # of intact files
         self._bad: dict[ShardKey, str] = {}
-        self._warned: set[ShardKey] = set()  # of corrupt ones, whether held or not
+        self._warned: set[ShardKey] = set()  # of corrupt shards, whether held or not
         self._users: Counter[ShardKey] = Counter()  # open windows
-        # Held while pages are dropped, so that no window begins to bring them meanwhile. Not
-        # the lock above: a thread that takes or closes a snapshot would wait for the kernel.
+        # Held while pages are dropped, so that no window starts to read them meanwhile. Not the
+        # lock above, because a thread that takes or closes a snapshot would wait for the
+        # kernel.
         self._leaving = threading.RLock()
-        self._asking: bool | None = None  # known when there is a cache
-        self._seen: dict[ShardKey, float] = {}  # in memory, and when
-        self._available = (-math.inf, 0)  # when it was asked for, and bytes
+        self._asking: bool | None = None  # known after the cache exists
+        self._seen: dict[ShardKey, float] = {}  # time at which they were in memory
+        self._available = (-math.inf, 0)  # time of the measurement, and bytes
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> MapPool:
@@ -155,7 +161,8 @@ class MapPool:
                     del self._holds[key]
                     if key in self._maps:
                         self._maps.pop(key).close()
-                    # A later shard of this number may be another file: mended, or drawn again.
+                    # A later shard with this number may be another file, because it was
+                    # repaired or drawn again.
                     self._stamps.pop(key, None)
                     self._verified.discard(key)
                     self._bad.pop(key, None)
@@ -164,7 +171,11 @@ class MapPool:
     def open(
         self, row: ShardRow, schema: Schema, cache_format: str, verify: Verify = "first"
     ) -> MappedShard:
-        """Raises CorruptShardError if the shard's content is not as written."""
+        """Return a mapped, checked shard.
+
+        Raises:
+            CorruptShardError: The shard's content differs from what was written.
+        """
         key = shard_key(row)
         if key in self._bad:
             raise CorruptShardError(self._bad[key])
@@ -175,7 +186,7 @@ class MapPool:
             if verify == "always" or key not in self._verified:
                 self._check(row, mapped, cache_format)
             elif kept is None:
-                # Here, and not page by page where rows are copied: this is ahead of that.
+                # Here, ahead of the copies, and not page by page during them.
                 mapped.bring(asking=self._asks())
             else:
                 self._bring(row, mapped, cache_format)
@@ -231,10 +242,10 @@ class MapPool:
     def _map(self, row: ShardRow, schema: Schema, cache_format: str) -> MappedShard:
         key, before = shard_key(row), self._stamp(row, cache_format)
         mapped = open_shard(self._layout, row.number, row.samples, schema, cache_format)
-        # Only files that had it before and after are certainly the mapped ones.
+        # Only files with the same identity before and after are certainly the mapped ones.
         stamp = before if before == self._stamp(row, cache_format) else None
         with fork_lock(), self._lock:
-            first = self._stamps.setdefault(key, stamp)  # of the map that will be kept
+            first = self._stamps.setdefault(key, stamp)  # of the map that is kept
             if stamp is not None and stamp == first == self._known.get(key):
                 self._verified.add(key)
         return mapped
@@ -250,7 +261,7 @@ class MapPool:
         return file_identity(shard_files(self._layout, row.number, cache_format))
 
     def _check(self, row: ShardRow, mapped: MappedShard, cache_format: str) -> None:
-        # One pass over the file in order: this also brings a cold file into memory.
+        # One pass over the file in order, which also reads a cold file into memory.
         found = mapped.digest(asking=self._asks())
         if found != row.digest:
             raise CorruptShardError(
@@ -300,13 +311,14 @@ class MapPool:
 
     def _let_go(self, key: ShardKey, cache_format: str) -> None:
         with self._leaving:  # one shard at a time, because `enter` waits for it
-            if key in self._users:  # another window has entered since
+            if key in self._users:  # another window has entered meanwhile
                 return
-            # The pages of a map are its process's own: only without them can the files' go.
+            # The pages of a map belong to its process. The files' pages can only be dropped
+            # without them.
             self._seen.pop(key, None)
             if (mapped := self._maps.get(key)) is not None:
                 mapped.let_go()
-            with suppress(FileNotFoundError):  # its lease may be closed, and its folder go
+            with suppress(FileNotFoundError):  # its lease may be closed, and its folder deleted
                 for path in shard_files(self._layout, key[0], cache_format):
                     drop_from_page_cache(path)
 

@@ -27,7 +27,7 @@ from growcache.schema import Schema
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number of any type, NumPy's or torch's.
+    """Return a whole number of any type, such as NumPy's or torch's.
 
     >>> whole_number("batch_size", np.int64(8), 1)
     8
@@ -67,7 +67,7 @@ def check_cache_path(path: str | os.PathLike[str]) -> None:
 Gather: TypeAlias = Literal["thread", "process", "auto"]
 GATHER_KINDS: tuple[Gather, ...] = ("thread", "process", "auto")
 
-# Arguments that decide which rows come when, and how they are cut.
+# Arguments that decide the order of rows, and how they are cut.
 ORDER_OPTIONS = ("batch_size", "seed", "shuffle", "drop_last", "samples_per_epoch", "fixed")
 
 
@@ -92,7 +92,7 @@ class Ranks:
     local_rank: int = 0
     local_world_size: int = 1
     explicit: bool = False  # named by an argument or the environment
-    grouped: bool = False  # they are those of a process group, which can agree on counts
+    grouped: bool = False  # of a process group, which can agree on counts
 
     @property
     def share(self) -> bool:
@@ -104,7 +104,7 @@ class Ranks:
 
     @property
     def spread(self) -> bool:
-        """Whether there are ranks on other machines."""
+        """Whether some ranks are on other machines."""
         return self.world_size > self.local_world_size
 
 
@@ -176,7 +176,7 @@ class LoaderOptions:
         self._refuse_lengths()
 
     def _settle_values(self) -> None:
-        """Convert to plain numbers and truth values, because a state is saved as JSON."""
+        """Convert to plain numbers and bools, because a state is saved as JSON."""
         values: dict[str, Any] = {"seed": whole_number("seed", self.seed)}
         values["num_workers"] = whole_number("num_workers", self.num_workers)
         for name in ("batch_size", "min_samples"):
@@ -241,7 +241,7 @@ class LoaderOptions:
             )
 
     def at_generation(self, root: Path | None) -> Self:
-        """Return the options of a pass over one generation of the cache; ``root`` is that of its index."""
+        """Return the options of a pass over one generation. ``root`` is that of its index."""
         if root is None or generation_in(root) is None:
             return self
         return replace(self, path=root)
@@ -253,7 +253,10 @@ class LoaderOptions:
 
     @property
     def journal_file(self) -> Path | None:
-        """The file of this rank's journal. Rank 0 goes on in the one that it has, also as the only rank."""
+        """The file of this rank's journal.
+
+        Rank 0 continues the existing file, even if it is the only rank now.
+        """
         if self.journal is None:
             return None
         alone = Path(self.journal).absolute()
@@ -289,17 +292,17 @@ class LoaderOptions:
 
     @property
     def agrees(self) -> bool:
-        """Whether ranks on several machines agree on how many samples of each pass they deliver."""
+        """Whether ranks on several machines agree on the samples of each pass that they deliver."""
         return self.ranks.spread and self.samples_per_epoch is None and not self.fixed
 
     @property
     def keeps_count(self) -> bool:
-        """Whether other samples stand in for unreadable ones, because ranks count on them."""
+        """Whether substitutes replace unreadable samples, because ranks rely on the count."""
         return self.ranks.share or self.agrees
 
     @property
     def min_pass_samples(self) -> int:
-        """The least samples of this machine's cache that make a pass."""
+        """The smallest number of samples of this machine's cache that makes a pass."""
         if self.samples_per_epoch is None and not self.keep_last:
             return self.batch_size * self.ranks.local_world_size
         return self.ranks.local_world_size if self.agrees else 1
@@ -326,7 +329,7 @@ class LoaderOptions:
         return self.rank_share(samples).steps
 
 
-VALID_FIELD = "_valid"  # the field that is False for padding
+VALID_FIELD = "_valid"  # False for padding
 
 # Variables that are equal on all ranks of one start of a job, and differ at the next start.
 RUN_VARIABLES = (
@@ -338,7 +341,7 @@ RUN_VARIABLES = (
     "SLURM_STEP_ID",
     "PMIX_NAMESPACE",
 )
-# One of these tells concurrent jobs apart; without them the parent process does.
+# Each of these separates concurrent jobs. Without them the parent process does.
 SUFFICIENT_VARIABLES = frozenset({"MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
 
 
@@ -348,7 +351,7 @@ def find_ranks(
     distributed: tuple[int, int] | None,
     environment: Mapping[str, str],
 ) -> Ranks:
-    """Arguments come before the framework, and that before the environment."""
+    """Return the ranks: from arguments, else from the framework, else from the environment."""
     if (rank is None) != (world_size is None):
         raise ConfigError(
             f"rank and world_size go together, found rank {rank!r} and world_size "
@@ -411,7 +414,7 @@ def rank_file(path: Path, rank: int) -> Path:
 
 
 def launch_id(environment: Mapping[str, str], parent: int) -> str:
-    """Return a name that all ranks of one start of a job share, and no other start has.
+    """Return a name that all ranks of one start of a job share, and that no other start has.
 
     >>> launch_id({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, 7)
     'MASTER_ADDR=localhost MASTER_PORT=29500'
@@ -426,14 +429,15 @@ def launch_id(environment: Mapping[str, str], parent: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Rows are numbered over all ranks of this machine.
+    """One rank's share of an epoch. Rows are numbered over all ranks of this machine.
 
-    Batches of a smaller last step have equal size: a rank with too few rows repeats the last.
+    The batches of a smaller last step have equal sizes, because a rank with too few rows
+    repeats its last row.
     """
 
-    rows: int  # of all ranks of this machine
-    steps: int  # batches of each rank
-    batch: int  # rows
+    rows: int  # of all ranks on this machine
+    steps: int  # number of batches of each rank
+    batch: int  # number of its rows
     rank: int
     ranks: int  # that share the cache
     whole_rows: int  # rows of whole steps
@@ -459,18 +463,21 @@ class RankShare:
 
 
 def rank_share(samples: int, batch_size: int, ranks: Ranks, *, keeps_last: bool) -> RankShare:
-    """keeps_last: whether rows that make no whole step are delivered."""
+    """Return a rank's share of an epoch.
+
+    ``keeps_last`` tells whether rows beyond the last whole step are delivered.
+    """
     steps, rest = divmod(samples, batch_size * ranks.world_size)
     whole = steps * batch_size * ranks.local_world_size
     rest = rest if keeps_last else 0
     each = -(-rest // ranks.world_size)
-    here = ranks.rank - ranks.local_rank  # the first rank of this machine
+    here = ranks.rank - ranks.local_rank  # first rank on this machine
     edges = [
         min(rest, each * rank)
         for rank in (here, ranks.rank, ranks.rank + 1, here + ranks.local_world_size)
     ]
     begin, low, high, end = edges
-    # Where all of a machine's ranks are padded, there still must be a row to repeat.
+    # Even if all ranks of a machine are padded, they need a row to repeat.
     rows_here = max(end - begin, 1 if rest else 0)
     return RankShare(
         rows=whole + rows_here,

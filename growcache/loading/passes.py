@@ -1,8 +1,8 @@
-"""Endless passes over the cache, each over a snapshot of its own.
+"""Endless passes over the cache, each over its own snapshot.
 
-Entering a window starts the preparation of the next one in a thread (maps, checksums, read-ahead).
-Entering the last window prepares the next pass, as late as is safe, because samples that arrive until
-then are in it. There are two leases at most.
+Entering a window starts the preparation of the next one in a thread (maps, checksums,
+read-ahead). Entering the last window prepares the next pass. This happens as late as is safe,
+so that the pass includes samples that arrive until then. There are at most two leases.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from growcache.threads import DaemonThread, Future, StoppedError
 # A preparation may take this many times the longest recent one, plus this slack.
 MARGIN = 4.0
 SLACK_SECONDS = 0.05
-# Long passes get more slack because a busy disk can stall for half a second.
+# Long passes get more slack, because a busy disk can stall for half a second.
 SLACK_SHARE, MOST_SLACK_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 0.02
-KEPT = 6  # preparations, and paces, that are remembered
-FEW_LOOKS, RECENT_LOOKS = 5, 10  # from which the present pace is computed
+KEPT = 6  # preparations, and rates, that are remembered
+FEW_LOOKS, RECENT_LOOKS = 5, 10  # from which the current rate is computed
 
 
 def is_due(
@@ -88,7 +88,7 @@ class SnapshotTiming:
                 return
             now, rows = clock(), left()
             began, before = looks[0]
-            # One batch within a single look says little about the pace, and an epoch that is left
+            # One batch between two checks says little about the rate. An epoch that is left
             # early also has no rows left.
             if rows and (len(looks) >= FEW_LOOKS or not known):
                 seen = max(seen, (before - rows) / max(1e-9, now - began))
@@ -97,19 +97,19 @@ class SnapshotTiming:
             self.paces.append(seen)
 
     def _note_pass(self, now: float, pass_rows: int, left: int) -> None:
-        """Record what was consumed since the last wait: a short pass ends between two checks."""
+        """Record the rows consumed since the last wait; a short pass ends between two checks."""
         began, before = self._began
         consumed = before + pass_rows - left
         self.passed.append(consumed / (now - began) if now > began else 0.0)
         self._began = now, left
 
 
-# Errors of work that ran ahead; they are dropped with its result.
+# Errors of work ahead of time, which are dropped with its result.
 EXPECTED_ERRORS = (StoppedError, GrowcacheError, OSError)
 
 
 class Passes:
-    """Used by one thread; waits raise StoppedError once `stop` is set."""
+    """The passes of a loader, for one thread. Waits raise StoppedError after `stop` is set."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Passes:
         )
         self._opener = PassOpener(options, ranks, watch, agreement)
         self._waits_long = False
-        self._next_pass_due = threading.Event()  # it is open, or waits for samples
+        self._next_pass_due = threading.Event()  # the next pass is open, or waits for samples
         self._on_pass = on_pass
         self._timing = SnapshotTiming()
         self._hurry = True
@@ -138,15 +138,17 @@ class Passes:
         self._retaken_pieces: deque[Piece] = (
             deque()
         )  # to be taken before the window's next rows
-        self._taken: list[Window] = []  # of the rows taken last, which may not be read yet
+        # Of the rows taken last, which may not have been read yet.
+        self._taken: list[Window] = []
         # Windows that a process would need again if it died now and resumed.
         self._undelivered: deque[tuple[Window, Snapshot]] = deque()
         self._left_passes: deque[OpenPass] = deque()
-        self._closing = threading.RLock()  # of passes that were left
-        self._finished_windows: list[OpenWindow] = []  # all taken, though maybe not copied yet
+        self._closing = threading.RLock()  # for passes that were left
+        # All of their rows were taken, but maybe not copied yet.
+        self._finished_windows: list[OpenWindow] = []
         self._closing_windows: Future[None] | None = None
         self.lost = 0
-        self.epoch: int | None = None  # that the rows are taken for; None before the first
+        self.epoch: int | None = None  # for which rows are taken; None before the first
         self._threads = {name: DaemonThread(name) for name in ("window", "let-go", "snapshot")}
         self._next_window: Future[OpenWindow] | None = None
         self._next_pass: Future[OpenPass] | None = None
@@ -156,11 +158,11 @@ class Passes:
             self._open_ahead(lambda: resume(self._opener))
 
     def next_pass(self, *, hurry: bool = True) -> int:
-        """Enter the next pass, and return how many samples all ranks deliver of it.
+        """Enter the next pass; return the number of samples that all ranks deliver of it.
 
-        With `hurry` the consumer may wait for it, because a block takes rows of both.
+        With `hurry` the consumer may be waiting, because a block takes rows of both passes.
         """
-        # A pass is left before its last window only with its epoch.
+        # A pass is left before its last window only if its epoch is left.
         self._hurry = hurry or self._next_pass is None
         if self._next_pass is None:
             assert self._pass is not None
@@ -169,21 +171,22 @@ class Passes:
         self._wait_for_next_pass()
         if self._waits_long:
             self._leave_pass()
-            self._close_left_passes()  # else its shards could not be evicted, and no new ones come
+            # Else its shards could not be evicted, and no new ones would arrive.
+            self._close_left_passes()
             self._demand.wake.set()
         opened = self._next_pass.result()
-        self._leave_pass()  # only now, so that maps pass on to the new snapshot
+        self._leave_pass()  # only now, so that maps pass to the new snapshot
         self._next_pass, self._pass, self._hurry = None, opened, False
         self._on_pass(opened)
         self._enter(opened.first)
         return opened.samples
 
     def _wait_for_next_pass(self) -> None:
-        """Release a delivered pass meanwhile."""
+        """Wait for the next pass, and release a delivered pass meanwhile."""
         while not self._next_pass_due.is_set():
             self._demand.pass_changed.wait()
             self._demand.pass_changed.clear()
-            # The consumer may be about to begin an epoch, which this thread would delay.
+            # The consumer may be about to start an epoch, which this thread would delay.
             if not (
                 self._next_pass_due.is_set()
                 or self._demand.pass_changed.wait(self._demand.head_start())
@@ -244,7 +247,7 @@ class Passes:
             self._enter(self._next_window.result())
 
     def read(self, pieces: list[Piece]) -> None:
-        """Count a use of these rows' shards: their bytes have been copied."""
+        """Count a use of these rows' shards, because their bytes have been copied."""
         for window, start, stop in pieces:
             if len(window.counted) < len(window.numbers):
                 places = window.part(start, stop).places
@@ -267,7 +270,7 @@ class Passes:
             self._closing.release()
 
     def close(self) -> None:
-        with ExitStack() as steps:  # the last one first; each, whatever becomes of the others
+        with ExitStack() as steps:  # last in, first out; each step runs even if others fail
             for thread in self._threads.values():
                 steps.callback(thread.close)
             steps.callback(self._drop_next)
@@ -311,7 +314,8 @@ class Passes:
             self._pass, self._taken = None, []
 
     def _leave_windows(self) -> None:
-        if self._next_window is not None:  # it maps shards of the snapshot to be closed
+        # It maps shards of the snapshot that is about to be closed.
+        if self._next_window is not None:
             with suppress(*EXPECTED_ERRORS):  # nothing of it is needed any more
                 self._finished_windows.append(self._next_window.result())
         if self._window is not None:
@@ -321,16 +325,16 @@ class Passes:
         self._close_finished_windows()
 
     def _close_finished_windows(self) -> None:
-        """Close windows in a thread, because dropping the pages of shards takes a while."""
+        """Close windows in a thread, because dropping the pages of shards takes time."""
         finished, self._finished_windows = self._finished_windows, []
         if not finished:
             return
         self._join_closing_windows()
         for window in finished:
-            window.shards.close()  # at once: a snapshot that is closed next unmaps them
+            window.shards.close()  # at once, because a snapshot that is closed next unmaps them
         try:
             self._closing_windows = self._threads["let-go"].submit(lambda: _close_all(finished))
-        except RuntimeError:  # at the interpreter's end Python 3.12.0 starts no thread
+        except RuntimeError:  # at its end, Python 3.12.0 starts no thread
             _close_all(finished)
 
     def _join_closing_windows(self) -> None:
@@ -338,14 +342,14 @@ class Passes:
             self._closing_windows.result()
 
     def _close_left_passes(self) -> None:
-        # After this none is open, nor just being closed by the thread that produces.
+        # After this none is open or being closed by the producing thread.
         with self._closing, ExitStack() as closed:
             for opened in list(self._left_passes):
                 closed.callback(opened.snapshot.close)
 
     def _begin_pass_ahead(self, number: int, min_samples: int) -> None:
         demand, epoch, left = self._demand, self.epoch, self._left_rows()
-        # Where epochs are parts of passes, leaving an epoch does not end its pass.
+        # If epochs are parts of passes, leaving an epoch does not end its pass.
         pause: Callable[[float], bool] = demand.stop.wait
         if self._options.samples_per_epoch is None and epoch is not None:
             pause = functools.partial(demand.pause, epoch)
@@ -354,7 +358,7 @@ class Passes:
         def prepare() -> OpenPass:
             if epoch is not None:  # an earlier snapshot would only be older
                 demand.wait_begun(epoch)
-            self._close_left_passes()  # or there were three leases
+            self._close_left_passes()  # or there would be three leases
             self._timing.wait(rows, left, pause, time.monotonic)
             before, began = left(), time.monotonic()
             opened = self._opener.open(number, min_samples)
@@ -405,7 +409,11 @@ class Passes:
         self._demand.pass_changed.set()
 
     def _unread_shards(self) -> dict[str, list[int]]:
-        """The next pass is requested before the rows taken last are copied, so those shards count, too."""
+        """Return the shards that are not read completely.
+
+        The next pass is requested before the rows taken last are copied, so their shards count,
+        too.
+        """
         running, taken = self._pass, list(self._taken)
         if running is None or self._next_window is not None or self._is_left(self.epoch):
             return {}

@@ -1,12 +1,12 @@
 """The order in which a pass visits the samples of a snapshot, and positions in it. Pure.
 
-A pass shuffles the shards and cuts them into windows; inside a window the samples of all its shards
-are permuted. Every shard is a random mixture already, so a window of a few is shuffled as well as a
-whole epoch would be, while each gather finds many rows in one map.
+A pass shuffles the shards and cuts them into windows. Within a window, the samples of all
+shards are permuted. Every shard is already a random mixture, so the shuffle of a window with a
+few shards is as good as one of a whole epoch, and each gather finds many rows in one map.
 
-Ranks that share a cache follow the same plan: step s of an epoch takes the next rows for all of them,
-a batch each. So they make equal numbers of steps and share the pages in memory; separate shards would
-need one window per rank.
+Ranks that share a cache follow the same plan. Step s of an epoch takes the next rows for all of
+them, a batch each. So they make equal numbers of steps and share the pages in memory. Separate
+shards would need one window per rank.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from growcache.loading.options import LoaderOptions
 from growcache.seeding import generator_at
 
 ORDER_VERSION = (
-    1  # raise it when the order of a pass would change: journals name positions in it
+    1  # raise it if the order of a pass changes, because journals have positions in it
 )
 
-# A window is read ahead, mapped and verified as a whole. So its bytes are bounded by memory, its
-# shards by the time to open it, and its samples by both.
+# A window is read ahead, mapped and verified as a whole. So memory bounds its bytes, the time
+# to open it bounds its shards, and both bound its samples.
 WINDOW_BYTES = 256_000_000
 WINDOW_SAMPLES = 1 << 18
-MIN_WINDOW_SHARDS = 4  # a window of fewer would mix too little
+MIN_WINDOW_SHARDS = 4  # a smaller window would mix too little
 MAX_WINDOW_SHARDS = 64
 DIGEST_CHARACTERS = 32
 
@@ -45,8 +45,8 @@ class Window:
     seed: int
     pass_number: int
     index: int
-    first: int  # position in the pass of its first sample
-    numbers: tuple[int, ...]  # shards, in the order of their visit
+    first: int  # position of its first sample in the pass
+    numbers: tuple[int, ...]  # shards, in visiting order
     counts: tuple[int, ...]  # samples of each
     shuffle: bool = True
 
@@ -61,12 +61,12 @@ class Window:
         return order
 
     def starts(self) -> SampleOrder:
-        """Return the first sample of each shard, and the end of the last: [k + 1]."""
+        """Return the first sample of each shard, and the end of the last one: [k + 1]."""
         return _smallest_dtype(np.cumsum((0, *self.counts)))
 
 
 def locate_samples(order: SampleOrder, starts: SampleOrder) -> tuple[Integers, Integers]:
-    """Return the index of each sample's shard and its row there: int64 [n] each."""
+    """Return the index of each sample's shard, and its row in it: int64 [n] each."""
     places = np.searchsorted(starts, order, side="right") - 1
     return places, (order - starts[places]).astype(np.int64)
 
@@ -77,7 +77,7 @@ def _smallest_dtype(numbers: Integers) -> SampleOrder:
 
 
 def window_samples(sample_bytes: int, shard_samples: float = math.inf) -> int:
-    """Return how many samples a window should hold.
+    """Return the number of samples that a window should have.
 
     >>> window_samples(256 * 1024), window_samples(64), window_samples(64, 1000)
     (976, 262144, 64000)
@@ -95,7 +95,7 @@ def shard_order(
 
 
 def visit_order(count: int, *, seed: int, pass_number: int, shuffle: bool = True) -> Integers:
-    """Return the places, among the shards by number, that a pass visits in turn."""
+    """Return the indices of the shards, sorted by number, in the visiting order of a pass."""
     if not shuffle:
         return np.arange(count, dtype=np.int64)
     return generator_at(seed, "shards", pass_number).permutation(count)
@@ -130,7 +130,7 @@ def _window_edges(counts: Sequence[int], target_samples: int) -> list[tuple[int,
 
 
 def substitute_rows(good: npt.NDArray[np.bool_]) -> Integers:
-    """Return the row that is delivered for each: itself where good, else a function of the bad rows."""
+    """Return the row to deliver for each row: the row itself if good, else a good row."""
     chosen = np.arange(len(good), dtype=np.int64)
     chosen[~good] = np.resize(np.flatnonzero(good), int((~good).sum()))
     return chosen
@@ -140,7 +140,10 @@ T = TypeVar("T")
 
 
 class LazyPickle(Generic[T]):
-    """The plan of ten thousand shards takes milliseconds to unpickle, and may not be needed."""
+    """A plan that is unpickled at first use.
+
+    Unpickling the plan of ten thousand shards takes milliseconds, and may not be needed.
+    """
 
     __slots__ = ("_data", "_value")
 
@@ -164,9 +167,10 @@ def _unpickle_lazily(data: bytes) -> LazyPickle[Any]:  # called by pickle
 
 
 class PlannedShard(NamedTuple):
-    """A substitute is planned with the samples of the shard that it replaces.
+    """A shard in a plan.
 
-    Of a state that was loaded the digest may be only the beginning of one, or empty.
+    A substitute is planned with the samples of the shard that it replaces. In a loaded state
+    the digest may be only a prefix, or empty.
     """
 
     number: int
@@ -179,7 +183,7 @@ class PlannedShard(NamedTuple):
 
 
 class RestDigest(NamedTuple):
-    """One digest over those of all shards from the ``first`` on; empty where it is not known."""
+    """One digest of the digests of all shards from ``first`` on; empty if unknown."""
 
     first: int
     digest: str
@@ -190,7 +194,7 @@ class PassPlan:
     number: int
     shards: tuple[PlannedShard, ...]
     window_samples: int
-    rest: RestDigest | None = None  # in place of digests that a loaded state does not name
+    rest: RestDigest | None = None  # replaces digests that a loaded state omits
 
     def window_edges(self) -> list[tuple[int, int]]:
         """Return the first and the end of each window's shards."""
@@ -211,5 +215,5 @@ class PassPlan:
 
 class PassPosition(NamedTuple):
     pass_number: int
-    position: int  # rows of the plan before it
+    position: int  # number of earlier rows in the plan
     corrupt: tuple[int, ...] = ()  # shards of its window that could not be read

@@ -1,6 +1,7 @@
 """Make blocks ahead of the consumer, epoch after epoch.
 
-The producer continues past the end of an epoch, so the next one's first batches are ready.
+The producer continues past the end of an epoch, so that the first batches of the next one are
+ready.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ from growcache.loading.waiting import WaitControl
 from growcache.loading.windows import OpenPass, PassOpener, Piece, count_rows
 from growcache.threads import StoppedError
 
-# finish(block, wanted) -> whether all that is done with a block, before it waits for the
-# consumer, was wanted to its end.
+# finish(block, wanted) completes a block before it waits for the consumer. It returns whether
+# all of that was still wanted at its end.
 Finish: TypeAlias = Callable[[Block, Callable[[], bool]], bool]
 
 
 class GatherClock:
-    """A thread stalls where it does not run, unless it reads a page from disk; windows are read ahead."""
+    """Measures the stalls of a gathering thread.
+
+    A thread stalls if it does not run, unless it reads a page from disk. Windows are read
+    ahead.
+    """
 
     def __init__(self) -> None:
         self._seconds = self._stalled_seconds = 0.0
@@ -102,15 +107,15 @@ class Producer:
         self._agreement = agreement
         self._assembler: BlockAssembler | None = None
         self._clock = GatherClock()
-        self._sized = False  # whether the number of blocks that may wait is decided
+        self._sized = False  # whether the number of waiting blocks is decided
 
     def run(self) -> None:
-        with ExitStack() as opened:  # each is closed, whatever becomes of the others
+        with ExitStack() as opened:  # each is closed even if others fail
             try:
                 self._produce(opened)
             except StoppedError:
                 pass
-            except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
+            except BaseException as error:  # noqa: BLE001 - the consumer raises it
                 self._put_item(Failure(error))
 
     def _produce(self, opened: ExitStack) -> None:
@@ -143,7 +148,7 @@ class Producer:
             found = functools.partial(resume_pass, attempt, self._rest)
             resume = functools.partial(PassOpener.resume, found=found, step=start.step)
         elif self._agreement is not None and start.mark is not None:
-            # Nothing is left of it here, so no rank goes on with it.
+            # Nothing of it is left here, so no rank continues it.
             watch = WaitControl(demand.wake, demand.stop.is_set)
             self._agreement.agree(Offer(start.mark.pass_number, start.step), watch)
         return Passes(
@@ -174,7 +179,7 @@ class Producer:
         elif done and self._rest is None:
             return  # its last batch was delivered
         elif options.ranks.world_size > 1:
-            # Ranks of one machine wait for one another anyway.
+            # Ranks on one machine wait for one another anyway.
             share = options.rank_share(passes.next_pass(hurry=options.ranks.share))
             self._epoch_share(epoch, passes, share, whole_pass=True)
         else:
@@ -183,11 +188,14 @@ class Producer:
     def _epoch_share(
         self, epoch: int, passes: Passes, share: RankShare, *, whole_pass: bool = False
     ) -> None:
-        """The rest of an epoch that the consumer left is skipped, so that later epochs stay the same."""
+        """Make the blocks of an epoch, or skip its rest if the consumer left it.
+
+        So later epochs stay the same.
+        """
         done = block_start = empty_passes = 0
         self._shrink_if_awaited()
         while done < share.rows and not (whole_pass and self._abandoned(epoch)):
-            # A block is whole steps, so that all ranks make theirs of the same rows.
+            # A block is whole steps, so that all ranks make their steps from the same rows.
             end = block_start + (self._assembler.rows * share.ranks if self._assembler else 1)
             rows = end - done if not self._abandoned(epoch) else share.rows
             pieces = passes.take(min(share.rows - done, rows))
@@ -240,7 +248,7 @@ class Producer:
     def _add(
         self, passes: Passes, pieces: list[Piece], mine: list[Piece], padding: list[Piece]
     ) -> bool:
-        """Take this rank's rows and count all ranks' rows; False if unreadable."""
+        """Take this rank's rows and count the rows of all ranks; return False if unreadable."""
         assert self._assembler is not None
         with self._clock.timed(self._copies):
             added = self._assembler.add(mine + padding, pieces)
@@ -257,7 +265,7 @@ class Producer:
             block = self._assembler.finish(epoch)
         block.seconds, block.stalled_seconds = self._clock.restart()
         block.thread = threading.get_native_id()
-        # Not timed, because `batch_transform` runs in this thread with a gather process as well.
+        # Not timed, because `batch_transform` runs in this thread, also with a gather process.
         wanted = functools.partial(self._demand.wants, epoch)
         finished = self._finish is None or self._finish(block, wanted)
         if self._demand.stop.is_set():
@@ -275,7 +283,7 @@ class Producer:
         if self._demand.stop.is_set():
             raise StoppedError
         self._put_item(block)
-        self._demand.yield_to_consumer()  # after the block, which is complete
+        self._demand.yield_to_consumer()  # after the block is complete
 
     def _abandoned(self, epoch: int) -> bool:
         return epoch < self._demand.wanted

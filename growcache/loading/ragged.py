@@ -1,4 +1,4 @@
-"""Values of ragged fields: copied back to back, and delivered as offsets, padded, or in lists."""
+"""Values of ragged fields: copied back to back, and delivered with offsets, padded, or in lists."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from growcache.schema import STR, Array, Field, Value
 RaggedStyle: TypeAlias = Literal["offsets", "pad", "list"]
 RAGGED_STYLES: tuple[RaggedStyle, ...] = ("offsets", "pad", "list")
 
-# Values of fewer items are copied item by item, by an index that NumPy computes: a step of
-# Python each would take as long, and hold the GIL.
+# Values with fewer items are copied item by item, by an index that NumPy computes. A Python
+# step per value would take as long, and hold the GIL.
 SMALL_ITEMS = 256
 
 
 def offsets_of(lengths: Integers) -> Integers:
-    """Return the first place of each value, and the end of the last: [n + 1]."""
+    """Return the start of each value, and the end of the last: [n + 1]."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends
 
 
 class ValueRanges(NamedTuple):
-    """Values in one memory: uint8 [k], starts and lengths int64 [n]."""
+    """Values in one memory: uint8 [k], with starts and lengths int64 [n]."""
 
     memory: Bytes
     starts: Integers
@@ -53,7 +53,7 @@ def copy_values(run: ValueRanges, item_bytes: int, out: Bytes, take_slices: Take
 
 
 def copy_items(run: ValueRanges, item_bytes: int, out: Bytes) -> None:
-    """Copy short values without a step of Python for each."""
+    """Copy short values without a Python step for each."""
     if not len(out):
         return
     unit = math.gcd(item_bytes, 8)
@@ -176,7 +176,7 @@ def ragged_of_values(field: Field, values: Sequence[Value], pool: BufferPool) ->
     ends = offsets_of(np.fromiter(map(len, parts), np.int64, len(parts)))
     out = pool.take(int(ends[-1]))
     if len(out):
-        join_parts(parts, out)  # torch warns about memory that may only be read
+        join_parts(parts, out)  # torch would warn about read-only memory
     if field.is_blob:
         return Ragged(field, out, ends, np.diff(ends)[:, None])
     shapes = np.array([np.shape(value) for value in values], np.int64)

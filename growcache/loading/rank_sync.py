@@ -1,9 +1,10 @@
-"""Ranks of one job read one snapshot: rank 0 takes it, the others copy its list.
+"""The ranks of a job read one snapshot: rank 0 takes it, and the others copy its list.
 
-Ranks communicate through their leases only, so a dead rank's notes disappear with it. Rank 0 takes a
-snapshot, settles its lease, and enters the pass only when every other rank has a lease of its own on
-the same list; until then rank 0's lease protects it for all. So no two ranks plan different passes,
-and none is ahead by more than one. A rank holds a lease for as long as it reads.
+Ranks communicate only through their leases, so a dead rank's notes disappear with it. Rank 0
+takes a snapshot and settles its lease. It enters the pass only when every other rank has its
+own lease on the same list; until then rank 0's lease protects the shards for all. So no two
+ranks plan different passes, and none is ahead by more than one. A rank holds a lease as long as
+it reads.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from growcache.loading.waiting import (
     waking_on_change,
 )
 
-WARN_SECONDS = 5.0  # of waiting for other ranks, before it is said
-PATIENCE_SECONDS = 1800.0  # for ranks to come that were never seen, as torch.distributed has
+WARN_SECONDS = 5.0  # of waiting for other ranks, before a warning
+PATIENCE_SECONDS = 1800.0  # for ranks that were never seen, as in torch.distributed
 
 T = TypeVar("T")
 
@@ -53,16 +54,16 @@ class RankGroup(Protocol):
         """Whether another rank offers this snapshot."""
 
     def announcing(self, pass_number: int, watch: WaitControl) -> WaitControl:
-        """Return a control of a wait that has the other ranks release their shards, too."""
+        """Return a control for a wait that makes the other ranks release their shards, too."""
 
     def take(self, pass_number: int, watch: WaitControl, view: IndexView) -> Snapshot | None:
-        """Return the snapshot of a pass; None if ``watch`` stopped the wait."""
+        """Return the snapshot of a pass, or None if ``watch`` stopped the wait."""
 
     def leave(self) -> None:
         """End a wait without a snapshot."""
 
     def settle(self, snapshot: Snapshot, watch: WaitControl) -> None:
-        """Return when the snapshot is final, so that its pass may be entered."""
+        """Wait until the snapshot is final, so that its pass may be entered."""
 
     def substituting_lease(self, pass_number: int, watch: WaitControl) -> LeaseView | None:
         """Return rank 0's lease of the rest of a pass, on other ranks; None there if stopped."""
@@ -72,7 +73,7 @@ class RankGroup(Protocol):
 
 
 def next_rank_note(options: LoaderOptions) -> RankNote:
-    """Called in the thread that iterates, so that all ranks count alike."""
+    """Return the next note. The iterating thread calls this, so that all ranks count alike."""
     return RankNote(
         run=launch_id(os.environ, os.getppid()),
         walk=next(_walk_numbers[str(options.root), options.job, options.ranks.local_rank]),
@@ -88,7 +89,10 @@ def rank_group(options: LoaderOptions, note: RankNote) -> RankGroup:
 
 
 def resume_note(options: LoaderOptions, pass_number: int) -> RankNote | None:
-    """Only rank 0 counts a resumed pass's uses; no rank copies its list, which is in every state."""
+    """Return the note for a resumed pass, on rank 0.
+
+    Only rank 0 counts its uses, and no rank copies its list, which is in every state.
+    """
     ranks = options.ranks
     if ranks.leads:
         return None
@@ -99,7 +103,7 @@ class _Leader:
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
         self._note = note
-        self._names: list[str] = []  # of the leases of the two latest passes
+        self._names: list[str] = []  # of the leases of the latest two passes
         self._seen_processes: dict[int, ReaderProcess] = {}  # by rank
         self._presence: Lease | None = None  # while no shard may be held
 
@@ -146,7 +150,7 @@ class _Leader:
             nonlocal gone
             left = missing()
             absent = (left & self._seen_processes.keys()) - self._followers(self._names)
-            # A rank that was about to change leases is seen at the second look.
+            # A second look finds a rank that was just changing leases.
             over, gone = absent & gone, absent
             self._refuse_dead(over)
             return True if left <= over else None
@@ -164,7 +168,7 @@ class _Leader:
         self._followers([name])
 
     def _refuse_dead(self, ranks: set[int]) -> None:
-        """Raises CacheError, but not for a rank that closed its loader or whose process cannot be seen."""
+        """Raise CacheError for dead ranks, but not for closed loaders and invisible processes."""
         for rank in sorted(ranks):
             process = self._seen_processes[rank]
             if process.has_ended:
@@ -188,7 +192,7 @@ class _Follower:
     def __init__(self, options: LoaderOptions, note: RankNote) -> None:
         self._options = options
         self._note = note
-        self._copied_lease = ""  # the lease of rank 0 that was copied last
+        self._copied_lease = ""  # lease of rank 0 that was copied last
         self._leader_process: ReaderProcess | None = None  # of rank 0
 
     def offers(self, pass_number: int) -> bool:
@@ -226,7 +230,7 @@ class _Follower:
                     present.append(own)
                 watch.on_long_wait()
             if self._copied_lease:
-                # A rank that was about to change leases is seen at the second look.
+                # A second look finds a rank that was just changing leases.
                 absences = 0 if leases else absences + 1
                 if absences > 1:
                     raise self._leader_gone()
@@ -308,9 +312,10 @@ class _Follower:
         return snapshot
 
     def _protected(self, lease: LeaseView, snapshot: Snapshot) -> bool:
-        """Whether no shard can have gone before it was leased here.
+        """Whether no shard can have been deleted before it was leased here.
 
-        Rank 0 may have ended after it saw this lease. Shards that are live then were never released.
+        Rank 0 may have ended after it saw this lease. Shards that are live then were never
+        released.
         """
         if lease.name in {view.name for view in self._leader()}:
             return True
@@ -340,7 +345,7 @@ class _Follower:
 
 
 def _resumed(walk: int) -> int:
-    """Return the number that the rest of a resumed pass has, apart from the passes that follow it."""
+    """Return the number of the rest of a resumed pass, which differs from those of later passes."""
     return -1 - walk
 
 
@@ -355,7 +360,7 @@ def _presence_lease(options: LoaderOptions, note: RankNote, watch: WaitControl) 
 
 
 def _leases_of_all(root: Path) -> list[LeaseView]:
-    """Return the leases of every generation, because rank 0 chooses which one is read."""
+    """Return the leases of every generation, because rank 0 chooses the generation."""
     return survey_all_leases(root)[0]
 
 
@@ -378,7 +383,7 @@ def _refuse_unlike(mine: RankNote, leader: RankNote) -> None:
 
 
 def _rank_names(ranks: set[int]) -> str:
-    """Return the ranks in words.
+    """Return the ranks as text.
 
     >>> _rank_names({2, 1})
     'ranks 1, 2'

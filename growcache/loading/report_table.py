@@ -14,7 +14,7 @@ WARN_REUSE = 4.0
 
 
 def report_table(report: Report) -> str:
-    """Return the report in HTML: what to look at first, then all values."""
+    """Return the report as HTML: warnings first, and then all values."""
     warnings = "".join(
         f"<tr><td colspan='2' style='text-align:left'>⚠ {escape(text)}</td></tr>"
         for text in report_warnings(report)
@@ -28,7 +28,7 @@ def report_table(report: Report) -> str:
 
 
 def report_warnings(report: Report) -> Iterator[str]:
-    """Yield what a report says that needs a person.
+    """Yield the warnings that a report implies.
 
     >>> from growcache.loading.report import Report
     >>> list(report_warnings(Report(skipped=3)))
@@ -47,7 +47,7 @@ def report_warnings(report: Report) -> Iterator[str]:
 
 
 def _shown(name: str, value: object) -> str:
-    """Return a value of the report for people.
+    """Return a value of the report for display.
 
     >>> _shown("coverage_samples", 0.25), _shown("wait_seconds", 1.234), _shown("samples", 6400)
     ('25.0 %', '1.2 s', '6,400')

@@ -1,9 +1,9 @@
 """The position of a loader as a value, and how another loader continues from it.
 
-A position counts the rows of the pass's plan that all ranks together delivered, whatever was made ahead
-since. It names the plan's shards, so it decides the order of everything that follows, and any number of ranks
-can share what is left. A shard that is not cached here is refetched: the lease names it, and the service
-draws it before anything new.
+A position counts the rows of the pass's plan that all ranks together delivered, regardless of
+what was made ahead. It contains the plan's shards, so it decides the order of everything after
+it, and any number of ranks can share the rest. Shards that are not cached here are refetched:
+the lease lists them, and the service draws them before anything new.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ READ_VERSIONS = (2, VERSION)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    epoch: int = 0  # of the mark; without one the epoch that comes next
-    step: int = 0  # batches delivered of it
-    next_epoch: int = 0  # of the next iteration; later where the epoch was broken off
-    next_pass: int = 0  # the first with a new snapshot
-    global_step: int = 0  # batches delivered of all epochs
-    fingerprint: str | None = None  # of the cache; None before a sample was seen
+    epoch: int = 0  # of the mark; without a mark, the next epoch
+    step: int = 0  # number of its delivered batches
+    next_epoch: int = 0  # of the next iteration; later if the epoch was abandoned
+    next_pass: int = 0  # first with a new snapshot
+    global_step: int = 0  # number of delivered batches of all epochs
+    fingerprint: str | None = None  # of the cache; None before the first sample
     transform_schema: TransformSchema | None = None
-    mark: PassPosition | None = None  # None: the next epoch begins with a new snapshot
+    mark: PassPosition | None = None  # None: the next epoch starts with a new snapshot
     plan: PassPlan | None = None
 
     def to_dict(self, options: LoaderOptions) -> dict[str, Any]:
@@ -65,7 +65,11 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: object, options: LoaderOptions) -> Self:
-        """Raises ConfigError for any other values, and for a loader with other arguments."""
+        """Return the position in a state.
+
+        Raises:
+            ConfigError: The values are not a state, or belong to a loader with other arguments.
+        """
         if not isinstance(values, Mapping) or values.get("version") not in READ_VERSIONS:
             raise ConfigError(
                 f"expected what state_dict() of a loader returned, of version {VERSION} or "
@@ -82,7 +86,7 @@ class Position:
                 transform_schema=None if decided is None else TransformSchema(**decided),
                 mark=mark,
                 plan=plan,
-                # States of earlier versions do not count all epochs.
+                # States of earlier versions do not count the batches of all epochs.
                 **{name: int({"global_step": 0, **values}[name]) for name in _COUNTS},
             )
         except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as error:
@@ -130,11 +134,11 @@ class RemainingPass:
     plan: PassPlan
     windows: tuple[Window, ...]
     mark: PassPosition
-    whole_window: bool = False  # delivered rows may stand in for unreadable ones
+    whole_window: bool = False  # delivered rows may replace unreadable ones
 
     @property
     def first(self) -> int | None:
-        """Index of the window in which it continues; None where nothing is left."""
+        """Index of the window in which the pass continues; None if nothing is left."""
         for window in self.windows:
             if self.mark.position < window.first + len(window):
                 return window.index
@@ -179,15 +183,16 @@ def remaining_pass(state: Position, options: LoaderOptions) -> RemainingPass | N
 
 
 def rows_left_of_length(samples: int, steps: int, options: LoaderOptions) -> int:
-    """Return the rows, of all ranks, that an epoch of a length still has after some steps.
+    """Return the rows of all ranks that an epoch of this length still has after some steps.
 
-    An epoch keeps its number of steps: those of other ranks count as if these had made them.
+    An epoch keeps its number of steps, so steps with another number of ranks count like steps
+    with this one.
     """
     return max(0, samples - steps * options.step_samples)
 
 
 def epoch_rows_left(state: Position, options: LoaderOptions) -> int | None:
-    """Return the rows that the state's epoch still has; None where it begins a pass."""
+    """Return the rows that the state's epoch still has, or None if it starts a pass."""
     if options.samples_per_epoch is not None:
         return rows_left_of_length(options.samples_per_epoch, state.step, options)
     if state.plan is None or state.mark is None:
@@ -201,9 +206,11 @@ def with_substitutes(
     others: Iterable[PlannedShard],
     gone: set[int],
 ) -> PassPlan:
-    """A place goes to its namesake, else to the shard with the nearest sufficient number of samples, or to the largest left.
+    """Return the plan with substitutes for missing shards.
 
-    The plan keeps its counts. Without enough others the places keep their shards.
+    A place gets its namesake, or else the shard with the nearest sufficient number of samples,
+    or else the largest one left. The plan keeps its counts. If there are too few other shards,
+    the places keep theirs.
     """
     left = sorted(others, key=_by_samples)
     chosen: dict[int, PlannedShard] = {}

@@ -1,4 +1,4 @@
-"""Lease the rest of a pass that a state names. What is not cached here is refetched, or others stand in."""
+"""Lease the rest of a pass in a state. Missing shards are refetched or substituted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ResumeRequest:
     missing: MissingShards
     wake: threading.Event
     stopped: Callable[[], bool]
-    ranks: RankGroup | None = None  # that share the cache
+    ranks: RankGroup | None = None  # ranks that share the cache
 
     @property
     def watch(self) -> WaitControl:
@@ -60,7 +60,7 @@ class ResumeRequest:
 
 
 def options_of(options: LoaderOptions, fingerprint: str | None) -> LoaderOptions:
-    """Return the options of a pass over the generation that a state is of, where that is still there."""
+    """Return the options of a pass over the state's generation, if that still exists."""
     paths = generation_paths(options.root)
     if len(paths) > 1:
         for path in reversed(paths):
@@ -95,7 +95,11 @@ def refuse_missing(view: IndexView, rest: RemainingPass, options: LoaderOptions)
 def resume_pass(
     request: ResumeRequest, rest: RemainingPass
 ) -> tuple[Snapshot, RemainingPass] | None:
-    """Return None if stopped; raises CacheError if `missing` forbids that shards are gone."""
+    """Return the snapshot and the rest of the pass, or None if stopped.
+
+    Raises:
+        CacheError: Shards are gone, and `missing` forbids that.
+    """
     request = replace(request, options=options_of(request.options, request.fingerprint))
     view = _wait_for_schema(request)
     if view is None:
@@ -121,7 +125,10 @@ def resume_pass(
 def _view_of_rank_0(
     request: ResumeRequest, rest: RemainingPass, view: IndexView, note: RankNote | None
 ) -> tuple[IndexView, RankNote | None]:
-    """Return the shards that rank 0 took, of which others choose the same substitutes as it did of all."""
+    """Return the view with the shards that rank 0 took.
+
+    From these, other ranks choose the same substitutes as rank 0 chose from all.
+    """
     ranks, number = request.ranks, rest.plan.number
     if ranks is None:
         return view, note
@@ -164,10 +171,10 @@ def _let_others_follow(request: ResumeRequest, snapshot: Snapshot) -> None:
 def _lease_rest(
     request: ResumeRequest, rest: RemainingPass, view: IndexView, note: RankNote | None
 ) -> Snapshot | None:
-    """Return None where a shard was retired or evicted before it was leased, or if stopped."""
+    """Return the snapshot, or None if stopped, or if a shard was retired or evicted before."""
     options, digests = request.options, _needed_digests(rest)
     there = _held_shards(view, digests, options.root)
-    # Only what is not here: a lease that names 100,000 digests has no room.
+    # Only missing shards, because a lease with 100,000 digests would have no room.
     wishes = {n: digest for n, digest in digests.items() if n not in there}
     if request.missing == "refetch":
         wishes = _fullest_digests(options.root, wishes)
@@ -188,7 +195,7 @@ def _lease_rest(
     if lease is None:
         return None
     try:
-        # A shard that is live from here on may not be deleted, even if it is retired.
+        # A shard that is live from here on cannot be deleted, even if it is retired.
         view = read_index(options.root, retired=True)
         rows = _held_shards(view, digests, options.root)
         if digests.keys() - rows.keys() <= wishes.keys():
@@ -213,7 +220,7 @@ def _wait_for_refetch(
     wished: Mapping[int, str],
     rows: dict[int, ShardRow],
 ) -> IndexView | None:
-    """Add the live shards to ``rows``; None if stopped."""
+    """Add the live shards to ``rows`` and return the index, or None if stopped."""
     root, warned = request.options.root, False
     with closing(index_views(root, request.wake, request.stopped)) as views:
         for view in views:
@@ -254,7 +261,7 @@ def _substitute_shards(
         return rest
     planned = {shard.number for shard in rest.plan.shards}
     live = [PlannedShard(row.number, row.samples, row.digest) for row in view.shards]
-    # Another machine's cache has other shards under these numbers: each stands in for its like.
+    # Another machine's cache has other shards with these numbers. Each replaces a similar one.
     namesakes = {shard.number: shard for shard in live if shard.number in gone}
     others = [shard for shard in live if shard.samples and shard.number not in planned]
     plan = with_substitutes(rest.plan, namesakes, others, gone)
@@ -277,7 +284,8 @@ def _held_shards(
     view: IndexView, digests: Mapping[int, str], root: Path
 ) -> dict[int, ShardRow]:
     live = {row.number: row for row in view.shards if _is_wanted(digests, row)}
-    purging = purge_progress(view.meta).numbers  # held until their readers end, for these alone
+    # Held until their readers end, and only for these.
+    purging = purge_progress(view.meta).numbers
     going = {
         row.number: row
         for row in view.retired
@@ -295,7 +303,7 @@ def _is_wanted(digests: Mapping[int, str], row: ShardRow) -> bool:
 
 
 def _fullest_digests(root: Path, digests: Mapping[int, str]) -> dict[int, str]:
-    """Return whole digests, as far as the index still has them, also of evicted shards."""
+    """Return complete digests, as far as the index still has them, also of evicted shards."""
     if all(len(digest) == DIGEST_CHARACTERS for digest in digests.values()):
         return dict(digests)
     known = all_digests(root)
@@ -308,13 +316,16 @@ def _fullest_digests(root: Path, digests: Mapping[int, str]) -> dict[int, str]:
 def _check_rest(
     request: ResumeRequest, rest: RemainingPass, rows: Mapping[int, ShardRow]
 ) -> None:
-    """Raise CacheError if shards without a digest of their own have other bytes, unless others may stand in."""
+    """Raise CacheError if shards without their own digest have other bytes.
+
+    With substitutes this is allowed.
+    """
     said = rest.plan.rest
     if said is None or not said.digest:
         return
     later = rest.plan.shards[said.first :]
     if any(shard.number not in rows for shard in later):
-        return  # others stand in
+        return  # substitutes are allowed
     found = [shard._replace(digest=rows[shard.number].digest) for shard in later]
     if rest_digest(found) == said.digest:
         return
@@ -331,7 +342,7 @@ def _check_rest(
 
 
 def _with_digests(rest: RemainingPass, rows: Iterable[ShardRow]) -> RemainingPass:
-    """Name the shards that were leased by their digests, for the states to come."""
+    """Return the rest with the digests of the leased shards, for later states."""
     found = {row.number: row.digest for row in rows}
     shards = tuple(
         shard._replace(digest=found.get(shard.number, shard.digest))
@@ -341,15 +352,16 @@ def _with_digests(rest: RemainingPass, rows: Iterable[ShardRow]) -> RemainingPas
 
 
 def _leased_numbers(root: Path) -> set[int]:
-    """Return the shards whose files stay while a lease of the caller names them.
+    """Return the shards whose files stay while a lease of the caller lists them.
 
-    They are those of settled leases. A lease is settled once each of its shards was seen, after
-    the lease became visible, either live or in a lease settled earlier. A shard that was live
-    then was retired later, and the supervisor reads the leases after it retires. So it keeps the
-    shard until that lease ends, and a supervisor that looks afterwards finds the caller's lease.
+    These are the shards of settled leases. A lease is settled after each of its shards was
+    seen, after the lease became visible, either live or in a lease settled earlier. A shard
+    that was live then was retired later, and the supervisor reads the leases after it retires.
+    So it keeps the shard until that lease ends, and a supervisor that reads afterwards finds
+    the caller's lease.
 
-    Other leases prove nothing: they may name shards that were retired before they came, whose
-    files go while the index still lists them.
+    Other leases prove nothing. They may list shards that were retired before the lease was
+    made, and whose files are deleted while the index still lists them.
     """
     leases = [lease for lease in read_leases(root) if lease.open and lease.settled]
     return set().union(*(protected_shards(lease, resumable=False) for lease in leases))

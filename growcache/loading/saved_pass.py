@@ -1,8 +1,9 @@
-"""A pass as a state names it: a few kilobytes, where its shards' numbers and sizes are regular. Pure.
+"""A pass in a state: a few kilobytes if the numbers and sizes of its shards are regular. Pure.
 
-Numbers are stored as gaps, and numbers and sizes compress well where they are regular. The order of the
-shards is that of the seed, unless others stand in for some. Digests do not compress. So only those of the shards that
-come next are given, and one digest over all later ones. What was delivered needs none.
+Numbers are stored as gaps, and numbers and sizes compress well if they are regular. The order
+of the shards follows from the seed, unless some have substitutes. Digests do not compress. So
+only the next shards have theirs, and all later ones share one digest. Delivered shards need
+none.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from growcache.loading.plan import (
     visit_order,
 )
 
-NAMED_SHARDS = 256  # that have a digest of their own, and at least those of the current window
-NAME_BYTES = 6  # of each of these
-MOST_BYTES = 1 << 28  # of numbers that are believed
+NAMED_SHARDS = 256  # with their own digest; at least those of the current window
+NAME_BYTES = 6  # of each of these digests
+MOST_BYTES = 1 << 28  # of numbers in a valid state
 
 
 def pass_to_dict(
@@ -62,7 +63,10 @@ def pass_to_dict(
 def pass_from_dict(
     values: Mapping[str, Any], options: LoaderOptions
 ) -> tuple[PassPlan, PassPosition]:
-    """Raises ValueError, or another error of broken values, for any other."""
+    """Return plan and position of a pass in a state.
+
+    Raises ValueError, or another error of broken values, for anything else.
+    """
     samples = unpack_numbers(values["samples"])
     gaps = unpack_numbers(values["gaps"])
     if len(gaps) != max(0, len(samples) - 1):
@@ -88,7 +92,7 @@ def pass_from_dict(
 
 
 def pass_of_version_2(values: Mapping[str, Any]) -> tuple[PassPlan, PassPosition]:
-    """Read a pass of states that named each shard with its digest."""
+    """Read a pass from an earlier state, in which each shard has its digest."""
     numbers, samples, joined = values["numbers"], values["samples"], values["digests"]
     if len(joined) != DIGEST_CHARACTERS * len(numbers):
         raise ValueError(f"{len(numbers)} shards, but digests of {len(joined)} characters")
@@ -110,7 +114,7 @@ def _checked_pass(plan: PassPlan, values: Mapping[str, Any]) -> tuple[PassPlan, 
 
 
 def rest_digest(shards: Sequence[PlannedShard]) -> str:
-    """Return one digest of the digests of these shards; nothing where one of them is not known."""
+    """Return one digest of these shards' digests, or "" if one of them is unknown."""
     if not all(shard.is_named for shard in shards) or not shards:
         return ""
     joined = "".join([shard.digest for shard in shards])
@@ -118,7 +122,7 @@ def rest_digest(shards: Sequence[PlannedShard]) -> str:
 
 
 def _named(plan: PassPlan, mark: PassPosition) -> tuple[int, int]:
-    """Return the first shard of the current window, and the first that needs no digest of its own."""
+    """Return the first shard of the current window, and the first without its own digest."""
     ends = list(accumulate((shard.samples for shard in plan.shards), initial=0))
     for start, stop in plan.window_edges():
         if mark.position < ends[stop]:
@@ -127,7 +131,7 @@ def _named(plan: PassPlan, mark: PassPosition) -> tuple[int, int]:
 
 
 def _order(places: Integers, plan: PassPlan, options: LoaderOptions) -> str | None:
-    """Return the places, among the numbers in order, that the shards are visited in, where the seed does not tell."""
+    """Return the visiting order of the sorted shards, or None if the seed implies it."""
     ranks = np.empty_like(places)
     ranks[places] = np.arange(len(places))
     if (ranks == _seeded_order(len(places), plan.number, options)).all():
@@ -158,7 +162,7 @@ def _unpack_digests(text: str) -> list[str]:
 
 
 def pack_numbers(numbers: npt.NDArray[np.int64]) -> str:
-    """Return numbers from 0 on in about as many bytes as they differ in.
+    """Return numbers from 0 on in about as many bytes as their differences need.
 
     >>> unpack_numbers(pack_numbers(np.array([1, 2, 300]))).tolist()
     [1, 2, 300]
@@ -167,7 +171,7 @@ def pack_numbers(numbers: npt.NDArray[np.int64]) -> str:
     """
     most = int(numbers.max(initial=0))
     width = next(width for width in (1, 2, 4, 8) if most < 1 << (8 * width))
-    # All lowest bytes, then all next ones: zeros and repetitions come together.
+    # All lowest bytes, then all next ones, so that zeros and repetitions are adjacent.
     planes = numbers.astype(f"<u{width}").view(np.uint8).reshape(-1, width).T.tobytes()
     return f"{width}{base64.b64encode(zlib.compress(planes)).decode()}"
 

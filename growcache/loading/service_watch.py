@@ -1,7 +1,8 @@
-"""Warn a training process, once per event, that the service of its cache brings no new samples.
+"""Warn a training process, once per event, if the service of its cache adds no new samples.
 
-The thread that writes the counters of leases looks every few seconds while batches are received, so a loop pays
-nothing. A loop that waits for samples is not warned here: `waiting` says what it waits for.
+The thread that writes the counters of leases checks every few seconds while batches are
+received, so the loop has no costs. A loop that waits for samples is not warned here, because
+`waiting` says what it waits for.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from growcache.errors import GrowcacheError
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-STOPPED_SECONDS = 3.0  # a service that is restarted may be away for a moment
-ABSENT_SECONDS = 40.0  # of training on a cache of which no service was ever seen
+STOPPED_SECONDS = 3.0  # a restarting service may be absent for a moment
+ABSENT_SECONDS = 40.0  # of training on a cache whose service was never seen
 WAITING_SECONDS = 60.0  # without a new sample
 
 Event = Literal["stopped", "absent", "silent", "waiting"]
@@ -29,17 +30,20 @@ Event = Literal["stopped", "absent", "silent", "waiting"]
 
 @dataclass
 class ServiceWatch:
-    """Decides from the signs of life of a service when to report an event. Pure."""
+    """Decides from a service's signs of life when to report an event. Pure."""
 
     began: float | None = None
-    seen: ServicePulse | None = None  # the last sign of life of a service that ran
+    seen: ServicePulse | None = None  # last sign of life of a running service
     seen_at: float = 0.0
     drawn: int = -1
     drawn_at: float = 0.0
-    reported: set[Event] = field(default_factory=set)  # events that last
+    reported: set[Event] = field(default_factory=set)  # events that still last
 
     def look(self, pulse: ServicePulse, now: float) -> Event | None:
-        """Return an event that was not reported yet; ``now`` in monotonic seconds."""
+        """Return an event that was not reported yet, or None.
+
+        ``now`` is in monotonic seconds.
+        """
         if self.began is None:
             self.began = self.drawn_at = now
         event = self._running(pulse, now) if pulse.runs else self._gone(now)
@@ -67,7 +71,7 @@ class ServiceWatch:
 
 
 class ServiceWatches:
-    """The watches of all caches that this process trains on; used by one thread."""
+    """The watches of all caches that this process trains on, for one thread."""
 
     def __init__(self) -> None:
         self._watches: dict[Path, ServiceWatch] = {}
@@ -81,7 +85,7 @@ class ServiceWatches:
         for root in roots:
             try:
                 self._look_at(root, now)
-            except (GrowcacheError, OSError):  # the loader says so, where it matters to it
+            except (GrowcacheError, OSError):  # the loader reports it, if it matters there
                 continue
 
     def _look_at(self, root: Path, now: float) -> None:

@@ -1,9 +1,9 @@
 """Shared memory for blocks, between the process that fills it and the one that delivers it.
 
-Buffers are memfds: anonymous, so nothing is left behind, and not bounded by the size of ``/dev/shm``.
-The sender makes them, the receiver maps them, and neither keeps a descriptor. A buffer is filled
-again only when nothing in the receiving process refers to it. A buffer that is used once, because
-the user collects batches, is freed with its views.
+Buffers are memfds. They are anonymous, so nothing is left behind, and not limited by the size
+of ``/dev/shm``. The sender makes them, the receiver maps them, and neither keeps a descriptor.
+A buffer is filled again only after nothing in the receiving process refers to it. A buffer that
+is used once, because the user collects batches, is freed with its views.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class BufferRange(NamedTuple):
 class NewBuffer(NamedTuple):
     number: int
     nbytes: int
-    kept: bool  # filled again
+    kept: bool  # will be filled again
 
 
 def _references(bases: dict[int, BufferBytes], number: int) -> int:
     return sys.getrefcount(bases[number])
 
 
-# The count of `_references` for an array that only its dictionary holds.
+# Count of `_references` for an array that only its dictionary refers to.
 _UNSHARED = _references({0: np.empty(1, np.uint8)}, 0)
 
 
@@ -58,11 +58,15 @@ class SharedReceiver:
     def __init__(self, lock: Callable[[BufferBytes], None] | None = None) -> None:
         self._lock = lock
         self._bases: dict[int, BufferBytes] = {}
-        self._once: set[int] = set()  # buffers that do not go back
-        self._lent: dict[int, object] = {}  # and the moment
+        self._once: set[int] = set()  # buffers that are not returned
+        self._lent: dict[int, object] = {}  # with the moment
 
     def receive(self, connection: MessageSocket) -> Any:
-        """Return the next item, in writable shared memory; EOFError where the connection ends."""
+        """Return the next item, in writable shared memory.
+
+        Raises:
+            EOFError: The connection has ended.
+        """
         while (item := self.receive_message(connection)) is None:
             pass
         return item
@@ -100,7 +104,10 @@ class SharedReceiver:
         return self._bases[place.buffer][place.start : place.start + place.nbytes]
 
     def take_back(self) -> tuple[list[int], list[int]]:
-        """Return the unreferenced buffers: (free, spoiled); a forked child may see the spoiled ones."""
+        """Return the unreferenced buffers: (free, spoiled).
+
+        A forked child may see spoiled ones.
+        """
         unused = [n for n in self._lent if _references(self._bases, n) == _UNSHARED]
         free, spoiled = list[int](), list[int]()
         for number in unused:
@@ -116,9 +123,9 @@ class _SentBuffer:
     number: int
     address: int
     nbytes: int
-    recycled: bool  # filled again
+    recycled: bool  # will be filled again
     base: weakref.ref[BufferBytes]
-    receivers: set[MessageSocket]  # that have mapped it
+    receivers: set[MessageSocket]  # these have mapped it
 
 
 class _SentBuffers:
@@ -126,7 +133,8 @@ class _SentBuffers:
         self._made: dict[int, _SentBuffer] = {}
         self._addresses: list[int] = []  # ascending
         self.gone: list[_SentBuffer] = []
-        self.lock = threading.RLock()  # the collector may end a base wherever a thread is
+        # The garbage collector may free a base at any point of a thread.
+        self.lock = threading.RLock()
         self._pid = os.getpid()
 
     def add(self, made: _SentBuffer, base: BufferBytes) -> None:
@@ -136,7 +144,7 @@ class _SentBuffers:
         weakref.finalize(base, self._end, made).atexit = False
 
     def _end(self, made: _SentBuffer) -> None:
-        if self._pid != os.getpid():  # a forked child fills nothing, and may wait for ever
+        if self._pid != os.getpid():  # a forked child fills nothing, and might wait forever
             return
         with self.lock:
             del self._made[made.address]
@@ -160,13 +168,16 @@ class _SentBuffers:
 
 
 class SharedSender:
-    """Used by one thread, except `returned`; a new buffer goes at once to all that may need it."""
+    """Sends items in shared memory, from one thread except for `returned`.
+
+    A new buffer is sent at once to all receivers that may need it.
+    """
 
     def __init__(self, receiver: MessageSocket | None = None) -> None:
         self.receivers = [] if receiver is None else [receiver]
         self._numbers = itertools.count()
         self.buffers = _SentBuffers()
-        self._kept: dict[int, list[BufferBytes]] = {}  # of which pool which buffer is
+        self._kept: dict[int, list[BufferBytes]] = {}  # buffers by the pool that keeps them
         self._lent: dict[int, BufferBytes] = {}
         self._gone: dict[MessageSocket, list[int]] = {}
         self._spoiled: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -178,18 +189,18 @@ class SharedSender:
         *,
         to: Callable[[], Sequence[MessageSocket]] | None = None,
     ) -> BufferBytes:
-        """Return a new buffer; ``to`` returns other receivers than the usual."""
+        """Return a new buffer. ``to`` returns receivers other than the usual ones."""
         size = -(-nbytes // PAGE) * PAGE
         new = NewBuffer(next(self._numbers), size, kept is not None)
         receivers = set(self.receivers if to is None else to())
         descriptor = os.memfd_create("growcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
-            # Without seals, truncation would kill a process that reads the mapped memory.
+            # Without seals, a truncation would kill a process that reads the mapped memory.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             base = map_shared(descriptor, size)
             for connection in receivers:
-                with suppress(OSError):  # it is gone, which the next message finds out
+                with suppress(OSError):  # the receiver is gone, as the next message will show
                     connection.send(Message(new, b"", descriptor))
         finally:
             os.close(descriptor)
@@ -205,13 +216,13 @@ class SharedSender:
         return made is not None and connection in made.receivers
 
     def send(self, connection: MessageSocket, item: Any, *, lend: bool = True) -> None:
-        """Arrays in memory that the other side has mapped are not copied."""
+        """Send an item. Arrays in memory that the receiver has mapped are not copied."""
         places: list[BufferRange] = []
 
         def apart(buffer: pickle.PickleBuffer) -> bool:
             made, place = self.buffers.find(buffer.raw())
             if made is None or place is None or connection not in made.receivers:
-                return True  # in the message itself
+                return True  # part of the message itself
             places.append(place)
             base = made.base()
             if lend and made.recycled and base is not None:
@@ -239,7 +250,7 @@ class SharedSender:
             made.receivers.discard(connection)
 
     def _let_die(self, number: int, base: BufferBytes | None) -> None:
-        """Recycle a buffer no more; it lives with its views."""
+        """Stop recycling a buffer, which then lives as long as its views."""
         kept = self._kept[number]
         kept[:] = [other for other in kept if other is not base]
 
@@ -253,7 +264,7 @@ class SharedSender:
         while not self._spoiled.empty():
             number = self._spoiled.get()
             self._let_die(number, self._lent[number])
-            del self._lent[number]  # in this order: out of its pool before it looks free
+            del self._lent[number]  # in this order: it leaves its pool before it looks free
 
 
 def _memory_of(array: Array) -> memoryview:

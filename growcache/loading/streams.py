@@ -1,8 +1,9 @@
-"""Shards for a reader that opens the files itself, as TensorFlow does.
+"""Shards for a reader that opens the files itself, such as TensorFlow.
 
-Such a reader asks for files long before it reads them, and reads samples long before it delivers
-them. So a shard is counted and released once all of its samples were delivered. Nothing here waits
-for the reader's progress, which would be a deadlock: the answer is "nothing now".
+Such a reader asks for files long before it reads them, and reads samples long before it
+delivers them. So a shard is counted and released after all of its samples were delivered.
+Nothing here waits for the reader's progress, which would be a deadlock. The answer is then
+"nothing now".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from growcache.threads import DaemonThread, Future
 
 NOTHING_NOW = -1  # the token of "nothing now"
 PAUSE_SECONDS = 0.05  # at most, between two "nothing now"
-AHEAD_SHARDS = 4  # left to give when the next snapshot is taken
+AHEAD_SHARDS = 4  # left to deliver when the next snapshot is taken
 
 
 class StreamClosedError(Exception):
@@ -95,7 +96,10 @@ def wait_for_stream(
 
 
 class ShardStream:
-    """At most two leases; any thread may call `shards`, `read` and `delivered`."""
+    """The shards of consecutive passes, with at most two leases.
+
+    Any thread may call `shards`, `read` and `delivered`.
+    """
 
     def __init__(
         self,
@@ -114,9 +118,10 @@ class ShardStream:
         self._waits_long = False  # the next pass waits for samples
         self._wake = threading.Event()
         self._given: dict[int, GivenShard] = {}
-        self._late: dict[int, int] = {}  # samples of shards that were let go, to come yet
+        # Samples yet to be delivered of shards that were released.
+        self._late: dict[int, int] = {}
         self._tokens = tokens
-        self._passes: list[StreamPass] = []  # those that hold a lease
+        self._passes: list[StreamPass] = []  # passes that hold a lease
         self._ahead: Future[StreamPass] | None = None
         self._ahead_ready = threading.Event()
         self._news = threading.Event()  # something was read, or the next pass is ready
@@ -135,7 +140,7 @@ class ShardStream:
         return opened
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (path, token, samples); `NOTHING_NOW` means "ask again"."""
+        """Yield (path, token, samples). `NOTHING_NOW` means "ask again"."""
         while not self._closed:
             running = self._pass
             yield from self._shards_of(running)
@@ -167,7 +172,7 @@ class ShardStream:
         with self._lock:
             shard = self._given.get(token)
             if shard is None:
-                return  # it is `NOTHING_NOW`, or its pass was let go
+                return  # it is `NOTHING_NOW`, or its pass was released
             shard.read = True
         self._news.set()
 
@@ -176,7 +181,7 @@ class ShardStream:
         with self._lock:
             for token, count in zip(values.tolist(), counts.tolist(), strict=True):
                 shard = self._given.get(token)
-                if shard is None:  # its pass was let go, or it is another stream's
+                if shard is None:  # its pass was released, or it belongs to another stream
                     self._count_late(token, count)
                     continue
                 shard.undelivered -= count
@@ -186,7 +191,7 @@ class ShardStream:
                     self._let_go(shard.of)
 
     def _count_late(self, token: int, count: int) -> None:
-        """Count samples of a released pass whose last ones were still in memory."""
+        """Count samples of a released pass whose last samples were still in memory."""
         if token in self._late:
             self._pass.lease.count(count)
             self._late[token] -= count
@@ -194,8 +199,8 @@ class ShardStream:
                 del self._late[token]
 
     def close(self) -> None:
-        """A shard that was delivered in part counts as used."""
-        if self._pid != os.getpid():  # a forked child has no leases, and none of the threads
+        """End all passes. A shard that was delivered in part counts as used."""
+        if self._pid != os.getpid():  # a forked child has neither the leases nor the threads
             return
         self._closed = True
         self._wake.set()
@@ -205,7 +210,7 @@ class ShardStream:
                 self._end(running, used=False)
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # An error there is of no interest: no lease was taken.
+            # Its error does not matter, because no lease was taken.
             with suppress(StreamClosedError, GrowcacheError, OSError):
                 ahead.result().snapshot.close()
 
@@ -239,8 +244,8 @@ class ShardStream:
             if self._ahead is not None or self._closed:
                 return
             for old in [p for p in self._passes if p is not self._pass]:
-                # Its files are not needed once they were read; undelivered samples are in
-                # memory and will be delivered.
+                # Its files are not needed after they were read, because undelivered samples are
+                # in memory and will be delivered.
                 if not all(self._given[token].read for token in old.given):
                     return
                 self._end(old, used=True)
@@ -273,7 +278,7 @@ class ShardStream:
             yield "", NOTHING_NOW, 0
 
     def _end_held(self) -> None:
-        """End the pass where the next one waits for samples, which need its space."""
+        """End the pass if the next one waits for samples, which need its space."""
         with self._lock:
             if self._waits_long and all(shard.read for shard in self._given.values()):
                 for running in list(self._passes):

@@ -28,7 +28,7 @@ from growcache.threads import DaemonThread, StoppedError
 
 
 class TransformSchema(NamedTuple):
-    """The schema of a transform's results, as JSON, which the first samples decided."""
+    """The schema of a transform's results, as JSON. The first samples determine it."""
 
     transformed: list[list[Any]] | None = None
 
@@ -52,7 +52,7 @@ def portable_error(error: BaseException, where: str) -> BaseException:
         error.add_note(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever such a class does when it is pickled
+    except Exception:  # noqa: BLE001 - pickling such a class may raise anything
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         return CacheError(f"{type(error).__name__}: {error}{notes}", code="GC608")
     return error
@@ -64,7 +64,7 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 
 def _function_line(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the innermost line of the user's own file, or of any outside of the loader."""
+    """Return the innermost line in the user's own file, or else in any file outside the loader."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if Path(frame.filename).parent != LOADING_DIR]
     own = [frame for frame in theirs if frame.filename == _function_file(function)]
@@ -81,30 +81,30 @@ def _function_file(function: Callable[..., Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A process that only forwards the function need not be able to import it."""
+    """A pickled function, which a process can forward without being able to import it."""
 
     code: bytes
     takes: frozenset[str]
 
     def load(self) -> Callable[..., Any]:
-        """ConfigError where the function's module cannot be imported."""
+        """Return the function. ConfigError if its module cannot be imported."""
         function: Callable[..., Any] = pickle.loads(self.code)
         return function
 
 
-# The user's function, or its pickle, which is not called.
+# The user's function, or its pickle, which is never called.
 UserFunction: TypeAlias = Callable[..., Any] | PickledFunction
 
 
 def pickle_function(function: UserFunction, takes: frozenset[str]) -> PickledFunction:
-    """Pickle by name, or by value from scripts and notebooks."""
+    """Pickle a function by name, or by value from scripts and notebooks."""
     import cloudpickle  # here, because only workers need it
 
     if isinstance(function, PickledFunction):
         return function
     try:
         return PickledFunction(cloudpickle.dumps(function), takes)
-    except Exception as error:  # whatever a part of it does when it is pickled
+    except Exception as error:  # pickling a part of it may raise anything
         raise ConfigError(
             f"transform cannot be sent to the processes of num_workers: {type(error).__name__}: "
             f"{error}; leave out what cannot be pickled, or use num_workers=0",
@@ -117,7 +117,7 @@ MAX_TIMEOUT_SECONDS = 1e7
 
 
 class SlowCallWatch:
-    """Warns after ``timeout_seconds``, and each time that has doubled; used by one thread."""
+    """Warns after ``timeout_seconds``, and whenever that time has doubled. For one thread."""
 
     def __init__(self, timeout_seconds: float, report: Callable[[int, float], object]) -> None:
         self.pause_seconds = min(1.0, timeout_seconds / 4)
@@ -125,7 +125,7 @@ class SlowCallWatch:
         self.report = report
         self._next_warnings: dict[
             int, tuple[float, float]
-        ] = {}  # when the call began, warned of next
+        ] = {}  # start of the call, and time of the next warning
 
     def look(self, calls: Mapping[int, tuple[int, float]], now: float) -> None:
         for thread, (call, began) in calls.items():
@@ -169,7 +169,7 @@ SPARE_THREADS = 2  # more than cores, because some wait for the GIL
 
 T = TypeVar("T")
 
-# Where results go: arrays, and lists for the ragged ones.
+# Destination of results: arrays, and lists for ragged fields.
 ResultColumns: TypeAlias = Mapping[str, Array | list[Any]]
 
 
@@ -210,7 +210,7 @@ class TransformCall:
             return self._function(sample, **keywords)
 
     def plain(self, rows: TransformRows, i: int) -> dict[str, Any]:
-        """Return the result of a row as arrays, bytes and strings, which any process can load."""
+        """Return the result for a row as arrays, bytes and strings, which any process can load."""
         result: Any = self(rows, i)
         with self._blamed(rows, i):
             if not isinstance(result, Mapping) or not result:
@@ -233,7 +233,10 @@ def never() -> bool:
 
 
 class Executor(Protocol):
-    """Calls the user's function in threads or processes, until `stopped`: then StoppedError."""
+    """Calls the user's function in threads or processes.
+
+    After `stopped` it raises StoppedError.
+    """
 
     def run(
         self,
@@ -242,7 +245,11 @@ class Executor(Protocol):
         schema: Schema | None = None,
         out: ResultColumns | None = None,
     ) -> list[Any]:
-        """With a schema, store the results in ``out``; FormatError for one that does not fit."""
+        """Return the results of rows, or with a schema, store them in ``out``.
+
+        Raises:
+            FormatError: A result does not fit the schema.
+        """
 
     def close(self) -> None: ...
 
@@ -252,7 +259,8 @@ class ThreadExecutor:
         self._call = call
         self._stopped = stopped
         threads = min(MAX_THREADS, (os.cpu_count() or 1) + SPARE_THREADS)
-        # Not an executor's: at its end the interpreter waits for those before it cancels them.
+        # Not an executor's threads, because at its end the interpreter waits for them before it
+        # cancels them.
         self._threads = [DaemonThread("transform") for _ in range(threads)]
 
     def run(
@@ -359,10 +367,10 @@ _log = logging.getLogger(__name__)
 
 
 class BlockTransform:
-    """Applies a function to the rows of blocks; used by one thread at a time.
+    """Applies a function to the rows of blocks, in one thread at a time.
 
-    The first results decide about the fields: those have one shape, or are ragged where they are
-    bytes, strings, or named as a ragged field of the cache.
+    The first results determine the fields. A field has one shape, or is ragged if it is bytes,
+    strings, or named like a ragged field of the cache.
     """
 
     def __init__(
@@ -380,7 +388,8 @@ class BlockTransform:
     ) -> None:
         self._takes = function_arguments(function)
         if executor is None:
-            assert not isinstance(function, PickledFunction)  # it goes where processes call it
+            # It goes to where processes call it.
+            assert not isinstance(function, PickledFunction)
             executor = ThreadExecutor(TransformCall(function, seed), stopped)
         self._executor = executor
         self._timeout_seconds = timeout_seconds
@@ -442,7 +451,7 @@ class BlockTransform:
         return Schema(fields)
 
     def _covering(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-        """Return the field that fits all results, if it may be ragged; else the first one's."""
+        """Return the field that fits all results, if it may be ragged, or else that of the first one."""
         cached = self._cached.get(field.name)
         if cached is None or field.is_blob:
             return field

@@ -1,7 +1,8 @@
 """The processes of ``num_workers``, which call the user's `transform`: both ends.
 
-Rows and results of a fixed size are in shared memory; ragged, small and first results come over the
-socket. Processes outlive snapshots and hold no state. The end of the connection ends them at once.
+Rows and results of a fixed size are in shared memory. Ragged, small and first results use the
+socket. Processes outlive snapshots and have no state. The end of the connection ends them at
+once.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from growcache.loading.transform import (
 from growcache.schema import Schema
 from growcache.threads import StoppedError
 
-CHUNKS = 4  # of a block per process: the last to finish is waited for
-CHUNKS_IN_FLIGHT = 2  # per process: one that it works on, and one that waits there
+CHUNKS = 4  # of a block per process, because the last one to finish is waited for
+CHUNKS_IN_FLIGHT = 2  # per process: one in work, and one that waits there
 MAX_TRIES = 3  # of rows whose process died
 
 _log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class ProcessExecutor:
     def _hand_out(
         self, left: deque[_Chunk], work: Callable[[_Worker, _Chunk], TransformWork]
     ) -> None:
-        """Give a chunk to each worker that has none before any gets another."""
+        """Give a chunk to each idle worker before any gets another one."""
         for held in range(CHUNKS_IN_FLIGHT):
             for worker in self._workers:
                 if left and len(worker.chunks) <= held:
@@ -165,7 +166,8 @@ class ProcessExecutor:
         try:
             self._shared_sender.send(worker.child.connection, work, lend=False)
         except OSError:
-            # The worker died or has half a message; either way the next receive reports its end.
+            # The worker died or has half a message. Either way the next receive reports its
+            # end.
             worker.child.connection.shut()
 
     def _answer(
@@ -210,13 +212,13 @@ class ProcessExecutor:
             raise StoppedError
 
     def _start_worker(self) -> _Worker:
-        # At exit their user closes them; they end with this process in any case.
+        # At exit their user closes them. They end with this process in any case.
         child = ChildProcess("transform", at_exit=False)
         child.send(self._setup)
         return _Worker(child)
 
     def close(self) -> None:
-        for worker in self._workers:  # all, before one is waited for
+        for worker in self._workers:  # all of them, before any is waited for
             worker.child.connection.shut()
         for worker in self._workers:
             worker.child.close()
@@ -230,7 +232,7 @@ def _workers_with_answers(workers: Iterable[_Worker]) -> list[_Worker]:
     return [waiting[descriptor] for descriptor, _ in poll.poll(POLL_MILLISECONDS)]
 
 
-POLL_MILLISECONDS = 100  # between two looks whether to stop
+POLL_MILLISECONDS = 100  # between two checks whether to stop
 WORKER_NAME = "a process of num_workers"
 
 
@@ -251,7 +253,7 @@ def main(connection: MessageSocket) -> None:
     while True:
         work = works.get()
         answer = call if isinstance(call, WorkFailed) else _do_work(call, work)
-        del work  # its memory may be wanted for another block
+        del work  # its memory may be needed for another block
         _send_answer(connection, turn, answer)
 
 
@@ -289,7 +291,7 @@ def _receive_work(connection: MessageSocket, works: queue.SimpleQueue[TransformW
 def _load_call(setup: WorkerSetup) -> TransformCall | WorkFailed:
     try:
         return TransformCall(setup.function.load(), setup.seed)
-    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+    except BaseException as error:  # noqa: BLE001 - the trainer raises it
         error.add_note("while the transform was loaded in a process of num_workers")
         return WorkFailed(portable_error(error, WORKER_NAME))
 
@@ -297,14 +299,14 @@ def _load_call(setup: WorkerSetup) -> TransformCall | WorkFailed:
 def _do_work(call: TransformCall, work: TransformWork) -> WorkDone | WorkFailed:
     try:
         return WorkDone(_transform_rows(call, work))
-    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+    except BaseException as error:  # noqa: BLE001 - the trainer raises it
         return WorkFailed(portable_error(error, WORKER_NAME))
     finally:
         call.running.clear()
 
 
 def _private_rows(rows: TransformRows) -> TransformRows:
-    """Copy the rows, because the user's code may keep samples and shared buffers are recycled."""
+    """Copy the rows, because the user's code may keep samples, and shared buffers are recycled."""
     columns: dict[str, Column] = {
         name: replace(column, values=column.values.copy())
         if isinstance(column, Ragged)

@@ -1,4 +1,4 @@
-"""One line that shows a person how far a wait for samples is: on a terminal or in a notebook, by rank 0."""
+"""One line with the progress of a wait for samples, shown by rank 0 on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from growcache.humanize import in_bytes, in_time
 
 PROGRESS_VARIABLE = "GROWCACHE_PROGRESS"
 BAR_CHARACTERS = 20
-LEAST_RATE = 0.001  # samples per second; below, a time to go says nothing
+LEAST_RATE = 0.001  # samples per second, below which an estimate of the rest is useless
 REDRAW_SECONDS = 0.2  # a shorter wait shows nothing
-_shown = threading.Lock()  # two loaders may wait at once, and a terminal has room for one line
+_shown = threading.Lock()  # two loaders may wait together, and a terminal has room for one line
 
 
 @dataclass(frozen=True, slots=True)
 class WaitProgress:
-    samples: int  # that are there
-    wanted: int  # 0 where that is unknown
+    samples: int  # cached now
+    wanted: int  # 0 if unknown
     rate: float  # samples per second
     bytes_per_second: float
     event: str = ""  # what the service waits for, or why none runs
@@ -72,7 +72,7 @@ class Display(Protocol):
 
 
 class TerminalLine:
-    """The last line of the error stream, which is written again in place."""
+    """The last line of the error stream, which is rewritten in place."""
 
     def show(self, progress: WaitProgress) -> None:
         filled = round(BAR_CHARACTERS * progress.share)
@@ -113,7 +113,10 @@ class NotebookLine:
 
 
 class WaitLine:
-    """What a wait shows: nothing where no person looks, or where ``$GROWCACHE_PROGRESS`` is 0."""
+    """The line of a wait.
+
+    It is empty without a terminal, or if ``$GROWCACHE_PROGRESS`` is 0.
+    """
 
     def __init__(self, display: Display | None) -> None:
         self._display = display
@@ -161,7 +164,7 @@ def choose_display() -> Display | None:
 
 
 def _notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's function in the kernel of a notebook, which alone has one."""
+    """Return IPython's function, which only the kernel of a notebook has, or None."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython

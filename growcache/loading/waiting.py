@@ -1,7 +1,7 @@
 """Wait until a snapshot can be taken: enough samples, shards below the reuse limit, room for the lease.
 
-Changes in the cache's directory wake the wait. A job's uses are those of finished leases, from the
-index, plus those that open leases report.
+Changes in the cache's directory wake the wait. The uses of a job are those of finished leases,
+from the index, plus those that open leases report.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from growcache.loading.wait_progress import WaitLine, WaitProgress, wait_line
 
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
-GENERATION_END_SECONDS = 5.0  # a generation that lost its index is removed within that time
+GENERATION_END_SECONDS = 5.0  # a generation without an index is removed within this time
 REPEAT_SECONDS = 60.0  # between two messages of one wait
 
 T = TypeVar("T")
 
 
 def samples_wanted(view: IndexView, min_samples: int) -> int:
-    """The known population bounds ``min_samples``, and so does the complete cache."""
+    """Return the samples to wait for: ``min_samples``, or fewer if the population is smaller."""
     if view.complete:
         return min(min_samples, view.totals.samples)
     if view.population_samples is not None:
@@ -72,15 +72,27 @@ def wait_for_samples(
     on_wait: Callable[[], None] = lambda: None,
     rank: int = 0,
 ) -> IndexView:
-    """Return the index once the cache holds ``min_samples``, however long that takes.
+    """Return the index after the cache holds ``min_samples``, however long that takes.
 
-    The cache may appear later, unless it is `known`, because the caller has read from it. `complete`
-    waits for the whole population. After `wake`, `stopped` is asked at once. `on_wait` is called at each
-    look that does not find enough: shards that the caller holds may take the room of those to come.
-    On a terminal or in a notebook rank 0 shows the progress; else the log says what the wait is for.
+    On a terminal or in a notebook, rank 0 shows the progress. Otherwise the log says what the
+    wait is for.
 
-    Raises CacheMissingError if a known cache is gone, ConfigError if it can never hold that many
-    samples, CacheError if it is complete without one or the service of this process has failed.
+    Args:
+        path: Path of the cache directory.
+        min_samples: Samples to wait for.
+        complete: Wait for the whole population.
+        wake: Event that makes the wait call ``stopped`` at once.
+        stopped: Tells whether to give up.
+        known: The caller has read from the cache, so it must exist already.
+        on_wait: Called at each look that does not find enough, because shards that the caller
+            holds may take the room of new ones.
+        rank: Rank of this process.
+
+    Raises:
+        CacheMissingError: A known cache is gone.
+        ConfigError: The cache can never hold that many samples.
+        CacheError: The cache is complete and has no samples, or the service of this process has
+            failed.
     """
     layout, bound = CacheLayout(path), BoundCheck()
     views = index_views(path, wake or threading.Event(), stopped)
@@ -106,7 +118,7 @@ def wait_for_samples(
 
 
 def cached_classes(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Return the names of the classes of each field that has any, once the samples are known."""
+    """Return the names of classes by field, after the schema of the samples is known."""
     identity = read_identity(shown_generation(CacheLayout(path).root))
     identity = identity or wait_for_samples(path, 1).identity
     return {} if identity is None else identity.schema.classes
@@ -115,7 +127,10 @@ def cached_classes(path: str | os.PathLike[str]) -> dict[str, list[str]]:
 def index_views(
     path: str | os.PathLike[str], wake: threading.Event, stopped: Callable[[], bool]
 ) -> Generator[IndexView]:
-    """Yield the index now and after each change in the directory; close it after use."""
+    """Yield the index now and after each change in the directory.
+
+    Close the iterator after use.
+    """
     pause = Backoff(wake)
     yield _read_view(CacheLayout(path))
     with waking_on_change(CacheLayout(path).root, wake):
@@ -130,7 +145,7 @@ def index_views(
 def wait_for_room(
     make: Callable[[], T], wake: threading.Event, stopped: Callable[[], bool]
 ) -> T | None:
-    """Return the call's result, once the disk has room for it; None if stopped."""
+    """Return the call's result after the disk has room for it, or None if stopped."""
     warned = False
     while not stopped():
         wake.clear()
@@ -184,7 +199,7 @@ def _status_of(layout: CacheLayout) -> Status:
 
 def _refuse_impossible(status: Status, view: IndexView, min_samples: int) -> None:
     if view.schema is None or view.population_samples is None:
-        return  # a population that is not known yet may be all there is to wait for
+        return  # an unknown population may be all there is to wait for
     nbytes = mean_sample_bytes(view.schema, view.shards)
     wanted = samples_wanted(view, min_samples) * nbytes
     max_bytes = status.max_bytes
@@ -222,9 +237,9 @@ def _refuse_small_bound(
 
 
 class _WaitNotice:
-    """Says what a wait is for: at its begin, when its service ends, and now and then.
+    """Logs what a wait is for: at its start, when its service ends, and from time to time.
 
-    Where a line shows the progress, only a service that does not run is worth a message.
+    If a line shows the progress, only a missing service is worth a message.
     """
 
     def __init__(self, line: WaitLine) -> None:
@@ -256,7 +271,7 @@ def _describe_wait(
 
 
 def _service_hint(status: Status) -> str:
-    """Return what the service waits for, or why it does not run, as the end of a message."""
+    """Return what the service waits for, or why it does not run, for the end of a message."""
     if status.state != "stopped":
         return f"; its service waits for {status.waiting_for}" if status.waiting_for else ""
     if status.ended_by:
@@ -268,7 +283,7 @@ def _service_hint(status: Status) -> str:
 
 
 def describe_missing(options: LoaderOptions, min_samples: int) -> str:
-    """Return what a pass waits for, at this moment."""
+    """Return what a pass waits for now."""
     layout, least = CacheLayout(options.root), max(min_samples, options.min_pass_samples)
     view = _read_view(layout)
     if _has_enough_of(view, least):
@@ -277,7 +292,10 @@ def describe_missing(options: LoaderOptions, min_samples: int) -> str:
 
 
 class Backoff:
-    """SQLite writes a commit before it syncs it, so a change is seen before it can be read."""
+    """Pauses between looks, because SQLite writes a commit before it syncs it.
+
+    A change is therefore visible before it can be read.
+    """
 
     def __init__(self, wake: threading.Event) -> None:
         self._wake = wake
@@ -290,8 +308,8 @@ class Backoff:
 
 @contextmanager
 def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
-    """Set ``wake`` at every change in the directory; without it callers poll."""
-    # The index and its WAL are in the root; its parent shows when it appears.
+    """Set ``wake`` at every change in the directory. Without notifications, callers poll."""
+    # Index and WAL are in the root. Its parent shows when the root appears.
     existing = next(p for p in (folder, *folder.parents) if p.is_dir())
     watch = watch_directory(existing, wake.set)
     try:
@@ -340,10 +358,10 @@ def wait_for_pass(
 
 
 def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool) -> Path:
-    """Return the path of the generation that a pass reads: the newest that has enough.
+    """Return the path of the generation that a pass reads: the newest with enough samples.
 
-    Where none has ``min_samples``, a running loader reads the largest, because it does not wait. A new one waits for
-    the newest, because an older one does not grow.
+    If none has ``min_samples``, a running loader reads the largest, because it does not wait. A
+    new loader waits for the newest, because older ones do not grow.
     """
     numbers = generation_numbers(root) if generation_in(root) is None else []
     paths = [generation_path(root, number) for number in numbers]
@@ -359,12 +377,15 @@ def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool
 
 
 def shown_generation(root: Path) -> Path:
-    """Return the path of the generation that commands show: the one that a new loader of any size takes."""
+    """Return the path of the generation that commands show, which any new loader would read."""
     return chosen_generation(root.absolute(), 1, 1, running=False)
 
 
 def in_a_generation(root: Path, attempt: Callable[[], T]) -> T:
-    """Return the attempt's result; it is repeated where a generation began or ended meanwhile."""
+    """Return the attempt's result.
+
+    The attempt is repeated if a generation started or ended meanwhile.
+    """
     while True:
         before = generation_numbers(root)
         try:
@@ -395,7 +416,7 @@ class SnapshotChoice(NamedTuple):
 
 class ReuseLimit(NamedTuple):
     most: int
-    waits: bool  # when all shards are used up
+    waits: bool  # all shards are used up
 
 
 def reuse_limit(view: IndexView) -> ReuseLimit | None:
@@ -422,7 +443,7 @@ def shards_at_limit(
 def choose_shards(
     options: LoaderOptions, watch: WaitControl, view: IndexView
 ) -> SnapshotChoice:
-    """Choose the shards of a job's next snapshot; it may wait for samples that were used less."""
+    """Choose the shards of a job's next snapshot. It may wait for samples with fewer uses."""
     if options.fixed or reuse_limit(view) is None:
         return SnapshotChoice(view)
     bound, notice = BoundCheck(), _WaitNotice(WaitLine(None))
@@ -457,8 +478,8 @@ def take_snapshot(
     choice: SnapshotChoice,
     ranks: RankNote | None = None,
 ) -> Snapshot | None:
-    """Wait for room for the lease; None if stopped."""
-    views = iter([choice.view])  # at the second attempt it is old
+    """Wait for room for the lease, and take the snapshot; return None if stopped."""
+    views = iter([choice.view])  # outdated at the second attempt
 
     def attempt() -> Snapshot:
         snapshot = Snapshot.take(

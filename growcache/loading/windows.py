@@ -1,6 +1,6 @@
-"""Open a pass and its windows: a snapshot is taken and planned, shards are mapped and verified.
+"""Open a pass and its windows: take and plan a snapshot, and map and verify shards.
 
-Rows that cannot be read are skipped. They count when the consumer goes past their place, so each
+Rows that cannot be read are skipped. They count when the consumer passes their place, so each
 counts once even if another process continues the pass.
 """
 
@@ -46,23 +46,23 @@ from growcache.loading.waiting import (
 )
 from growcache.threads import StoppedError
 
-AGREEMENT_SECONDS = 1.0  # what takes longer is a wait for other machines
+AGREEMENT_SECONDS = 1.0  # longer times are waits for other machines
 
 
 @dataclass(slots=True)
 class OpenWindow:
     snapshot: Snapshot
     plan: Window
-    numbers: tuple[int, ...]  # of its shards; substitutes follow the planned ones
-    shards: MappedShards  # maps; no row refers to a corrupt one
+    numbers: tuple[int, ...]  # shards of the window, substitutes last
+    shards: MappedShards  # no row refers to a corrupt one
     starts: SampleOrder  # [shards + 1], see `Window.order`
     order: SampleOrder  # [n], sample of each row, numbered shard after shard
     offsets: SampleOrder | None = None  # [n], place in the planned window; None: consecutive
     lost: int = 0  # planned rows that cannot be read
-    lost_before: int = 0  # the same, in the windows before
+    lost_before: int = 0  # the same, in earlier windows
     corrupt: tuple[int, ...] = ()  # shards
-    valid: Booleans | None = None  # bool [n], False: a substitute; None: no row is
-    padding: bool = False  # its rows only fill a batch
+    valid: Booleans | None = None  # bool [n], False for substitutes; None: no substitutes
+    padding: bool = False  # its rows only fill up a batch
     counted: set[int] = field(default_factory=set)  # shards whose use was counted
     rows: MappedRows | None = None
 
@@ -70,7 +70,7 @@ class OpenWindow:
         return len(self.order)
 
     def located(self, start: int, stop: int) -> tuple[Integers, Integers]:
-        """Return the shards' places of these rows, and the rows there: int64 [k] each."""
+        """Return the shard's place and the row in it for each of these rows: int64 [k] each."""
         return locate_samples(self.order[start:stop], self.starts)
 
     def part(self, start: int, stop: int) -> MappedRows:
@@ -78,14 +78,14 @@ class OpenWindow:
         return self.rows.chosen(slice(start, stop))
 
     def positions(self, start: int, stop: int) -> Integers:
-        """Return the places of these rows in the pass: int64 [k]."""
+        """Return the positions of these rows in the pass: int64 [k]."""
         if self.offsets is not None:
             return self.offsets[start:stop] + np.int64(self.plan.first)
         first = self.plan.first + len(self.plan) - len(self)
         return np.arange(first + start, first + stop, dtype=np.int64)
 
     def position(self, row: int) -> int:
-        """Return one row's place in the pass, without an array: each batch asks."""
+        """Return one row's position in the pass, without an array, because each batch needs it."""
         if self.offsets is not None:
             return self.plan.first + int(self.offsets[row])
         return self.plan.first + len(self.plan) - len(self) + row
@@ -131,7 +131,7 @@ WindowRow: TypeAlias = tuple[OpenWindow, int]
 
 
 def rows_after(pieces: Sequence[Piece], rows: Sequence[int]) -> list[WindowRow]:
-    """Return the last row before each of these counts of rows, over the pieces."""
+    """Return the last row before each of these counts of rows, over all pieces."""
     places: list[WindowRow] = []
     ends = list(accumulate(stop - start for _, start, stop in pieces))
     for n in rows:
@@ -155,7 +155,10 @@ def open_window(
     unreadable: Container[int],
     stopped: Callable[[], bool],
 ) -> OpenWindow:
-    """Leave out unreadable rows; ranks that share the cache get substitutes, to make equal steps."""
+    """Open a window without unreadable rows.
+
+    Ranks that share the cache get substitutes, so that they make equal numbers of steps.
+    """
     snapshot.enter(plan.numbers)
     try:
         window = _map_window(options, snapshot, plan, start, unreadable, stopped)
@@ -178,7 +181,7 @@ def _map_window(
     shards = [_map_shard(snapshot, n, unreadable, stopped) for n in plan.numbers]
     maps, skip = MappedShards(shards), max(0, start - plan.first)
     window = OpenWindow(snapshot, plan, plan.numbers, maps, plan.starts(), plan.order())
-    # Less than planned where a shard stands in for one that is gone.
+    # Fewer than planned if a shard substitutes another one.
     sizes = np.array([0 if shard is None else len(shard) for shard in shards])
     if (sizes >= plan.counts).all():
         return replace(window, order=window.order[skip:])
@@ -209,7 +212,10 @@ def _without_missing(
 
 
 def without_damaged(options: LoaderOptions, window: OpenWindow, first: int) -> OpenWindow:
-    """Drop the rows of shards damaged since the opening; ranks that share the cache get substitutes."""
+    """Drop the rows of shards that were damaged since the opening.
+
+    Ranks that share the cache get substitutes.
+    """
     places = window.shards.damaged()
     if not places:
         return window
@@ -264,7 +270,7 @@ def _substitute_missing(
 def _add_substitute_shard(
     options: LoaderOptions, window: OpenWindow
 ) -> tuple[OpenWindow, Booleans]:
-    """Put a whole shard of another window into one that has none."""
+    """Add a whole shard of another window to one that has none."""
     snapshot = window.snapshot
     for row in snapshot.shards:
         try:
@@ -287,8 +293,8 @@ def _add_substitute_shard(
 
 class SkippedRows:
     def __init__(self) -> None:
-        self._reported = 0  # of those that the walk counts
-        self._stand_ins: list[Integers] = []  # where they are in the current block
+        self._reported = 0  # of those that the iteration counts
+        self._stand_ins: list[Integers] = []  # places of substitutes in the current block
 
     def note(self, piece: Piece, first: int) -> None:
         window, start, stop = piece
@@ -296,7 +302,7 @@ class SkippedRows:
             self._stand_ins.append(first + np.flatnonzero(~window.valid[start:stop]))
 
     def before(self, ends: Iterable[WindowRow], size: int) -> list[int]:
-        """Return for each batch of the block the rows lost since the one before."""
+        """Return for each batch of the block the number of rows lost since the previous one."""
         lost = [self.until(window.lost_until(row)) for window, row in ends]
         for places in self._stand_ins:
             for batch in (places // size).tolist():
@@ -317,11 +323,11 @@ class OpenPass:
     snapshot: Snapshot
     plan: PassPlan
     windows: tuple[Window, ...]
-    start: int  # position; not 0 where it was resumed
-    unreadable: frozenset[int]  # shards found corrupt before it was resumed
+    start: int  # position; not 0 if the pass was resumed
+    unreadable: frozenset[int]  # shards found corrupt before that
     waited_seconds: float
-    stop: int = field(init=False)  # the position where the ranks of this machine leave it
-    samples: int = field(init=False)  # that all ranks deliver of it
+    stop: int = field(init=False)  # position at which the ranks of this machine leave the pass
+    samples: int = field(init=False)  # that all ranks deliver
     first: OpenWindow = field(init=False)
 
     def __post_init__(self) -> None:
@@ -329,10 +335,10 @@ class OpenPass:
         self.samples = self.stop - self.start
 
     def cut(self, each: int, ranks: Ranks) -> None:
-        """Leave out what is more than the agreed number of samples of each rank."""
+        """Leave out the samples beyond the number that each rank agreed to."""
         self.samples = each * ranks.world_size
         self.stop = self.start + each * ranks.local_world_size
-        end = max(self.stop, self.start + 1)  # the window where it begins is there in any case
+        end = max(self.stop, self.start + 1)  # the window of the start is included in any case
         self.windows = tuple(window for window in self.windows if window.first < end)
 
     @property
@@ -341,7 +347,7 @@ class OpenPass:
 
 
 class PassOpener:
-    """Used by one thread at a time, except `window`."""
+    """Opens passes, in one thread at a time except for `window`."""
 
     def __init__(
         self,
@@ -429,10 +435,11 @@ class PassOpener:
         options, snapshot = self._options, None
         try:
             while (snapshot := self._wait_and_take(number, min_samples)) is not None:
-                # Another rank has what rank 0 has.
+                # Other ranks have the same snapshot as rank 0.
                 if not options.ranks.leads or len(snapshot) >= options.min_pass_samples:
                     break
-                snapshot.close()  # a generation that is replaced shrank before the lease was there
+                # A generation under replacement shrank before the lease existed.
+                snapshot.close()
         finally:
             if snapshot is None and self._ranks is not None:
                 self._ranks.leave()
@@ -442,7 +449,7 @@ class PassOpener:
         return self._pinned(snapshot) if options.fixed else snapshot
 
     def _wait_and_take(self, number: int, min_samples: int) -> Snapshot | None:
-        """Return a snapshot of enough samples; None if stopped."""
+        """Return a snapshot with enough samples, or None if stopped."""
         options, ranks, watch = self._options, self._ranks, self._watch
         if ranks is not None:
             watch = ranks.announcing(number, watch)
@@ -490,7 +497,7 @@ class PassOpener:
 
 
 def _fixed_shards(snapshot: Snapshot, numbers: Iterable[int]) -> tuple[int, list[int]]:
-    """Return what stays the same: shards of two generations have the same numbers."""
+    """Return a key of the fixed shards, because shards of two generations share numbers."""
     root = snapshot.view.root
     return (generation_in(root) if root else None) or 0, sorted(numbers)
 
