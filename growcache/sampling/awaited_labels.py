@@ -1,4 +1,4 @@
-"""The labels of the sources until objects have them: tables that are being read, folders being listed."""
+"""The labels of the sources until objects have them: tables being read, and folders being listed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from growcache.sampling.schema_search import SchemaSearch
 
 
 class AwaitedLabels:
-    """``found`` are those of the tables, once they are read."""
+    """Labels that are still awaited. ``found`` has those of the tables after they are read."""
 
     def __init__(
         self, sources: Sequence[SourceConfig], objects: Objects, search: SchemaSearch
@@ -28,13 +28,13 @@ class AwaitedLabels:
 
     @property
     def event(self) -> str:
-        """What has to happen, in words."""
+        """The awaited event, in words."""
         if self.found is None:
             return "the labels"
         return "the whole listing, whose folders are the classes"
 
     def join(self, *, listed: bool) -> None:
-        """Give the labels to the objects, if all of them are known."""
+        """Give the labels to the objects if all labels are known."""
         if self.found is None or self._objects.labels is not None:
             return
         if self._need_folders:

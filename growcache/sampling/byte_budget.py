@@ -1,8 +1,9 @@
-"""The bytes that may be read from the store: `sampling.max_egress` and `sampling.max_bytes_per_second`.
+"""The byte budgets of reads: `sampling.max_egress` and `sampling.max_bytes_per_second`.
 
-The supervisor owns both budgets. A read is booked before it begins, so that neither is ever overdrawn: a sampler asks
-over its pipe, and its read waits for the answer. Every attempt is booked; one that the store answers with an error
-gives its bytes back. Without a budget samplers do not ask, but report what they read.
+The supervisor owns both budgets. A read is booked before it starts, so that neither is ever
+overdrawn. A sampler asks over its pipe, and its read waits for the answer. Every attempt is
+booked. An attempt that the store answers with an error returns its bytes. Without a budget,
+samplers do not ask, but report the bytes that they read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from growcache.errors import BudgetSpentError
 from growcache.sampling.messages import Message
 from growcache.sampling.rate_limiter import ByteRateLimit
 
-LEAST_TIMER_SECONDS = 0.002  # so that small reads are answered several at a time
+LEAST_TIMER_SECONDS = 0.002  # so that several small reads are answered together
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class _Booking:
 
 
 class ByteBudget:
-    """The supervisor's side. Bookings are answered in their order, so that none waits for ever."""
+    """The supervisor's side of the budgets.
+
+    Bookings are answered in order, so that none waits forever.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class ByteBudget:
         return self.spent >= self.most or (least is not None and not self._fits(least))
 
     def book(self, owner: object, nbytes: int, answer: Callable[[bool], None]) -> None:
-        """Call ``answer`` once the read may begin, with False if it never may."""
+        """Call ``answer`` when the read may start, or with False if it never may."""
         self._waiting.append(_Booking(owner, nbytes, answer))
         self._answer()
 
@@ -79,7 +83,7 @@ class ByteBudget:
         self.spent += nbytes
 
     def forget(self, owner: object) -> None:
-        """Drop the bookings of a sampler that died; what was answered may have been read."""
+        """Drop the bookings of a dead sampler. Answered bookings may have been read."""
         self._waiting = deque(one for one in self._waiting if one.owner is not owner)
         self._answer()
 
@@ -104,7 +108,7 @@ class ByteBudget:
     def _answer_after(self, seconds: float) -> None:
         seconds = max(seconds, LEAST_TIMER_SECONDS)
         due = self._clock() + seconds
-        if due >= self._timer_due:  # later than the next timer, unless the rate was raised
+        if due >= self._timer_due:  # not before the next timer, unless the rate was raised
             return
         call_later = self._call_later or asyncio.get_running_loop().call_later
         call_later(seconds, self._timer_ended)
@@ -116,7 +120,7 @@ class ByteBudget:
 
 
 class EgressEstimate:
-    """What visits will read, by the mean of those that are over; by the listing before the first one is."""
+    """Estimates the bytes of a visit: the mean of finished visits, or at first the listed size."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -131,7 +135,7 @@ class EgressEstimate:
 
 
 class ReadBookings:
-    """The sampler's side; for one event loop. Answers come in the order of the requests."""
+    """The sampler's side, for one event loop. Answers arrive in the order of the requests."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self.is_limited = False
@@ -144,7 +148,11 @@ class ReadBookings:
         return bool(self._asked)
 
     async def book(self, nbytes: int) -> None:
-        """Wait until a read may begin. BudgetSpentError: it may not in this run."""
+        """Wait until a read may start.
+
+        Raises:
+            BudgetSpentError: The read is not allowed in this run.
+        """
         if not self.is_limited:
             self._unbooked += nbytes
             return
@@ -168,7 +176,7 @@ class ReadBookings:
             self.give_back(nbytes)
 
     def give_back(self, nbytes: int) -> None:
-        """Give back the bytes of an attempt that the store answered with an error."""
+        """Return the bytes of an attempt that the store answered with an error."""
         if self.is_limited:
             self._send({"type": "unread", "bytes": nbytes})
         else:

@@ -1,4 +1,4 @@
-"""Which number each class of a table's column has."""
+"""The number of each class in a table's column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from growcache.sampling.label_table import (
 
 Classes: TypeAlias = Mapping[str, tuple[str, ...]]  # by field
 
-MOST_CLASSES = 1 << 16  # because every shard's sidecar has their names
+MOST_CLASSES = 1 << 16  # every shard's sidecar has their names
 MOST_CLASS_CHARACTERS = 1 << 21  # of all names together
 NO_CLASS = NO_ROW
 
@@ -29,7 +29,7 @@ NO_CLASS = NO_ROW
 def decide_classes(
     sources: Sequence[SourceConfig], tables: Sequence[KeyedTable | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the classes of each column that has any: those named, or all that the tables have."""
+    """Return the classes of each column that has any: the configured ones, or all in the tables."""
     named: dict[str, tuple[str, ...]] = {}
     found: dict[str, set[str]] = {}
     for source, table in zip(sources, tables, strict=True):
@@ -67,7 +67,7 @@ def _classes_of_columns(
 
 
 def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
-    """Return the names in order: by number where all are integers.
+    """Return the names in order, which is numeric if all are integers.
 
     >>> sorted_classes({"10", "9"}, "digit"), sorted_classes({"task", "rest", "10"}, "state")
     (('9', '10'), ('10', 'rest', 'task'))
@@ -95,7 +95,7 @@ def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
 
 
 def class_numbers(column: Column, names: Sequence[str], field: str) -> IntColumn:
-    """Return each row's class, `NO_CLASS` where its cell is none of the names."""
+    """Return each row's class, or `NO_CLASS` if its cell is not one of the names."""
     numbers = {name: number for number, name in enumerate(names)}
     cells = (numbers.get(name, NO_CLASS) for name in _cell_names(column, field))
     return np.fromiter(cells, np.int64, len(column))

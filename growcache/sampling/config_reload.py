@@ -1,7 +1,9 @@
-"""Follow the config file while the service runs: some settings change at once, others need a restart.
+"""Follow the config file while the service runs.
 
-A changed file is read once it has been stable for a moment, because some editors write it piece by piece. A file
-that cannot be read or adopted causes a line in the log, and the settings stay as they were.
+Some settings change at once, and others need a restart.
+
+A changed file is read after it has been stable for a moment, because some editors write it in
+pieces. A file that cannot be read or applied is logged, and the settings stay as they were.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ LIVE = (
     *("cache.max_reuse", "cache.on_max_reuse"),
     *("sampling.max_egress", "sampling.max_bytes_per_second"),
 )
-LOOK_SECONDS = 1.0  # between looks when nothing stirs: events may get lost, or be unavailable
-SETTLE_SECONDS = 0.25  # that a file must have been the same
+LOOK_SECONDS = 1.0  # between looks without events, which may be lost or unavailable
+SETTLE_SECONDS = 0.25  # for which a file must have been stable
 
 _Signature = tuple[int, int, int] | None
 
@@ -47,7 +49,7 @@ class ConfigFile:
 def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
     """Return the running configuration with the live changes, and the keys that need a restart.
 
-    A key that is gone needs one too, because a half-written file must not reset the bound.
+    A removed key needs a restart, too, because a half-written file must not reset the bound.
     """
     before, after = _flat(running), _flat(found)
     changed = [key for key in after if before.get(key, ...) != after[key]]
@@ -62,7 +64,7 @@ def merged_config(running: Config, found: Config) -> tuple[Config, list[str]]:
 
 
 def _is_live(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a setting may change at run time; a store's credentials may, its server may not."""
+    """Whether a setting may change at run time, as a store's credentials may, but not its server."""
     if not _STORAGE.fullmatch(key):
         return key in LIVE
     return server_options(from_json_value(before[key])) == server_options(
@@ -120,7 +122,7 @@ class ConfigReload:
         self._running = running
         self._adopt = adopt
         self._wake = wake
-        self._stirred = True  # it may have changed since it was read
+        self._stirred = True  # the file may have changed since it was read
         self._looked_at = 0.0
         self._seen: _Signature = None
         self._seen_at = time.monotonic()
@@ -148,7 +150,7 @@ class ConfigReload:
             self._stirred = True
             return []
         said = self._take()
-        self._taken = signature  # not where that failed, on a full disk: it is tried again
+        self._taken = signature  # not after a failure on a full disk, which is retried
         return said
 
     def _take(self) -> list[str]:
@@ -176,9 +178,9 @@ def _one_line(error: ConfigError) -> str:
 
 
 def _signature(path: Path) -> _Signature:
-    """Return values that differ after each write of the file; None without one."""
+    """Return values that differ after each write of the file, or None without a file."""
     try:
         found = path.stat()
-    except OSError:  # it is being replaced, or gone: reading it will say
+    except OSError:  # it is being replaced, or missing, which reading will show
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,7 +1,7 @@
-"""The service of a Dataset that a program has, as the program's child; see `from_dataset`.
+"""The service of a program's Dataset, as a child of the program; see `from_dataset`.
 
-What can be imported travels by its name, and the samplers make it themselves. An instance, or a function of a
-script or notebook, travels as a pickle, in a file that only this user can read.
+Importable code is passed by name, and the samplers import it themselves. An instance, or a
+function of a script or notebook, is passed as a pickle, in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from growcache.usercode import (
     source_digest,
 )
 
-JOIN_SECONDS = 30.0  # for the service that another rank starts to be there
+JOIN_SECONDS = 30.0  # for the service that another rank starts
 
 
 @dataclass(frozen=True, slots=True)
 class GivenDataset:
-    """How samplers get at what a program gave."""
+    """A program's Dataset in the form that samplers need."""
 
     name: str  # source.dataset
-    options: dict[str, Any]  # source.options, a part of the fingerprint
+    options: dict[str, Any]  # source.options, which are part of the fingerprint
     pickled: bytes | None = None
 
 
 def given_dataset(dataset: Any, name: str | None = None) -> GivenDataset:
-    """Return how samplers get at a Dataset, or at a function that makes one.
+    """Return the form in which samplers get a Dataset, or a function that makes one.
 
-    ``name`` stands in the fingerprint for what has no source there: an instance, or a closure.
+    In the fingerprint, ``name`` represents a Dataset without source code: an instance or a
+    closure.
     """
     if isinstance(dataset, str):
         return GivenDataset(dataset, {})
@@ -100,7 +101,7 @@ def _unbound(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, A
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:
-    """Whether a configuration can have these values."""
+    """Whether a configuration can contain these values."""
     try:
         return bool(orjson.loads(orjson.dumps(options)) == options)
     except TypeError:
@@ -121,14 +122,14 @@ def _importable_name(function: Callable[..., Any]) -> str | None:
 
 
 def _says_all(function: Callable[..., Any]) -> bool:
-    """Whether the source of a function, or class, is all that it depends on, but for globals."""
+    """Whether a function or class depends only on its source and globals."""
     return not getattr(function, "__closure__", None) and bool(_source(function))
 
 
 def _source(function: Callable[..., Any]) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):  # typed at a prompt, or no function of Python's
+    except (OSError, TypeError):  # typed at a prompt, or not a Python function
         return ""
 
 
@@ -152,11 +153,12 @@ def _root(kind: Any) -> str:
 
 
 def _dumped(held: Mapping[str, Any]) -> bytes:
-    import cloudpickle  # here, because most programs need none
+    import cloudpickle  # here, because most programs do not need it
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            # cloudpickle takes `self.classes` for a use of torch.classes, a module that it cannot pickle.
+            # cloudpickle takes `self.classes` for a use of torch.classes, which it cannot
+            # pickle.
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
                 return importlib.import_module, (obj.__name__,)
             return super().reducer_override(obj)
@@ -169,7 +171,7 @@ def _dumped(held: Mapping[str, Any]) -> bytes:
 def _pickled(held: Mapping[str, Any]) -> bytes:
     try:
         return _dumped(held)
-    except Exception as error:  # whatever a part of it does when it is pickled
+    except Exception as error:  # pickling a part of it may raise anything
         raise ConfigError(
             f"from_dataset: the dataset cannot be sent to sampler processes: {type(error).__name__}: "
             f"{error}; give a function that makes it there, such as "
@@ -189,7 +191,10 @@ def settings_of(
     names: Sequence[str] | None,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the configuration; ``more`` has settings by section, as a file of it has."""
+    """Return the configuration.
+
+    ``more`` has settings by section, as in a configuration file.
+    """
     values: dict[str, Any] = {**more}
     source = {"dataset": given.name, "names": None if names is None else list(names)}
     sampling = {} if workers is None else {"workers": workers}
@@ -204,7 +209,7 @@ def settings_of(
 
 @contextlib.contextmanager
 def _pickle_file(given: GivenDataset) -> Iterator[dict[str, str]]:
-    """Yield the variables by which samplers find the pickle."""
+    """Yield the variables from which samplers find the pickle."""
     if given.pickled is None:
         yield {}
         return
@@ -215,7 +220,7 @@ def _pickle_file(given: GivenDataset) -> Iterator[dict[str, str]]:
 
 
 def start_service(given: GivenDataset, values: Mapping[str, Any]) -> ExitStack:
-    """Start the service, or join that of another rank; what is returned ends it."""
+    """Start the service, or join that of another rank. Closing the result ends the service."""
     config = with_launched_node(load_config(values, environment=os.environ))
     deadline = time.monotonic() + JOIN_SECONDS
     with ExitStack() as opened:
@@ -223,7 +228,7 @@ def start_service(given: GivenDataset, values: Mapping[str, Any]) -> ExitStack:
         while True:
             try:
                 opened.enter_context(served(config, variables=variables))
-            except CacheBusyError:  # another rank has begun to start one
+            except CacheBusyError:  # another rank is starting one
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)

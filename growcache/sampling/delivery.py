@@ -1,4 +1,4 @@
-"""How encoded shards get into ``incoming/`` of the cache."""
+"""Move encoded shards into the folder ``incoming/`` of the cache."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ LOCK_SECONDS = 30.0
 
 class Delivery(Protocol):
     async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> object:
-        """Return once the shards are on the cache's disk. OSError: nothing is left of them."""
+        """Wait until the shards are on the cache's disk.
+
+        After an OSError nothing of them is left.
+        """
 
 
 class IncomingFiles:
-    """Writes shards of permits; for a process on the cache's machine."""
+    """Writes shards of permits, for a process on the cache's machine."""
 
     def __init__(self, cache: CacheConfig) -> None:
         self._layout = CacheLayout(cache.path)
-        # Held while this process lives: a new supervisor sweeps only once all are gone.
+        # Held while this process lives. A new supervisor removes litter only after all are
+        # gone.
         self._lock = FileLock.acquire(
             self._layout.samplers_lock, shared=True, seconds=LOCK_SECONDS
         )
         self._direct = exceeds_page_cache(int(cache.max_bytes), memory_bytes())
 
     async def deliver(self, permit_id: str, shards: Sequence[EncodedShard]) -> list[Sidecar]:
-        """Return the complete sidecars."""
+        """Write the shards and return the complete sidecars."""
         try:
             return [
                 await asyncio.to_thread(

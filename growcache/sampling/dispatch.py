@@ -1,4 +1,4 @@
-"""Permits out, reports in: which sampler fills which group."""
+"""Hand out permits to samplers, and process their reports."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Dispatcher(PermitIssuer):
             slot.permits[given.id] = AssignedPermit(len(given.visits), nbytes=nbytes)
             slot.note_progress()
             slot.send(given.to_message())
-        # With nothing ever evicted, nothing is ever added to a full cache.
+        # Without eviction, nothing is ever added to a full cache.
         complete = self.complete or (self._config.cache.eviction == "none" and self.at_rest)
-        # While a shard of a complete cache is drawn again the cache is that no less.
+        # A complete cache remains complete while a shard is drawn again.
         still = self._cache.meta.complete and bool(self._cache.refetch_queue.pending)
         self._cache.meta.set_complete(complete or still)
 
@@ -95,7 +95,7 @@ class Dispatcher(PermitIssuer):
         return []
 
     def purged(self) -> None:
-        """Forget what names objects that were purged just now."""
+        """Forget everything that names the objects that were just purged."""
         self.makeups.forget_purged(self._cache.purger.is_visit_purged)
         self.last_error = ""
 
@@ -105,7 +105,7 @@ class Dispatcher(PermitIssuer):
             self.queue.lost(number // self._sizing.group_shards)
 
     def follow_refetches(self) -> list[str]:
-        """Follow the readers' refetches; return permits that no reader needs any more."""
+        """Apply the readers' refetches; return permits that no reader needs any more."""
         self._refetches.update_from_refetch_queue(
             self._forecast.shard_bytes, self.space.capacity
         )
@@ -133,7 +133,7 @@ class Dispatcher(PermitIssuer):
         self._cache.adopt_settings(config.cache)
 
     def check_bound(self, config: Config) -> None:
-        """Refuse a bound that cannot hold groups of full shards and the groups that are encoded."""
+        """Refuse a bound that cannot hold groups of full shards, and the encoded groups."""
         expected = self._forecast.full_group_bytes()
         larger = min(self._limit_bytes, LIMIT_OF_EXPECTED * expected) if self._ragged else 0
         check_bound(
@@ -173,7 +173,7 @@ class Dispatcher(PermitIssuer):
     # ----------------------------------------------------------------- reports
 
     def need(self, permit_id: str, nbytes: int, samples: Sequence[int] | None = None) -> None:
-        """Record what an encoded group needs on disk, and the samples of each of its shards."""
+        """Record the disk space that an encoded group needs, and the samples of each shard."""
         if issued := self.writes.permits.get(permit_id):
             issued.need_bytes, issued.asked_at = nbytes, self._clock()
             issued.samples = samples
@@ -185,7 +185,7 @@ class Dispatcher(PermitIssuer):
             self.breaker.answered(permit_id, whole=True)
 
     def visited(self, permit_id: str, visits: int) -> None:
-        """Record how many visits of a permit are over, a further one among them."""
+        """Record how many visits of a permit have ended, because one more has."""
         self.breaker.answered(permit_id, whole=False)
         if issued := self.writes.permits.get(permit_id):
             self._egress.visits += visits - issued.visited
@@ -194,12 +194,15 @@ class Dispatcher(PermitIssuer):
     def written(
         self, permit_id: str, holes: Mapping[str, Mapping[str, int]] | None = None
     ) -> list[str]:
-        """Commit a group that is on disk, with kinds of holes by shard; return the reasons of its holes."""
+        """Commit a group that is on disk; return the reasons of its holes.
+
+        ``holes`` counts kinds of holes by shard.
+        """
         issued = self.writes.permits.get(permit_id)
         if issued is None:
-            return []  # of a permit that was taken back
+            return []  # the permit was withdrawn
         if issued.permit.purged != self._purged_places(issued.permit.visits):
-            self._pop(permit_id)  # it may hold samples of objects that were purged since
+            self._pop(permit_id)  # it may have samples of objects that were purged since
             self.queue.returned(issued.permit.group)
             return []
         del self.writes.permits[permit_id]
@@ -212,7 +215,7 @@ class Dispatcher(PermitIssuer):
         try:
             self.makeups.committing(issued.permit, written)
             rows = self._cache.commit(permit_id, shards)
-        except CacheFullError as error:  # nothing is left of it: it is filled again
+        except CacheFullError as error:  # nothing of it is left, so it is filled again
             self._cache.discard(permit_id, issued.permit.shards)
             self._fail(issued.permit.group, str(error), disk=True)
             return []
@@ -234,7 +237,7 @@ class Dispatcher(PermitIssuer):
         return reasons
 
     def _until_limit(self, issued: IssuedPermit, shards: list[Sidecar]) -> list[Sidecar]:
-        """Return the first shards of a group with which ``--samples`` is reached."""
+        """Return the first shards of a group that are enough for ``--samples``."""
         if self._limits.samples is None or not issued.fresh:
             return shards
         wanted = self._limits.samples - self.drawn_this_run
@@ -254,10 +257,10 @@ class Dispatcher(PermitIssuer):
             self.queue.returned(issued.permit.group)
 
     def failed(self, permit_id: str, error: str, *, disk: bool) -> None:
-        """``disk``: the local disk failed, so the cache has to shrink."""
+        """Handle a failed permit. ``disk``: the local disk failed, so the cache must shrink."""
         if issued := self._pop(permit_id):
             self._fail(issued.permit.group, error, disk=disk)
-            if self.breaker.waiting_for and not disk:  # it was on trial
+            if self.breaker.waiting_for and not disk:  # the permit was a trial
                 self.breaker.waiting_for = f"the store to answer ({self.last_error})"
             if disk:
                 self.space.make_room(
@@ -280,7 +283,7 @@ class Dispatcher(PermitIssuer):
         self.queue.failed(group, self._clock(), disk=disk)
 
     def abandoned(self, permit_id: str, death: SamplerDeath) -> None:
-        """Give back the group of a sampler that died, to be filled at once."""
+        """Reopen the group of a dead sampler, to be filled at once."""
         if issued := self._pop(permit_id):
             group = issued.permit.group
             if self.queue.abandoned(group, death.suspicion) >= MOST_SUSPICION:

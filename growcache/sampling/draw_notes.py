@@ -1,6 +1,7 @@
-"""What was computed of the draws, so that a start need not walk through all that were made before.
+"""Notes about computed draws, so that a start need not repeat all earlier draws.
 
-Draws are a pure function of the editions, so a note only saves time. Notes of other editions are dropped.
+Draws are a pure function of the editions, so notes only save time. Notes about other editions
+are dropped.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from typing import Any, NamedTuple
 
 from growcache.cache.side_files import Edition
 
-NOTED_POSITIONS = 1 << 22  # that a start walks through again, at most; a second or so
-MOST_STRATA = 64  # that are noted
+NOTED_POSITIONS = 1 << 22  # repeated by a start at most, which takes about a second
+MOST_STRATA = 64  # in the notes
 
 
 class GrownRun(NamedTuple):
-    """What an edition that begins within a round makes of the rest of it."""
+    """The rest of a round after an edition that starts within it."""
 
-    positions: int  # drawn from the order before
+    positions: int  # drawn from the previous order
     draws: int
     moved: int
 
 
 class Place(NamedTuple):
     draw: int
-    position: int  # behind it, in the order of its round
+    position: int  # after it, in the order of its round
 
 
 class DrawNotes:
@@ -38,7 +39,7 @@ class DrawNotes:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any] | None, editions: Sequence[Edition]) -> DrawNotes:
-        """Return the notes if they are of these editions, or of the first of them; else none."""
+        """Return the notes if they are about these editions, or the first of them; otherwise none."""
         noted = (stored or {}).get("editions", [])
         known = [list(edition.values) for edition in editions[: len(noted)]]
         return cls(stored if noted and noted == known else None)
@@ -58,11 +59,11 @@ class DrawNotes:
 
     @property
     def are_due(self) -> bool:
-        """Whether to write them costs less than to walk again."""
+        """Whether writing the notes costs less than repeating the draws."""
         return self._walked >= NOTED_POSITIONS
 
     def own(self, edition: Edition) -> int | None:
-        """Return the parts of the only stratum that are this node's, in an edition."""
+        """Return the number of this node's parts in an edition with one stratum, or None."""
         return self._own.get(_key(edition))
 
     def note_own(self, edition: Edition, parts: int, of: int) -> None:
@@ -78,7 +79,7 @@ class DrawNotes:
             self._grown[f"{stratum} {edition}"] = list(run)
 
     def place(self, stratum: int, edition: int) -> Place | None:
-        """Return the last noted draw of a stratum if it is of an order of this edition."""
+        """Return the last noted draw of a stratum if it is from an order of this edition."""
         found = self._places.get(str(stratum))
         return Place(*found[1:]) if found and found[0] == edition else None
 
@@ -87,7 +88,7 @@ class DrawNotes:
             self._places[str(stratum)] = [edition, *place]
 
     def moved(self, stratum: int, edition: int, run: int) -> tuple[int, int] | None:
-        """Return a draw of a run, and the moved parts before it; ``run``: its first draw."""
+        """Return a draw of a run, and the moved parts before it. ``run`` is its first draw."""
         found = self._moved.get(f"{stratum} {edition} {run}")
         return None if found is None else (found[0], found[1])
 
@@ -97,5 +98,5 @@ class DrawNotes:
 
 
 def _key(edition: Edition) -> str:
-    """All of an edition, because one that could not be recorded is tried again with more objects."""
+    """Return a key with all values, because a failed edition is retried with more objects."""
     return " ".join(map(str, (edition.edition, *edition.values)))

@@ -1,7 +1,7 @@
-"""The draws of a cache while its listing grows: editions are added on demand.
+"""The draws of a cache while its listing grows. Editions are added on demand.
 
-The order of the draws counts groups by their draw number, which skips makeup groups. The record of deferrals
-(`cache/deferrals.py`) has the parts of those.
+The order of the draws counts groups by their draw number, which skips makeup groups. The record
+of deferrals (`cache/deferrals.py`) has the parts of makeup groups.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class DrawSequence:
         return strata
 
     def _quotas(self, strata: EditionStrata, listed: int) -> Ints | None:
-        if self._weights is not None:  # of visits, such that samples come by the weights
+        if self._weights is not None:  # of visits, such that samples arrive by the weights
             per_visit = self.population.per_visit(listed)
             wanted = source_shares(self._weights, strata.own, per_visit)
             return block_quotas(wanted, block_draws(wanted))
@@ -113,29 +113,29 @@ class DrawSequence:
         return self._stratification is not None and self._weights is None
 
     def rounds(self, group: int) -> list[float]:
-        """Return the passes over each source before a group; empty for a single source."""
+        """Return the passes over each source before a group; empty with a single source."""
         if self._weights is None or not self._editions:
             return []
         return [float(found) for found in self._draws.rounds(self._number(group))]
 
     def distinct(self, group: int) -> int | None:
-        """Return the number of different parts in earlier groups; None without strata."""
+        """Return the number of different parts in earlier groups, or None without strata."""
         return self._draws.distinct(self._number(group)) if self._stratification else None
 
     def strata(self, group: int) -> list[StratumStatus]:
-        """Return what was drawn of each stratum in earlier groups; empty without strata."""
+        """Return the draws of each stratum in earlier groups; empty without strata."""
         if self._sampling.strata is None or not self._editions:
             return []
         strata, drawn = self._draws.drawn(self._number(group))
         return stratum_statuses(strata.names, strata.own, drawn, replacement=self.replacement)
 
     def moved(self, group: int) -> MovedStatus:
-        """Return what another node may have drawn, too, of the draws of earlier groups."""
+        """Return the draws of earlier groups that another node may have made, too."""
         if len({edition.lanes for edition in self._editions}) < 2:
             return MovedStatus()
         try:
             return MovedStatus(*self._draws.moved(self._number(group)))
-        except LookupError:  # no part is this node's any more
+        except LookupError:  # no part belongs to this node any more
             return MovedStatus()
 
     @property
@@ -165,7 +165,7 @@ class DrawSequence:
         return self.gathered(group, items) if items else None  # else it is forgotten
 
     def gathered(self, group: int, places: Sequence[Place]) -> GroupDraw:
-        """Return the parts of places, at least one, as the draw of a makeup group."""
+        """Return the parts of one or more places as the draw of a makeup group."""
         drawn = {number: self._drawn_first(number) for number in dict(places)}
         rounds = [_rounds(drawn[number])[place] for number, place in places]
         weighted = all(draw.weights is not None for draw in drawn.values())
@@ -192,18 +192,20 @@ class DrawSequence:
     def ahead(self, group: int, next_new: int) -> GroupDraw | None:
         """Return the draw of a group that is refetched before its turn.
 
-        The listing must be complete, because it decides which parts the skipped groups hold.
+        The listing must be complete, because it decides the parts of the skipped groups.
         """
         self._extend(next_new, ended=True)
         return self._held(group)
 
     def next(self, group: int, round_: int) -> GroupDraw | None:
-        """Return the draw of the first new group; ``round_``: of the group before it.
+        """Return the draw of the first new group.
 
-        None before anything is listed, and past the end of a fixed set.
+        ``round_`` is the round of the group before it.
+
+        It is None before anything is listed, and after the end of a fixed set.
         """
         draw = self._peek(group)
-        # No part for this node is no reason to wait for a doubling: another page may help.
+        # Without a part for this node, one more page may help, so do not wait for a doubling.
         ended = draw is None or self._begins_round(draw, round_)
         if self._extend(group, ended=ended):
             draw = self._peek(group)
@@ -212,7 +214,7 @@ class DrawSequence:
         return draw
 
     def _begins_round(self, draw: GroupDraw, round_: int) -> bool:
-        """Whether a group repeats parts while undrawn ones may wait in the listing."""
+        """Whether a group repeats parts although undrawn ones may be waiting in the listing."""
         if self.replacement:
             return False
         if self._weights is None:
@@ -222,7 +224,7 @@ class DrawSequence:
         return bool(grown[beginning].any())
 
     def _peek(self, group: int) -> GroupDraw | None:
-        """Draw without consequence; a wait for room asks many times for the same group."""
+        """Draw without consequences, because a wait for room asks repeatedly for the same group."""
         if not self._editions:
             return None
         asked = (group, len(self._editions))
@@ -255,10 +257,11 @@ class DrawSequence:
         is_drawn_anew = moved or not self._editions
         if is_drawn_anew and not self._has_all_sources(objects, complete=complete):
             return False
-        self._catalog.flush()  # the edition must not outlive the listing it counts
+        self._catalog.flush()  # the edition must not outlive the listing that it counts
         first_group = self._number(group)
         edition = next_edition(self._catalog, self._editions, first_group, self._lanes)
-        drawn = self._drawn_edition(edition)  # before it is durable: this may refuse the strata
+        # Before it is durable, because this may refuse the strata.
+        drawn = self._drawn_edition(edition)
         self._cache.meta.add_edition(edition)
         self._add(edition, drawn)
         return True
@@ -294,7 +297,7 @@ def _rounds(draw: GroupDraw) -> Ints:
     return np.full(len(draw.parts), draw.round) if draw.rounds is None else draw.rounds
 
 
-GROWTH = 2.0  # a new edition costs a permutation of all parts: once per doubling is enough
+GROWTH = 2.0  # a new edition costs a permutation of all parts, so one per doubling
 
 
 def wants_edition(

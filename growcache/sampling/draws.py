@@ -1,6 +1,7 @@
-"""Which parts a group of shards holds: a pure function of (seed, editions, group number).
+"""The parts of a group of shards: a pure function of (seed, editions, group number).
 
-Permuted blocks deal the draws of a group to the strata, each of which has an order of its own (`stratum_draws`).
+Permuted blocks divide the draws of a group among the strata. Each stratum has its own order
+(`stratum_draws`).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class GroupDraw:
 
     group: int
     edition: int
-    round: int  # of several strata the earliest
+    round: int  # the earliest of several strata
     parts: Ints
     rounds: Ints | None = None  # of each part; None: all are of ``round``
-    weights: npt.NDArray[np.float32] | None = None  # to undo what the strata favour
+    weights: npt.NDArray[np.float32] | None = None  # undo the bias of strata
 
 
 class StratumBlocks:
@@ -73,8 +74,8 @@ class StratumBlocks:
 class EditionDraws:
     edition: DrawnEdition
     blocks: StratumBlocks | None
-    first: int  # draw
-    drawn: Ints  # draws of each stratum before it
+    first: int  # number of its first draw
+    drawn: Ints  # earlier draws of each stratum
     weights: Floats | None  # of the parts of each stratum
 
     def before(self, draw: int) -> Ints:
@@ -96,7 +97,7 @@ class EditionDraws:
 
 
 class Draws:
-    """The draws of one cache, in any order of groups; ascending is fastest."""
+    """The draws of one cache, for groups in any order. Ascending is fastest."""
 
     def __init__(
         self,
@@ -114,12 +115,12 @@ class Draws:
         self._replacement = replacement
         self._editions: list[EditionDraws] = []
         self._strata: list[StratumDraws | IndependentDraws] = []
-        self._marks: list[tuple[int, int]] = []  # group, draws before it; ascending
+        self._marks: list[tuple[int, int]] = []  # group, and number of earlier draws; ascending
 
     def add(self, edition: DrawnEdition) -> None:
         group = edition.first_group
         at = self._draws_before(group) if self._editions else 0
-        # Of several editions at one group the last one counts.
+        # The last of several editions at one group counts.
         self._editions = [
             edition_draws
             for edition_draws in self._editions
@@ -135,7 +136,7 @@ class Draws:
         self._marks.append((group, at))
 
     def recall(self) -> None:
-        """Go on where the notes say, after all editions were added."""
+        """Continue from the notes, after all editions were added."""
         for draws in self._strata:
             draws.recall()
 
@@ -156,7 +157,11 @@ class Draws:
         return StratumDraws(stratum, make(stratum, *where), self._notes)
 
     def group(self, number: int) -> GroupDraw | None:
-        """None past the end of a fixed set; LookupError while no edition covers the group."""
+        """Return the draw of a group, or None after the end of a fixed set.
+
+        Raises:
+            LookupError: No edition covers the group yet.
+        """
         edition_draws = self._edition_of(number)
         start, stop = self._draws_before(number), self._draws_before(number + 1)
         if start == stop:
@@ -188,7 +193,7 @@ class Draws:
         return self._round(edition_draws, edition_draws.before(self._draws_before(number)))
 
     def beginning(self, number: int) -> Ints:
-        """Return the strata that begin another round in a group."""
+        """Return the strata that start another round in a group."""
         edition_draws = self._edition_of(number)
         before = edition_draws.before(self._draws_before(number))
         after = edition_draws.before(self._draws_before(number + 1))
@@ -200,26 +205,26 @@ class Draws:
         return drawn[np.array([first != last for first, last in rounds], np.bool_)]
 
     def drawn(self, number: int) -> tuple[EditionStrata, Ints]:
-        """Return the strata of a group, and how many draws of each were before it."""
+        """Return the strata of a group, and the number of earlier draws of each."""
         edition_draws = self._edition_of(number)
         drawn = edition_draws.before(self._draws_before(number))
         return edition_draws.edition.strata, drawn
 
     def rounds(self, number: int) -> Floats:
-        """Return the passes over each stratum before a group; float64 [strata]."""
+        """Return the passes over each stratum before a group: float64 [strata]."""
         strata, drawn = self.drawn(number)
         found: Floats = drawn / np.maximum(strata.own, 1)
         return found
 
     def distinct(self, number: int) -> int:
-        """Return the number of different parts in the groups before this one."""
+        """Return the number of different parts in earlier groups."""
         if not self._editions:
             return 0
         strata, drawn = self.drawn(number)
         return int(np.minimum(drawn, strata.own).sum())
 
     def moved(self, number: int) -> tuple[int, int]:
-        """Return how many draws before a group another node may have made, too, and how many follow."""
+        """Return the earlier draws that another node may have made, too, and the coming ones."""
         if not self._editions:
             return 0, 0
         before = self._edition_of(number).before(self._draws_before(number)).tolist()
@@ -242,7 +247,10 @@ class Draws:
         return self._sizing.parts_given(group)
 
     def _draws_before(self, number: int) -> int:
-        """Without strata a group ends where its round ends."""
+        """Return the number of draws before a group.
+
+        Without strata a group ends with its round.
+        """
         if self._replacement or self._editions[0].blocks is not None:
             return self._given(number)
         group, draw = self._marks[bisect_right(self._marks, number, key=lambda m: m[0]) - 1]
@@ -250,14 +258,14 @@ class Draws:
             before, left = self._given(group), self._strata[0].round_end(draw) - draw
             if self._given(number) - before < left:
                 return draw + self._given(number) - before
-            groups = range(group + 1, number + 1)  # before one of these the round ends
+            groups = range(group + 1, number + 1)  # the round ends before one of these
             place = bisect_left(groups, left, key=lambda g: self._given(g) - before)
             group, draw = self._after_like_rounds(groups[place], draw + left, number)
             self._mark(group, draw)
         return draw
 
     def _after_like_rounds(self, group: int, draw: int, number: int) -> tuple[int, int]:
-        """Skip whole rounds from the start of one, because full groups divide them alike."""
+        """Skip whole rounds from the start of one, because full groups divide them equally."""
         if group < RAMP_END or group == number or self._sizing.max_parts is not None:
             return group, draw
         own = self._strata[0].round_end(draw) - draw
@@ -269,7 +277,7 @@ class Draws:
         place = bisect_left(self._marks, group, key=lambda mark: mark[0])
         if self._marks[place : place + 1] != [(group, draw)]:
             self._marks.insert(place, (group, draw))
-        if len(self._marks) > _MEMOS:  # nothing leaps over the beginning of an edition
+        if len(self._marks) > _MEMOS:  # no step skips the start of an edition
             kept = {edition_draws.edition.first_group for edition_draws in self._editions}
             marks = enumerate(self._marks)
             self._marks = [mark for n, mark in marks if n % 2 == 0 or mark[0] in kept]

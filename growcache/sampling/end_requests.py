@@ -1,4 +1,4 @@
-"""What asks a service to end besides its own limits: a signal, or the end of its parent."""
+"""Requests to end a service, besides its own limits: a signal, or the end of its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 def listen_for_the_end(
     end: Callable[[], None], parent: int | None, *, handle_interrupt: bool
 ) -> None:
-    """Let the running loop call ``end`` at SIGTERM, at SIGINT, and when the pipe ``parent`` is closed."""
+    """Let the running loop call ``end`` at SIGTERM, at SIGINT, and when the pipe ``parent`` closes."""
     loop = asyncio.get_running_loop()
     if threading.current_thread() is threading.main_thread():
         loop.add_signal_handler(signal.SIGTERM, end)

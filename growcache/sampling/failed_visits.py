@@ -1,7 +1,8 @@
-"""Visits that brought nothing: setbacks, deferrals with their makeup groups, and holes.
+"""Visits without a result: setbacks, deferrals with their makeup groups, and holes.
 
-Parts of an object that keeps failing while others answer are deferred without a try, until a
-makeup group finds that the object answers again. Makeup groups retry it with growing delays.
+Parts of an object that keeps failing, while others answer, are deferred without an attempt.
+This ends when a makeup group finds that the object answers again. Makeup groups retry it with
+growing delays.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from growcache.sampling.sizing import Sizing
 from growcache.store.contract import Entry
 from growcache.usercode import printable, short_key
 
-ObjectName: TypeAlias = tuple[int, str]  # of an object: its store and key
+ObjectName: TypeAlias = tuple[int, str]  # store and key of an object
 
 FIRST_RETRY_SECONDS = (
-    30.0  # until the first try; less where `timeout_seconds` is below a third of it
+    30.0  # until the first retry; less if `timeout_seconds` is below a third of it
 )
 LONGEST_RETRY_SECONDS = 600.0
 MAKEUP_SECONDS = (
-    10.0  # at least between two makeup groups that are not full; grows with their number
+    10.0  # at least, between two makeup groups that are not full; grows with their number
 )
-# By this factor, so that as many as a cache may ever have (`MOST_MAKEUPS`) last for a year.
+# By this factor, so that the largest number that a cache may have (`MOST_MAKEUPS`) lasts a
+# year.
 MAKEUP_GROWTH = 1.005
 DEFERRED_EARLIER = "set aside by an earlier run"
 
@@ -61,7 +63,10 @@ class FailingObjects:
         self.failing.setdefault(name, FailingObject(DEFERRED_EARLIER, now))
 
     def failed(self, name: ObjectName, reason: str, now: float, *, again: bool) -> None:
-        """``again``: a makeup group retried it. Otherwise one more group in flight failed."""
+        """Record a failure. ``again``: a makeup group retried the object.
+
+        Otherwise one more group in flight failed.
+        """
         found = self.failing.get(name)
         if found is None:
             self.failing[name] = FailingObject(reason, now + self._first)
@@ -72,7 +77,7 @@ class FailingObjects:
             found.due = now + min(self._longest, self._first * 2**found.tries)
 
     def answered(self, name: ObjectName) -> None:
-        """Record that a failing object was read, so all of its deferred parts are due."""
+        """Record that a failing object was read, so that all of its deferred parts are due."""
         self.failing.pop(name, None)
 
     def wait(self, places: Mapping[Place, ObjectName]) -> None:
@@ -90,12 +95,17 @@ class FailingObjects:
         idle: bool = False,
         made: int = 0,
     ) -> list[Place]:
-        """Return the places for the next makeup group; none before its time.
+        """Return the places for the next makeup group, or none before its time.
 
-        ``made``: the makeup groups so far. ``idle``: nothing else is left to draw.
+        Args:
+            now: Current time, in monotonic seconds.
+            most: Largest number of places.
+            trying: Objects that other makeup groups are trying.
+            idle: Whether nothing else is left to draw.
+            made: Number of makeup groups so far.
         """
         found: list[Place] = []
-        waiting = 0  # parts of groups that outgrew what they may take: no object failed
+        waiting = 0  # parts of groups that outgrew their limits, although no object failed
         for name, places in self._pending.items():
             failing = self.failing.get(name)
             if name not in trying and (failing is None or failing.due <= now):
@@ -111,13 +121,13 @@ class FailingObjects:
         self._made_up_at = now
 
     def next_try(self, names: Iterable[ObjectName]) -> float:
-        """Return the time of the first retry among some objects; infinity for none."""
+        """Return the time of the first retry among some objects, or infinity without one."""
         return min(
             (self.failing[n].due for n in names if n in self.failing), default=float("inf")
         )
 
     def tried(self, trying: Collection[ObjectName]) -> bool:
-        """Whether every object with pending parts failed again since it was set aside."""
+        """Whether every object with pending parts failed again after it was set aside."""
         names = {*self._pending, *trying}
         return all(n in self.failing and self.failing[n].tries for n in names)
 
@@ -149,7 +159,7 @@ class Makeups:
         )
         for name in self._names.values():
             self._setbacks.known(name, time.monotonic())
-        # The objects of makeup groups that are issued, and not committed.
+        # Objects of makeup groups that are issued and not committed.
         self._open = {group: {self._names[p] for p in firsts} for group, firsts in held.items()}
         self._candidate: tuple[list[Place], GroupDraw] | None = None
         self._follow()
@@ -166,7 +176,7 @@ class Makeups:
         }
         self._setbacks.wait(self._names)
 
-    # What is left out of a group
+    # --- visits that are left out ---
 
     @property
     def may_defer(self) -> bool:
@@ -177,7 +187,10 @@ class Makeups:
     def left_out(
         self, group: int, visits: Sequence[PartVisit], *, defers: bool
     ) -> tuple[int, ...]:
-        """Return the places of visits that are not tried; ``defers``: more may be set aside."""
+        """Return the places of visits that are not attempted.
+
+        ``defers``: more visits may be set aside.
+        """
         record, failing = self._cache.meta.deferrals, self._setbacks.failing
         found = set(record.left_out(group))
         if defers and failing and group not in record.makeups:
@@ -185,7 +198,7 @@ class Makeups:
         return tuple(sorted(found))
 
     def _fails(self, name: ObjectName) -> bool:
-        """Whether an object failed in this run; deferrals of an earlier run say nothing."""
+        """Whether an object failed in this run. Deferrals of earlier runs prove nothing."""
         failing = self._setbacks.failing.get(name)
         return failing is not None and failing.reason != DEFERRED_EARLIER
 
@@ -194,7 +207,7 @@ class Makeups:
         self._setbacks.failed(name, printable(error), now, again=bool(permit.made_up))
 
     def forget_purged(self, is_purged: Callable[[list[str]], bool]) -> None:
-        """Forget that purged objects fail: their parts are due, and yield nothing."""
+        """Forget the failures of purged objects. Their parts are due, and yield nothing."""
         for name in [one for one in self._setbacks.failing if is_purged([one[1]])]:
             self._setbacks.answered(name)
 
@@ -222,12 +235,13 @@ class Makeups:
         self._cache.meta.set_deferrals(record.retrying(group, places), retried=len(places))
         self._follow()
 
-    # Makeup groups
+    # --- makeup groups ---
 
     def next(self, group: int, *, idle: bool = False) -> GroupDraw | None:
-        """Return the draw of a makeup group, if the next group is to be one."""
+        """Return the draw of a makeup group if the next group is to be one, or else None."""
         record, now = self._cache.meta.deferrals, time.monotonic()
-        if group in record.makeups:  # it is recorded, and the disk was full when it was issued
+        # Already recorded, because the disk was full when it was issued.
+        if group in record.makeups:
             return self._draws.again(group)
         if not record.pending:
             return None
@@ -257,17 +271,18 @@ class Makeups:
         self._follow()
 
     def _oldest_half(self) -> int:
-        """Return the first makeup group that may not be forgotten."""
+        """Return the first makeup group that must not be forgotten."""
         numbers = self._cache.meta.deferrals.numbers
         stop = numbers[len(numbers) // 2] if numbers else 0
         return min([stop, *self._open])
 
     def failed_again(self, permit: Permit) -> float:
-        """Return when a makeup group is retried whose objects all still fail."""
+        """Return the time for a retry of a makeup group whose objects all still fail."""
         due = self._setbacks.next_try(map(object_name, permit.visits))
-        return due if due < math.inf else time.monotonic()  # they answered another group since
+        # They answered another group meanwhile.
+        return due if due < math.inf else time.monotonic()
 
-    # Commits
+    # --- commits ---
 
     def committing(self, permit: Permit, shards: Sequence[Sidecar]) -> None:
         """Record durably which parts were set aside, before the group is committed."""
@@ -289,11 +304,11 @@ class Makeups:
         for name in {object_name(visit) for visit in permit.visits} - failing:
             self._setbacks.answered(name)
 
-    # What there is to say
+    # --- reports ---
 
     @property
     def missing(self) -> int:
-        """The number of parts that were drawn and are in no shard yet."""
+        """Number of parts that were drawn and are not in a shard yet."""
         held = (self._cache.meta.deferrals.makeups[group] for group in self._open)
         return len(self._cache.meta.deferrals.pending) + sum(map(len, held))
 
@@ -322,11 +337,11 @@ def object_name(visit: PartVisit) -> ObjectName:
     return visit.entry.store, visit.entry.key
 
 
-LEAST_HOLES = 10  # so few say nothing about the share of bad objects
+LEAST_HOLES = 10  # fewer prove nothing about the share of bad objects
 
 
 class HoleCounter:
-    """Counts the holes of this run; those of earlier runs and retried ones do not end it."""
+    """Counts the holes of this run. Those of earlier runs, and retried ones, do not end it."""
 
     def __init__(self) -> None:
         self._holes = self._visits = 0
@@ -344,7 +359,7 @@ class HoleCounter:
         return found
 
     def check(self, allowed: float, totals: CacheTotals, *, complete: bool) -> None:
-        """Raise if holes exceed ``allowed`` among the visits of this run and among all."""
+        """Raise if holes exceed ``allowed``, both among this run's visits and among all visits."""
         first = self._visits >= totals.drawn_parts
         few = self._holes <= LEAST_HOLES and not (complete and first)
         of_all = totals.holes <= allowed * totals.drawn_parts
@@ -359,7 +374,7 @@ class HoleCounter:
 
 
 def _without_repetition(reasons: Iterable[str]) -> list[str]:
-    """Give a reason that several objects share once.
+    """Return a reason that several objects share only once.
 
     >>> _without_repetition(["a: it is cut off", "b: it is cut off", "c: it is empty"])
     ['a: it is cut off (likewise b)', 'c: it is empty']

@@ -1,8 +1,8 @@
-"""Fill one group of shards: visit its parts, transform the samples, deal them over the shards, encode.
+"""Fill one group of shards: visit its parts, transform the samples, distribute and encode them.
 
-The limits are the store's latency over the reads in flight, then the client's CPU per byte. So
-many visits run at once, and large arrays are not copied between the client's buffer and the
-file.
+The limits are the store's latency over the reads in flight, and then the client's CPU time per
+byte. So many visits run concurrently, and large arrays are not copied between the client's
+buffer and the file.
 """
 
 from __future__ import annotations
@@ -61,17 +61,18 @@ class SampleTransform:
 
     @property
     def digest(self) -> CodeDigest:
-        """Of its module, a part of the cache's fingerprint."""
+        """Digest of its module, which is part of the cache's fingerprint."""
         return self.code.digest
 
     def __call__(
         self, sample: Sample, origin: Origin, where: tuple[int | str, ...]
     ) -> Sample | None:
-        """Return what the function makes of a copy; None where it skips the sample."""
+        """Return the function's result for a copy of the sample, or None if it skips the sample."""
         copies = {name: _copy(value) for name, value in sample.items()}
         rng = generator_at(self.seed, "transform", *where)
         bits = derive_seed(self.seed, "global", *where)
-        np.random.seed(bits & 0xFFFFFFFF)  # for code that uses NumPy's and Python's own ones
+        # For code that uses the global generators of NumPy and Python.
+        np.random.seed(bits & 0xFFFFFFFF)
         random.seed(bits)
         values = {"sample": copies, "rng": rng, "origin": origin}
         given = list(copies.values())
@@ -82,10 +83,10 @@ class SampleTransform:
 def load_transform(
     name: str | None, options: Mapping[str, Any], seed: int
 ) -> SampleTransform | None:
-    """Return the transform called ``package.module:function``; None for no name.
+    """Return the transform with the name ``package.module:function``, or None without a name.
 
-    A class is made once, with ``options`` as its arguments; a function gets them as keyword
-    arguments.
+    A class is instantiated once, with ``options`` as its arguments. A function gets them as
+    keyword arguments.
     """
     if name is None:
         return None
@@ -104,7 +105,7 @@ def _copy(value: Any) -> Array | Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-WEIGHT = "_weight"  # field: by which a sample counts to undo what sampling.strata favours
+WEIGHT = "_weight"  # field with the weight of a sample that undoes the bias of sampling.strata
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ _WIDEST = 16  # bytes in which a value of one byte may be stored
 
 
 def _largest_sample(limits: GroupLimits | None, schema: Schema | None) -> int | None:
-    """Return the bytes beyond which a sample cannot be kept, so that it need not be decoded."""
+    """Return the size beyond which a sample cannot be kept, and so need not be decoded."""
     if limits is not None:
         return limits.largest
     if schema is None or schema.is_ragged:
@@ -156,12 +157,12 @@ class GroupFiller:
         limits: GroupLimits | None = None,
         on_setback: Callable[[int, str], None] = lambda place, error: None,
     ) -> Sequence[VisitResult]:
-        """Return the result of each visit, in their order.
+        """Return the result of each visit, in order.
 
-        Groups begin their visits one after the other. In parallel they would end together, and
-        nothing would be read while they are written. ``on_setback`` gets the place of a visit
-        that is set aside, and the reason. After a TransientStoreError the whole group must be
-        filled again later.
+        Groups start their visits one after another. In parallel they would end together, and
+        nothing would be read while they are written. ``on_setback`` is called with the place of
+        a visit that is set aside, and the reason. After a TransientStoreError the whole group
+        must be filled again later.
         """
         budget = MemoryBudget(
             len(permit.visits), limits, defers=permit.defers, yields=self._yields
@@ -169,7 +170,7 @@ class GroupFiller:
         visits = iter(enumerate(permit.visits))
         left_out, purged = frozenset(permit.left_out), frozenset(permit.purged)
         began = time.monotonic()
-        started = asyncio.Event()  # all visits, or one has failed
+        started = asyncio.Event()  # all visits have started, or one has failed
         # A transform may make a sample smaller.
         largest = None if self._transform else _largest_sample(limits, schema)
 
@@ -211,19 +212,19 @@ class GroupFiller:
                     await started.wait()
             await asyncio.gather(*tasks)
         except BudgetSpentError:
-            deque(visits, maxlen=0)  # further ones would be read in vain
+            deque(visits, maxlen=0)  # later ones would be read in vain
             budget.stop()
-            await asyncio.wait(tasks)  # what the others have booked counts as read
+            await asyncio.wait(tasks)  # the bytes that the others have booked count as read
             raise
         finally:
-            for task in tasks:  # one failed visit fails the group: the others are in vain
+            for task in tasks:  # one failed visit fails the group, so the others are in vain
                 task.cancel()
         return budget.results()
 
     async def _visited(
         self, permit: Permit, visit: PartVisit, schema: Schema | None, began: float
     ) -> VisitResult:
-        """Make a visit, except where its object is known to fail; makeup groups try it anew."""
+        """Make a visit, unless its object is known to fail. Makeup groups retry it."""
         since = began if permit.made_up else 0.0
         if permit.defers and self._sources.given_up(visit.entry, since):
             return VisitResult(left_out=True)
@@ -245,7 +246,7 @@ class GroupFiller:
     async def visit(
         self, permit: Permit, visit: PartVisit, schema: Schema | None
     ) -> VisitResult:
-        """Make one visit; a permanent failure is a hole (protocol 6)."""
+        """Make one visit. A permanent failure is a hole (protocol 6)."""
         round_ = permit.round if visit.round is None else visit.round
         format_visit = Visit(visit.part, visit.parts, round_, self._seed, permit.take)
         now: Entry | None = None
@@ -282,7 +283,11 @@ class GroupFiller:
         found: list[tuple[Sample, int, int]],
         schema: Schema | None,
     ) -> VisitResult:
-        """Transform the samples; others than the schema's are a hole, FormatError where all are."""
+        """Transform the samples. Those of another schema form a hole.
+
+        Raises:
+            FormatError: All samples have another schema.
+        """
         visited = VisitResult()
         odd: FormatError | None = None
         began = time.monotonic()
@@ -311,7 +316,7 @@ class GroupFiller:
     def _transformed(
         self, permit: Permit, visit: PartVisit, found: tuple[Sample, int, int], index: int
     ) -> Sample | None:
-        """None where the user's function skips the sample."""
+        """Return the transformed sample, or None if the user's function skips it."""
         bare, start, end = found
         sample = with_labels(bare, visit.joined, visit.entry.key)
         if self._transform is None:
@@ -355,7 +360,7 @@ def _label_value(value: float | str) -> Value:
 
 
 def none_came(permit: Permit, visited: Sequence[VisitResult]) -> bool:
-    """Whether every visit that was tried is set aside; False without any try."""
+    """Whether every attempted visit is set aside; False without an attempt."""
     tried = [one for place, one in enumerate(visited) if place not in permit.left_out]
     return bool(tried) and all(one.left_out for one in tried)
 
@@ -368,7 +373,10 @@ def encode_group(
     cache_format: str,
     lengths: Sequence[int] | None = None,
 ) -> list[EncodedShard]:
-    """Deal the samples of a visit round-robin over the shards, and cut those that are written to ``lengths``."""
+    """Distribute the samples of a visit round-robin over the shards, and encode these.
+
+    Shards that are written are cut to ``lengths``.
+    """
     shards, purged = [_ShardContents() for _ in permit.shards], frozenset(permit.purged)
     for place, (visit, result) in enumerate(zip(permit.visits, visited, strict=True)):
         shard = shards[place % len(shards)]
@@ -378,7 +386,7 @@ def encode_group(
             version = _version(result.entry)
             shard.holes.append(Hole(visit.entry.key, visit.part, result.hole, version))
         elif not result.samples and visit.parts == 1 and place not in purged:
-            shard.empty += 1  # one of several parts may well be empty
+            shard.empty += 1  # one of several parts may be empty
         pairs = zip(result.samples, result.origins, strict=True)
         for index, (sample, (start, end)) in enumerate(pairs):
             shard = shards[(place + index) % len(shards)]

@@ -1,4 +1,4 @@
-"""The settings that can change a byte of a shard: as values to compare, and as one hash."""
+"""The settings that can change a byte of a shard, as values to compare and as one hash."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from growcache.sampling.sizing import Sizing, sizing_values
 from growcache.schema import Schema
 from growcache.secrecy import hash_secrets, url_without_secrets
 
-DRAW_VERSION = 3  # part of the fingerprint: raise it when any draw would change
+DRAW_VERSION = 3  # part of the fingerprint; raise it if any draw changes
 
 
-# The storage_options that choose the server; the others are credentials and client settings.
+# The storage_options that choose the server. The others are credentials and client settings.
 _DATED_FOLDER = re.compile(r"/\d{4}-\d\d-\d\dT\d\d-\d\dZ?/")
 SERVER_OPTIONS = frozenset(
     {"endpoint_url", "endpoint", "base_url", "account_name", "host", "port", "client_kwargs"}
@@ -40,11 +40,10 @@ def identify(
 ) -> Identity:
     """Return the identity of the cache that this configuration fills (protocol 4).
 
-    Earlier versions took the digest of the text of the user's code, so the fingerprint by
-    ``text_digests`` is an alias.
-    Left out on purpose: credentials, workers, concurrency and bounds, which change when and
-    where samples are drawn, but not which; and the node, because every edition records its
-    lanes.
+    Earlier versions used the digest of the text of the user's code, so the fingerprint with
+    ``text_digests`` is an alias. Credentials, workers, concurrency and bounds are left out
+    deliberately: they change when and where samples are drawn, but not which. The node is left
+    out, because every edition records its lanes.
     """
     parts = configured_values(config) | {
         name: digests.get(name) for name in (TRANSFORM, FORMAT)
@@ -54,7 +53,7 @@ def identify(
     parts["schema"] = str(schema)
     if (
         FOLDER_CLASSES in sizes
-    ):  # a listing decided them, so a later one may number them otherwise
+    ):  # a listing decided them, so a later one may number them differently
         parts["the folders that are classes"] = sizes[FOLDER_CLASSES]
     measured = sizing_values(sizing)
     parts |= {f"sampling.{name}": value for name, value in measured.items()}
@@ -77,7 +76,7 @@ def _hash(parts: dict[str, Any]) -> str:
 
 
 def configured_values(config: Config) -> dict[str, Any]:
-    """Return the parts that the configuration alone gives, as JSON values, to compare with a cache's."""
+    """Return the parts that only the configuration determines, as JSON, to compare with a cache."""
     sampling = config.sampling
     parts: dict[str, Any] = to_json_value(
         {
@@ -99,7 +98,10 @@ def configured_values(config: Config) -> dict[str, Any]:
 
 
 def _sources(config: Config) -> dict[str, Any]:
-    """What happens to objects without a field or labels is left out: no sample depends on it."""
+    """Return the sources.
+
+    The action for missing fields or labels is left out, because no sample depends on it.
+    """
     if config.weights is None:
         return {f"source.{name}": value for name, value in _source(config.sources[0]).items()}
     pairs = enumerate(zip(config.sources, config.weights, strict=True))
@@ -117,7 +119,7 @@ def _source(source: SourceConfig) -> dict[str, Any]:
         "storage_options": server_options(source.storage_options),
     }
     if source.fields:
-        # As a list, for their order counts, and mappings are compared without it.
+        # As a list, because their order matters, and mappings are compared without it.
         parts["fields"] = [
             [name, url_without_secrets(field.url), field.format, hash_secrets(field.options)]
             for name, field in source.fields.items()
@@ -127,7 +129,7 @@ def _source(source: SourceConfig) -> dict[str, Any]:
     if source.names is not None:
         parts["names"] = list(source.names)
     if source.manifest is not None:
-        # An inventory is in a new folder each day.
+        # Inventories have a new folder each day.
         url = _DATED_FOLDER.sub("/*/", url_without_secrets(source.manifest.url))
         parts["manifest"] = source.manifest.model_dump(exclude_defaults=True) | {"url": url}
     if source.labels is not None:
@@ -150,11 +152,11 @@ def _chosen(config: Config) -> dict[str, Any]:
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that choose the server: buckets of one name may be on several."""
+    """Return the options that choose the server, because buckets of one name may be on several."""
     found: dict[str, Any] = {}
     for name in sorted(SERVER_OPTIONS & options.keys()):
         value = options[name]
-        if isinstance(value, Mapping):  # fsspec hands client_kwargs on
+        if isinstance(value, Mapping):  # fsspec passes client_kwargs on
             found |= server_options(value)
         elif isinstance(value, str):
             address = re.split(r"[?#]", value)[0]  # a query may be a signature

@@ -1,8 +1,9 @@
 """A fixed set of exactly `cache.max_samples` samples.
 
-Shards count in the order of their numbers until the set is whole; the last one is cut. So the set is a function of
-the shards, and not of which sampler was faster. A group is written only once it is known what the groups before it hold.
-After the planned groups small ones follow (`Sizing.parts_given`), which make up for holes and samples passed over.
+Shards count in the order of their numbers until the set is complete, and the last one is cut.
+So the set depends on the shards, and not on the speed of samplers. A group is written after the
+sizes of all earlier groups are known. Small groups follow the planned ones
+(`Sizing.parts_given`), and make up for holes and skipped samples.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from growcache.sampling.group_queue import GroupQueue, IssuedPermit
 
 
 def kept_lengths(counts: Sequence[int], left: int) -> list[int]:
-    """Return how many samples of each shard are kept.
+    """Return the number of samples of each shard that are kept.
 
     >>> kept_lengths([4, 3, 5], 6), kept_lengths([4, 3], 9)
     ([4, 2, 0], [4, 3])
@@ -27,7 +28,7 @@ def kept_lengths(counts: Sequence[int], left: int) -> list[int]:
 
 
 def until_reached(counts: Sequence[int], wanted: int) -> int:
-    """Return the number of first shards that hold ``wanted`` samples, or all.
+    """Return the number of first shards that together have ``wanted`` samples, or all.
 
     >>> until_reached([4, 3, 5], 5), until_reached([4, 3, 5], 4), until_reached([4], 0)
     (2, 1, 0)
@@ -41,7 +42,10 @@ def until_reached(counts: Sequence[int], wanted: int) -> int:
 
 class FixedSet:
     def __init__(self, most: int | None, cache: Cache, group_queue: GroupQueue) -> None:
-        """``most``: None for a set that grows without end, or that an earlier version began."""
+        """Start with the committed shards. ``most`` is None for a set without a fixed size.
+
+        That is also the case if an earlier version began it.
+        """
         self.most = most
         self._cache = cache
         self._group_queue = group_queue
@@ -52,11 +56,11 @@ class FixedSet:
 
     @property
     def _samples(self) -> int:
-        """Samples of the set, also of shards that come back once they are rewritten."""
+        """Samples of the set, including shards that return after they are rewritten."""
         return self._cache.totals().samples + self._cache.returning_samples
 
     def expected(self, permits: Iterable[IssuedPermit], per_visit: float) -> float:
-        """Return the samples of the set once the groups in flight are committed."""
+        """Return the expected samples of the set after the groups in flight are committed."""
         totals = self._cache.totals()
         if totals.drawn_parts:
             per_visit = totals.drawn / totals.drawn_parts
@@ -68,7 +72,7 @@ class FixedSet:
         return self._samples + sum(coming)
 
     def awaits_earlier(self, issued: IssuedPermit, permits: Iterable[IssuedPermit]) -> bool:
-        """Whether an encoded group waits until it is known what the groups before it hold."""
+        """Whether an encoded group waits until the sizes of earlier groups are known."""
         if self.most is None or not issued.fresh:
             return False
         group, permits = issued.permit.group, list(permits)
@@ -78,24 +82,24 @@ class FixedSet:
         return self.awaits_open(issued) or not is_next or self._left(permits) <= 0
 
     def awaits_open(self, issued: IssuedPermit) -> bool:
-        """Whether an encoded group waits for one that no sampler fills yet."""
+        """Whether an encoded group waits for a group that no sampler fills yet."""
         is_open = self._group_queue.has_open_below(issued.permit.group)
         return self.most is not None and bool(issued.fresh) and issued.waits and is_open
 
     def _left(self, permits: Iterable[IssuedPermit]) -> int:
-        """Return the samples that the set lacks, of which none was granted yet."""
+        """Return the samples that the set lacks and that were not granted yet."""
         coming = (sum(one.samples or ()) for one in permits if one.granted and one.fresh)
         return (self.most or 0) - self._samples - sum(coming)
 
     def cut(
         self, issued: IssuedPermit, permits: Iterable[IssuedPermit]
     ) -> Sequence[int] | None:
-        """Return the lengths to which the shards of an encoded group are cut; None for no cut."""
+        """Return the lengths to which the shards of an encoded group are cut, or None for no cut."""
         if self.most is None or issued.samples is None:
             return None
         if issued.fresh:
             lengths = kept_lengths(issued.samples, self._left(permits))
-        else:  # shards that were lost come back as they were
+        else:  # lost shards return unchanged
             lengths = self._lengths_before(issued)
         return None if lengths == list(issued.samples) else lengths
 

@@ -1,4 +1,4 @@
-"""The folders of images as classes, found in the listing, and labels of any kind joined to them."""
+"""Image folders as classes, found in the listing, and labels of any kind joined to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class JoinedLabels(Protocol):
 
 
 def folder_of(key: str) -> str:
-    """Return the name of the folder that an object is in.
+    """Return the name of an object's folder.
 
     >>> folder_of("train/cat/1.jpg"), folder_of("1.jpg")
     ('cat', '')
@@ -45,7 +45,7 @@ def folder_of(key: str) -> str:
 
 
 class FolderLabels:
-    """The labels of images whose classes are the folders of the listing; a row is a class."""
+    """The labels of images whose classes are the folders of the listing. A row is a class."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -75,7 +75,10 @@ class FolderLabels:
 
 
 class TableAndFolderLabels:
-    """Both labels of a source; a row is that of the table times the classes, plus the class."""
+    """Both kinds of labels of a source.
+
+    A row is the table's row times the classes, plus the class.
+    """
 
     def __init__(self, table: JoinedLabels, folders: FolderLabels) -> None:
         self._table = table
@@ -101,13 +104,13 @@ class TableAndFolderLabels:
 
 
 def finds_folder_classes(source: SourceConfig) -> bool:
-    """Whether the folders of all listed images are to be the classes."""
+    """Whether the folders of all listed images are the classes."""
     is_image = source.format == "image" and not source.fields
     return is_image and source.options.get("classes") == AUTO
 
 
 def refuse_other_classes(sources: Sequence[SourceConfig]) -> None:
-    """Raise ConfigError if the label of one source is found in folders, and of another is not."""
+    """Raise ConfigError if one source finds its label in folders, and another does not."""
     finding = [finds_folder_classes(source) for source in sources]
     if not any(finding):
         return
@@ -138,7 +141,7 @@ def named_folder_classes(sources: Sequence[SourceConfig]) -> Classes:
 
 
 def listed_folders(catalog: Catalog, sources: Sequence[SourceConfig]) -> tuple[str, ...]:
-    """Return the classes that the whole listing has."""
+    """Return the classes of the whole listing."""
     firsts, found = first_urls(sources), set[str]()
     finds = np.array([finds_folder_classes(source) for source in sources])
     for stores, keys in catalog.stores_and_keys(0, len(catalog)):

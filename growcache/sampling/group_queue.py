@@ -1,4 +1,4 @@
-"""The groups that were issued and are not committed, and the groups to refetch, in the order of their tries."""
+"""The groups that were issued and not committed, and those to refetch, in the order of their attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from growcache.sampling.messages import Permit
 from growcache.store.catalog import Catalog
 
 FIRST_DELAY_SECONDS = 0.5
-LONGEST_DELAY_SECONDS = 15.0  # so that a service that waited for hours goes on soon
+LONGEST_DELAY_SECONDS = 15.0  # so that a service continues soon after a wait of hours
 LONGEST_DISK_SECONDS = 2.0
 
 
@@ -32,7 +32,7 @@ class IssuedPermit:
     permit: Permit
     estimate_bytes: int
     need_bytes: int | None = None
-    samples: Sequence[int] | None = None  # of each shard that is written, once encoded
+    samples: Sequence[int] | None = None  # in each written shard, after encoding
     granted: bool = False
     asked_at: float = 0.0
     awaited_since: float = math.inf
@@ -45,12 +45,16 @@ class IssuedPermit:
 
 
 class GroupQueue:
-    """A group to refetch may be open, committed (it is filled *again*) or not issued yet."""
+    """The open groups, and the groups to refetch.
+
+    A group to refetch may be open, committed (it is filled *again*), or not issued yet.
+    """
 
     def __init__(self, next_new: int, unfinished: Iterable[int]) -> None:
         self.next_new = next_new
-        self._untried = sorted(unfinished)  # a heap, because there may be very many
-        self._tried_early: set[int] = set()  # of the untried, and still among them
+        self._untried = sorted(unfinished)  # a heap, because there may be millions
+        # Groups of these that were tried early, and are still in the heap.
+        self._tried_early: set[int] = set()
         self._open: dict[int, _OpenGroup] = {}
         self._filling: dict[int, _OpenGroup] = {}
         self._refetches: dict[int, None] = {}
@@ -67,20 +71,23 @@ class GroupQueue:
 
     @property
     def behind(self) -> bool:
-        """Whether this run has not tried a group yet that an earlier run issued."""
+        """Whether this run has not yet tried some group that an earlier run issued."""
         while self._untried and self._untried[0] in self._tried_early:
             self._tried_early.remove(heapq.heappop(self._untried))
         return bool(self._untried)
 
     def has_open_below(self, group: int) -> bool:
-        """Whether a lower group is to be filled, except deferred ones, which may take hours."""
+        """Whether a lower group is open.
+
+        Deferred ones do not count, because they may take hours.
+        """
         if self.behind and self._untried[0] < group:
             return True
         return any(g < group and not entry.set_aside for g, entry in self._open.items())
 
     @property
     def failing(self) -> int:
-        """The number of groups that failed and wait for another try, except deferred ones."""
+        """Number of groups that failed and wait for a retry, without deferred ones."""
         return sum(1 for entry in self._open.values() if entry.tries and not entry.set_aside)
 
     @property
@@ -90,7 +97,7 @@ class GroupQueue:
         )
 
     def due(self, now: float) -> int | None:
-        """Return the lowest open group whose time has come."""
+        """Return the lowest open group whose time has come, or None."""
         ready = [group for group, entry in self._open.items() if entry.due <= now]
         return min(ready + (self._untried[:1] if self.behind else []), default=None)
 
@@ -99,7 +106,7 @@ class GroupQueue:
         self._again = {g: entry for g, entry in self._again.items() if g in self._refetches}
 
     def due_refetch(self, now: float, *, issued: bool = False) -> int | None:
-        """Return the first group to refetch that no sampler fills and whose time has come."""
+        """Return the first group to refetch that is due and that no sampler fills, or None."""
         for group in self._refetches:
             entry = self._entry(group)
             due = group not in self._filling and (entry is None or entry.due <= now)
@@ -109,7 +116,7 @@ class GroupQueue:
 
     @property
     def urgent(self) -> int:
-        """The number of groups to refetch that have not failed yet; new groups come after them."""
+        """Number of groups to refetch that have not failed yet. New groups come after them."""
         entries = map(self._entry, self._refetches)
         return sum(1 for entry in entries if entry is None or not entry.tries)
 
@@ -120,9 +127,10 @@ class GroupQueue:
         return None
 
     def start(self, group: int, *, again: bool = False) -> int:
-        """Record that a sampler fills the group; return the number of this try, from 0.
+        """Record that a sampler fills the group; return the number of this attempt, from 0.
 
-        ``again``: it was committed before. A group that was never issued opens those before it.
+        ``again``: the group was committed before. A group that was never issued opens all
+        earlier ones.
         """
         entry = (self._again if again else self._open).pop(group, None)
         if again:
@@ -134,13 +142,14 @@ class GroupQueue:
 
     def _begin(self, group: int) -> None:
         if group >= self.next_new:
-            self._untried.extend(range(self.next_new, group))  # larger than all: still a heap
+            # Larger than all others, so it is still a heap.
+            self._untried.extend(range(self.next_new, group))
             self.next_new = group + 1
         else:
             self._tried_early.add(group)
 
     def lost(self, group: int) -> None:
-        """Open a committed group again, of which a shard is gone."""
+        """Reopen a committed group that has lost a shard."""
         if self._entry(group) is None and group < self.next_new:
             self._open[group] = _OpenGroup()
 
@@ -166,12 +175,12 @@ class GroupQueue:
         self._reopen(group, _OpenGroup(entry.tries + 1, due, entry.suspicion, set_aside=True))
 
     def returned(self, group: int) -> None:
-        """Reopen the group; the attempt does not count."""
+        """Reopen the group. The attempt does not count."""
         entry = self._filling[group]
         self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion))
 
     def abandoned(self, group: int, suspicion: int = 1) -> int:
-        """Reopen the group of a sampler that died; return the group's suspicion."""
+        """Reopen the group of a dead sampler; return the group's suspicion."""
         entry = self._filling[group]
         self._reopen(group, _OpenGroup(entry.tries, 0.0, entry.suspicion + suspicion))
         return entry.suspicion + suspicion
@@ -182,7 +191,7 @@ class GroupQueue:
         (self._again if again else self._open)[group] = entry
 
 
-MOST_AHEAD = 100_000  # groups that a refetch may skip; they are all drawn afterwards
+MOST_AHEAD = 100_000  # groups that a refetch may skip, all of which are drawn afterwards
 LISTING = "the listing to end: shards of a checkpoint were never drawn here"
 NO_SUCH = "shard {} does not exist here: the source, or its fixed set, ends before it"
 TOO_FAR = "shard {} is more than {:,} groups ahead of what was ever drawn here"
@@ -194,11 +203,11 @@ NO_ROOM = (
 
 @dataclass(frozen=True, slots=True)
 class Refetch:
-    """The content of one refetch permit."""
+    """The content of one permit for a refetch."""
 
     draw: GroupDraw
-    missing: tuple[int, ...]  # that were never committed, ascending
-    wanted: tuple[int, ...]  # that a reader waits for, ascending
+    missing: tuple[int, ...]  # shards that were never committed, ascending
+    wanted: tuple[int, ...]  # shards that a reader waits for, ascending
     shards: int
 
     @property
@@ -211,7 +220,7 @@ class Refetch:
 
 
 def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tuple[int, ...]]:
-    """Return the shards of each group, the groups in the order of their first shard.
+    """Return the shards of each group, in the order of the groups' first shards.
 
     >>> shards_by_group([9, 2, 8, 3], 4)
     {2: (8, 9), 0: (2, 3)}
@@ -223,7 +232,7 @@ def shards_by_group(numbers: Iterable[int], group_shards: int) -> dict[int, tupl
 
 
 class RefetchScheduler:
-    """Hands the readers' refetches to the group queue, and refuses impossible ones."""
+    """Passes the readers' refetches to the group queue, and refuses impossible ones."""
 
     def __init__(
         self,
@@ -235,7 +244,10 @@ class RefetchScheduler:
         *,
         in_order: bool = False,
     ) -> None:
-        """``in_order``: a shard depends on those before it, so it is only drawn after them."""
+        """Start without refetches. ``in_order``: each shard depends on earlier ones.
+
+        Shards are then drawn only after all earlier ones.
+        """
         self._cache = cache
         self._catalog = catalog
         self._draws = draws
@@ -265,7 +277,7 @@ class RefetchScheduler:
         self._group_queue.follow_refetches(self._groups)
 
     def refuse_never_drawn(self) -> None:
-        """Refuse shards behind the end of a set that is whole."""
+        """Refuse shards after the end of a complete set."""
         pending = sorted(self._cache.refetch_queue.pending)
         if never := self._cache.never_committed(pending):
             reason = NO_SUCH.format(number_list(never))
@@ -273,7 +285,7 @@ class RefetchScheduler:
 
     def _refuse_too_large(self, shard_bytes: Callable[[int, int], int], capacity: int) -> None:
         leases = refetching_leases(self._cache.leases)
-        # Again, too, as shards come and their sizes are known: a few times in all.
+        # Repeated a few times, as shards are committed and their sizes become known.
         weighed = (
             {le.name for le in leases},
             len(self._cache.refetch_queue.pending).bit_length(),
@@ -301,13 +313,16 @@ class RefetchScheduler:
 
     @property
     def listing_awaited(self) -> bool:
-        """Whether a refetch has to wait for the end of the listing."""
+        """Whether a refetch must wait for the end of the listing."""
         return not self._catalog.complete and any(
             group >= self._group_queue.next_new for group in self._groups
         )
 
     def next(self, now: float) -> Refetch | None:
-        """Return the refetch that is due; None where none is, or the listing has to end first."""
+        """Return the refetch that is due, or None.
+
+        It may have to wait for the end of the listing.
+        """
         listed = self._catalog.complete
         while (group := self._group_queue.due_refetch(now, issued=not listed)) is not None:
             draw = self._drawn(group)

@@ -1,7 +1,7 @@
-"""Tables of labels from CSV, TSV, JSON lines or Parquet, held by key.
+"""Tables of labels from CSV, TSV, JSON lines or Parquet, indexed by key.
 
-A million rows of a number and two short texts take about 50 MB in memory: keys are sorted
-64-bit hashes, numbers are arrays, texts are one buffer.
+A million rows with a number and two short texts take about 50 MB in memory. Keys are sorted
+64-bit hashes, numbers are arrays, and texts are one buffer.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ if TYPE_CHECKING:
 IntColumn: TypeAlias = npt.NDArray[np.int64]
 Cell: TypeAlias = int | float | str
 
-NO_ROW = -1  # the row of a key that no row has
-EXAMPLE_KEYS = 3  # keys that are kept as they are, for messages
-_TEXTS_AT_ONCE = 1 << 16  # texts that are objects of their own for a moment
+NO_ROW = -1  # row of a key that is in no row
+EXAMPLE_KEYS = 3  # keys that are kept for messages
+_TEXTS_AT_ONCE = 1 << 16  # texts that are separate objects for a moment
 
-# Of the cells of a column: all that it takes to say what the column is.
+# Kinds of cells, from which the kind of a column follows.
 _INTEGER, _NUMBER, _TEXT, _MISSING = 1, 2, 4, 8
-INTEGER_CELL = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # 007 is a name; 19 digits may be too many
+# 007 is a name, and 19 digits may be too many.
+INTEGER_CELL = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER_PATTERN = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf", re.IGNORECASE
 )
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
-EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # as pandas, R and BIDS leave cells empty
+EMPTY_CELL = re.compile(r"|nan|n/?a", re.IGNORECASE)  # empty cells in pandas, R and BIDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,13 @@ class ColumnBuilder:
         return len(self._lengths)
 
     def add_texts(self, cells: Sequence[str]) -> None:
-        """Add cells of a file that knows texts only; some of them look like numbers."""
+        """Add cells of a file that contains only texts, some of which look like numbers."""
         for cell in set(cells):
             self._kinds |= _kind_of_text(cell)
         self._add(cells)
 
     def add_values(self, cells: Sequence[object]) -> None:
-        """Add cells of a file that tells numbers from texts."""
+        """Add cells of a file that distinguishes numbers from texts."""
         texts = []
         for cell in cells:
             kind, text = _kind_and_text(cell)
@@ -145,7 +146,7 @@ def _kind_and_text(cell: object) -> tuple[int, str]:
         return _TEXT, cell
     if isinstance(cell, int):
         fits = -(1 << 63) <= cell < 1 << 63
-        return _INTEGER if fits else _TEXT, str(int(cell))  # True is 1
+        return _INTEGER if fits else _TEXT, str(int(cell))  # True becomes 1
     if isinstance(cell, float):
         return _NUMBER, repr(cell)
     if cell is None:
@@ -176,7 +177,7 @@ class KeyedTable:
         return len(self._hashes)
 
     def find(self, keys: Sequence[str]) -> IntColumn:
-        """Return the row of each key, `NO_ROW` where it has none."""
+        """Return the row of each key, or `NO_ROW` without one."""
         hashes = np.fromiter(map(hash64, keys), np.uint64, len(keys))
         rows = np.searchsorted(self._hashes, hashes)
         found = self._hashes[np.minimum(rows, len(self) - 1)] == hashes
@@ -192,7 +193,7 @@ class KeyedTable:
 
     @property
     def digest(self) -> str:
-        """128 bits, in hex, of keys and cells; the order of the rows does not count."""
+        """128 bits, in hex, of keys and cells, regardless of the order of rows."""
         hasher = hashlib.blake2b(self._hashes.tobytes(), digest_size=16)
         for name, column in self._columns.items():
             kind = "str" if isinstance(column, TextColumn) else column.dtype.str
@@ -214,8 +215,8 @@ def _column_arrays(column: Column) -> list[npt.NDArray[Any]]:
 
 
 MOST_TABLE_BYTES = 1_000_000_000  # of a table, unpacked
-BUDGET_PIECE_BYTES = 1 << 22  # bytes that are read at a time, where a rate is to be kept
-ROWS_AT_ONCE = 1 << 14  # that are objects of Python at once
+BUDGET_PIECE_BYTES = 1 << 22  # read together, if a rate must be kept
+ROWS_AT_ONCE = 1 << 14  # that are Python objects at the same time
 
 ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 
@@ -224,7 +225,7 @@ ColumnBuilders: TypeAlias = dict[str, ColumnBuilder]
 class ReadBudget:
     most_bytes: int | None = None
     piece_bytes: int | None = None
-    book: Callable[[int], Awaitable[None]] | None = None  # before a piece is read
+    book: Callable[[int], Awaitable[None]] | None = None  # awaited before each piece is read
 
 
 UNBOUNDED_BUDGET = ReadBudget()
@@ -244,7 +245,7 @@ def fetch_table(
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> Buffer:
-    """Return the bytes of the one object that a URL names. Blocks."""
+    """Return the bytes of the only object that a URL names. Blocks."""
     local = parse_url(url).scheme in LOCAL_SCHEMES
     own = {"url": (url,), "client": "auto" if local else source.client}
     store = open_store(source.model_copy(update=own), timeout_seconds=timeout_seconds)
@@ -290,7 +291,7 @@ def read_table(
     timeout_seconds: float,
     budget: ReadBudget = UNBOUNDED_BUDGET,
 ) -> KeyedTable:
-    """Blocks, for some seconds where the table has a million rows."""
+    """Read a table. Blocks, for some seconds if the table has a million rows."""
     with errors_of_setting("source.labels", url):
         data = fetch_table(url, source, timeout_seconds, budget)
         return parse_table(data, table_kind(url), key, columns)
@@ -314,7 +315,7 @@ def parse_table(data: Buffer, kind: str, key: str, columns: Sequence[str]) -> Ke
 
 
 class _BoundedStream(io.RawIOBase):
-    """Unpacked bytes up to a bound, because a few kB can claim to be any number of GB."""
+    """Unpacked bytes up to a bound, because a few kB can expand to any number of GB."""
 
     def __init__(self, stream: gzip.GzipFile) -> None:
         self._stream = stream
@@ -353,7 +354,7 @@ def _require_columns(names: Sequence[object], wanted: Sequence[str], form: str) 
 
 def _delimited_reader(delimiter: str) -> Callable[[IO[bytes], ColumnBuilders, str], None]:
     def read(stream: IO[bytes], columns: ColumnBuilders, key: str) -> None:
-        # Excel puts a mark of byte order in front.
+        # Excel writes a byte order mark at the start.
         text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
         rows = csv.reader(text, delimiter=delimiter)
         try:
@@ -376,7 +377,7 @@ def _read_rows(rows: Any, columns: ColumnBuilders, key: str) -> None:
 
 def _whole_rows(rows: Any, width: int, key: int) -> Iterator[list[str]]:
     for row in rows:
-        if not any(row):  # a blank line, or what a spreadsheet leaves below its data
+        if not any(row):  # a blank line, or empty rows that a spreadsheet writes below its data
             continue
         if len(row) != width:
             raise FormatError(

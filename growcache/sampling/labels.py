@@ -40,13 +40,14 @@ from growcache.store.retries import RetryPolicy
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 from growcache.usercode import short_key
 
-RowKey: TypeAlias = Callable[
-    [int, str], str
-]  # from a store and a key to what a row is asked by
+RowKey: TypeAlias = Callable[[int, str], str]  # from a store and a key to the key of a row
 
 
 class _TableLabels:
-    """The rows of a table; one whose cell is none of a column's classes belongs to no object."""
+    """The rows of a table.
+
+    A row whose cell is none of a column's classes belongs to no object.
+    """
 
     def __init__(
         self, source: SourceConfig, table: KeyedTable, first_url: int, classes: Classes
@@ -123,7 +124,7 @@ class _TableLabels:
     def _without_class(
         self, rows: IntColumn, keys: Sequence[str], count: int, looked: int
     ) -> str:
-        """Return the begin of a message about objects whose cells are no class."""
+        """Return the start of a message about objects whose cells are not classes."""
         odd = [
             (name, short_key(key), self.text(name, row))
             for key, row in zip(keys, rows.tolist(), strict=True)
@@ -143,8 +144,8 @@ class Labels:
     """The labels of the sources, joined to their objects.
 
     A row's number is the row in the table times the number of sources, plus the source. Objects
-    of a source without a table have an empty row. Images whose folders are classes need
-    `add_folders`, once these are known.
+    of a source without a table have an empty row. If the folders of images are classes, call
+    `add_folders` when these are known.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Labels:
         self.classes = {**self.classes, IMAGE_LABEL: tuple(folders)}
 
     def rows(self, stores: Sequence[int], keys: Sequence[str]) -> IntColumn:
-        """Return the row of each object, `NO_ROW` where none belongs to it."""
+        """Return the row of each object, or `NO_ROW` without one."""
         count, rows = len(self._labels), np.zeros(len(keys), np.int64)
         sources = np.searchsorted(self._firsts, np.asarray(stores), side="right") - 1
         for source in np.unique(sources).tolist():
@@ -207,7 +208,7 @@ class Labels:
         return {} if labels is None else labels.values(at)
 
     def texts(self, column: str, rows: IntColumn) -> list[str]:
-        """Return a column as texts, by which objects are grouped; an empty text for no row."""
+        """Return a column as texts, by which objects are grouped, with "" for objects without a row."""
         count, texts = len(self._labels), []
         for row in rows.tolist():
             labels = None if row == NO_ROW else self._labels[row % count]
@@ -215,7 +216,10 @@ class Labels:
         return texts
 
     def complaint(self, missing: Sequence[tuple[int, str]], count: int, looked: int) -> str:
-        """Return a message about objects without a row; of several sources about the first such."""
+        """Return a message about objects without a row.
+
+        With several sources it is about the first such.
+        """
         source = source_of_url(self._firsts, missing[0][0])
         labels = self._labels[source]
         assert labels is not None
@@ -224,7 +228,7 @@ class Labels:
 
 
 def _row_keys(match: str, urls: Sequence[str]) -> Iterator[RowKey]:
-    """Yield the ways to make a table's key of an object; the first match counts."""
+    """Yield the ways to make a table's key from an object. The first match counts."""
     if match == "name":
         yield lambda _, key: key.rpartition("/")[2]
     elif match == "stem":
@@ -244,7 +248,7 @@ def _stem(name: str) -> str:
 
 
 def _spellings(url: str) -> list[tuple[str, str]]:
-    """Return other spellings of a store's keys: a prefix to cut off, and its replacement."""
+    """Return other spellings of a store's keys: a prefix to remove, and its replacement."""
     location = parse_url(url)
     prefix = location.prefix
     if location.scheme not in LOCAL_SCHEMES:
@@ -277,7 +281,7 @@ def read_labels(
     return Labels(sources, make_each(sources, read))
 
 
-ATTEMPT_SECONDS = 10.0  # at a table, before a retry is reported; attempts go on
+ATTEMPT_SECONDS = 10.0  # of reading a table, before a retry is reported; attempts continue
 
 T = TypeVar("T")
 
@@ -306,7 +310,7 @@ class LabelsReader:
         threading.Thread(target=self._run, name="labels", daemon=True).start()
 
     async def _booked(self, nbytes: int) -> None:
-        """Wait until a piece may be read, which the supervisor's thread says."""
+        """Wait until the supervisor's thread allows a piece to be read."""
         answer: Future[bool] = Future()
         self._call_soon(lambda size: self._book(self, size, answer.set_result), nbytes)
         if not await asyncio.wrap_future(answer):

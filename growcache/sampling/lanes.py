@@ -1,7 +1,9 @@
-"""The lanes of nodes: fixed shares of the population, which each part is in by its key, for ever.
+"""The lanes of nodes: fixed shares of the population.
 
-Up to `FEW_NODES` own shares of 256 lanes. Among more, some would own none of these, so each lane is divided into 256
-fine lanes, which are shared out instead.
+The key of a part determines its lane permanently.
+
+Up to `FEW_NODES` nodes own shares of 256 lanes. With more nodes, some would own none of these.
+Each lane is then divided into 256 fine lanes, which are shared out instead.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ Mask = npt.NDArray[np.bool_]
 
 
 def owned_lanes(node: int, nodes: int) -> str | None:
-    """Return the lanes of a node, as in `Edition.lanes`, by rendezvous hashing; None for all.
+    """Return a node's lanes for `Edition.lanes`, by rendezvous hashing; None for all lanes.
 
-    An added node takes lanes from all others, and no lane moves between two of these.
+    An additional node takes lanes from all others, and no lane moves between two of these.
     """
     if nodes == 1:
         return None
@@ -62,7 +64,10 @@ def _owners(nodes: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=4)
 def _owners_of_fine_lanes(nodes: int) -> npt.NDArray[np.int64]:
-    """The nodes behind the first few take fine lanes from all; the others stay where they were among the few."""
+    """Return the owner of each fine lane.
+
+    Nodes after the first few take fine lanes from all. The others stay where they were.
+    """
     seed = np.full(FINE_LANES, _word(derive_seed("fine lanes")))
     words = stream64(seed, np.arange(FINE_LANES, dtype=np.uint64))
     best = np.zeros(FINE_LANES, np.uint64)

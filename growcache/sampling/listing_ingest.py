@@ -1,4 +1,4 @@
-"""Take listed pages into the catalog as far as the bound has room; a thread lists ahead."""
+"""Add listed pages to the catalog as far as the bound has room. A thread lists ahead."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from growcache.store.contract import Entry
 
 _log = logging.getLogger(__name__)
 
-PAGES_AHEAD = 4  # that wait for the loop, because a listing must not fill the memory
+PAGES_AHEAD = 4  # pages that wait for the loop, because a listing must not fill the memory
 
 OnPage = Callable[[list[Entry]], None]
 OnEnd = Callable[[GrowcacheError | None], None]
 
 
 class ListingThread:
-    """Feeds the pages of a store to callbacks on the event loop."""
+    """Passes the pages of a store to callbacks on the event loop."""
 
     def __init__(self, source: SourceListings, on_page: OnPage, on_end: OnEnd) -> None:
         self._source = source
@@ -75,9 +75,7 @@ class ListingThread:
         thread.start()
 
     def _adopt(self, options: Sequence[Mapping[str, Any]]) -> None:
-        with contextlib.suppress(
-            CredentialsError
-        ):  # the next request raises it, and tries again
+        with contextlib.suppress(CredentialsError):  # the next request raises it, and retries
             self._source.set_options(options)
 
     def stop(self) -> None:
@@ -111,15 +109,15 @@ class ListingThread:
             self._on_end(error)
 
 
-STARTED_SHARDS = 4  # of which the first ones are small
+STARTED_SHARDS = 4  # shards, of which the first are small
 STARTING_SECONDS = 5.0
-PAGE_SECONDS = 0.1  # at least between two pages until then
-PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, generously
-LISTING_SHARE = 32  # 1/32 of the bound is left to the rest of the listing
+PAGE_SECONDS = 0.1  # at least, between two pages until then
+PAGE_BYTES, ENTRY_BYTES = 8192, 64  # of the catalog, per page and per key, as upper estimates
+LISTING_SHARE = 32  # 1/32 of the bound is reserved for the rest of the listing
 
 
 def runs_user_format(config: Config) -> bool:
-    """Whether user code decides what a source holds, and whether there is anything to list."""
+    """Whether user code decides the content of a source, and whether it has a listing."""
     return any(is_user_format(source.format) for source in config.sources)
 
 
@@ -149,15 +147,18 @@ class ListingIngest:
         self._next_page = -math.inf  # monotonic seconds
         self._over = False
         self._has_listed = len(catalog) > 0
-        self._page_needs = 0  # bytes, the largest so far
+        self._page_needs = 0  # bytes, largest so far
         self.listed = False
         self.watched: frozenset[str] = frozenset()
         self.relisted: list[Entry] = []
-        # What the listing of this run left out, by name; None until it is complete.
+        # Files that this run's listing left out, by name; None until it is complete.
         self.left_out: Mapping[str, int] | None = None
 
     def start(self, introduction: Message | None, *, refresh: bool) -> None:
-        """A user's format needs ``introduction``: it says whether there is anything to list."""
+        """Start the listing.
+
+        A user's format needs ``introduction``, which tells whether there is a listing.
+        """
         if self._catalog.complete and not refresh:
             self.listed = True
             return
@@ -180,9 +181,9 @@ class ListingIngest:
         self._listing = ListingThread(pages, self._page, self._ended)
 
     def _is_waited_for(self, error: TransientStoreError) -> bool:
-        """Whether the listing retries for ever; called in its thread.
+        """Whether the listing retries forever. Called in its thread.
 
-        A refusal before the first page ends the run, because it is most likely a configuration
+        A refusal before the first page ends the run, because it is probably a configuration
         error.
         """
         return self._has_listed or not isinstance(error, StoreRefusedError)
@@ -214,7 +215,7 @@ class ListingIngest:
         self._wake()
 
     def take(self, allocator: SpaceAllocator | None, *, awaited: bool = False) -> None:
-        """Take listed pages into the catalog; after a CacheFullError the next call goes on.
+        """Add listed pages to the catalog. After a CacheFullError the next call continues.
 
         ``awaited``: the service waits for the listing before it can make room.
         """
@@ -231,7 +232,7 @@ class ListingIngest:
             )
             if self._listing is not None:
                 self._listing.more()
-            self._catalog.append(page)  # which keeps the page even on a full disk
+            self._catalog.append(page)  # keeps the page even on a full disk
             self._cache.space.catalog_bytes = self._catalog.allocated_bytes
         if not self.listed:
             self._cache.space.listing_ahead = self._reserved_for_listing(allocator)
@@ -261,7 +262,9 @@ class ListingIngest:
                 )
 
     def _is_due(self) -> bool:
-        """Whether to take a page now: until the first samples exist, samplers get the processors.
+        """Whether to add a page now.
+
+        Until the first samples exist, samplers get the processors.
 
         The limit is `STARTING_SECONDS`, because some draws need the whole listing.
         """
@@ -275,7 +278,7 @@ class ListingIngest:
         return due
 
     def _reserved_for_listing(self, allocator: SpaceAllocator | None) -> int:
-        """Return 0 where nothing is evicted, because a full cache then draws no more."""
+        """Return the reserve, which is 0 without eviction, because a full cache then draws no more."""
         if allocator is None or not allocator.evicts:
             return 0
         most = max(self._cache.max_bytes // LISTING_SHARE, self._page_needs)
@@ -297,7 +300,7 @@ class ListingIngest:
         needed = _catalog_bytes(new)
         if new and allocator is not None:
             allocator.make_room_for_listing(needed)
-            self._cache.space.measure()  # evictions grow the log of the index
+            self._cache.space.measure()  # evictions enlarge the log of the index
         if not new or self._cache.bytes_left() >= needed:
             return True
         taken = self._cache.space.catalog_bytes + self._cache.space.budget.total + needed

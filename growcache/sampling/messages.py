@@ -1,9 +1,9 @@
-"""What supervisor and samplers say to each other: one JSON object per line of a pipe.
+"""Messages between supervisor and samplers: one JSON object per line of a pipe.
 
     supervisor -> sampler   setup, budget, reads, probe, permit, booked, cut, grant, revoke, storage
     sampler -> supervisor   ready, refused, probed, book, unread, progress, called, setback, need, written, failed
 
-The end of the pipe is a message too: its reader stops.
+The end of the pipe is a message, too: its reader stops.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from growcache.usercode import printable, short_key
 TRANSFORM = "the transform's source"
 FORMAT = "the format's source"
 LABELS = "the rows of source.labels"
-# Among the sizes of an identity:
+# Keys among the sizes of an identity.
 FOLDER_CLASSES = "folder_classes"
-AS_FOUND = "as_found"  # whether a transform gets all fields that formats find today
+AS_FOUND = "as_found"  # whether a transform gets all fields that formats find now
 
 
 Message = dict[str, Any]
@@ -46,18 +46,18 @@ class PartVisit:
     entry: Entry
     part: int = 0
     parts: int = 1
-    round: int | None = None  # None: that of the permit
-    weight: float | None = None  # of its samples; None: all alike
+    round: int | None = None  # None: the permit's
+    weight: float | None = None  # of its samples; None: equal weights
     joined: LabelValues = field(default_factory=dict)  # fields from labels
     partners: tuple[Entry, ...] = ()  # the objects of the other fields
-    renewed: bool = False  # reads the current version, not the listed one
+    renewed: bool = False  # read the current version instead of the listed one
 
     @property
     def keys(self) -> list[str]:
         return [self.entry.key, *(partner.key for partner in self.partners)]
 
     def to_values(self) -> list[Any]:
-        """Return a short JSON value, because a permit may have very many visits."""
+        """Return a short JSON value, because a permit may have thousands of visits."""
         more: dict[str, Any] = {}
         if self.round is not None:
             more |= {"round": self.round, "weight": self.weight}
@@ -94,7 +94,7 @@ def entry_values(entry: Entry) -> list[Any]:
 
 
 def _json_value(value: float | str) -> Any:
-    """JSON has no infinity and no NaN."""
+    """Return the value for JSON, which has no infinity and no NaN."""
     plain = not isinstance(value, float) or math.isfinite(value)
     return value if plain else [repr(value)]
 
@@ -106,24 +106,25 @@ def _from_json_value(value: Any) -> int | float | str:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The right to fill one group of shards, with everything that a sampler needs to do so."""
+    """The right to fill one group of shards, with everything that a sampler needs for it."""
 
-    id: str  # of this attempt; files and reports carry it
+    id: str  # of this attempt; part of the names of files and reports
     group: int
     edition: int
     round: int
     shards: tuple[int, ...]  # their numbers
-    visits: tuple[PartVisit, ...]  # their order decides where each sample goes
-    take: int | None = None  # samples of each object, at random; None: all of the part
-    editions: tuple[EditionValues, ...] = ()  # up to its own
-    write: tuple[int, ...] | None = None  # the wanted shards, ascending; None: all
+    visits: tuple[PartVisit, ...]  # their order decides the shard of each sample
+    take: int | None = None  # random samples of each object; None: all of the part
+    editions: tuple[EditionValues, ...] = ()  # up to the group's own
+    write: tuple[int, ...] | None = None  # shards to write, ascending; None: all
     left_out: tuple[int, ...] = ()  # places of visits that were set aside
-    defers: bool = False  # further visits may be set aside: no shard was ever committed
-    makeups: tuple[int, ...] = ()  # the makeup groups before this one
-    # Of a makeup group: where each visit was drawn first, and 1 where it was a hole.
+    defers: bool = False  # more visits may be set aside, because no shard was ever committed
+    makeups: tuple[int, ...] = ()  # earlier makeup groups
+    # For a makeup group: where each visit was first drawn, and 1 if it was a hole.
     made_up: tuple[tuple[int, int, int], ...] = ()
-    others: tuple[Entry, ...] = ()  # to probe the store with, if all visits are to one object
-    purged: tuple[int, ...] = ()  # places of visits to purged objects: they yield nothing
+    # Objects for probing the store, if all visits are to one object.
+    others: tuple[Entry, ...] = ()
+    purged: tuple[int, ...] = ()  # places of visits to purged objects, which yield nothing
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -194,10 +195,11 @@ def identity_message(identity: Identity) -> Message:
 
 
 def fields_to_follow(identity: Identity) -> list[str] | None:
-    """Return the fields that formats should keep to; none of those that they did not find earlier.
+    """Return the fields that formats should keep to, or None if they find them themselves.
 
-    A transform makes fields of its own, so the schema does not tell which ones it was given. Caches
-    of earlier versions do not say it either, and get what these versions found.
+    A transform makes fields of its own, so the schema does not contain the fields that it got.
+    Caches of earlier versions do not record them either, and get the fields that these versions
+    found.
     """
     if identity.parts.get("sampling.transform") is None:
         return list(identity.schema.names)
@@ -207,7 +209,7 @@ def fields_to_follow(identity: Identity) -> list[str] | None:
 def pack(message: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(message) + b"\n"
-    except TypeError:  # a local file's name need not be valid Unicode, which orjson demands
+    except TypeError:  # local file names may be invalid Unicode, which orjson refuses
         return json.dumps(message).encode() + b"\n"
 
 
@@ -219,11 +221,13 @@ def unpack(line: bytes) -> Message:
     return found
 
 
-MAX_REASON = 600  # characters; a hole's reason is kept in the index
+MAX_REASON = 600  # characters, because the index keeps the reason of a hole
 
 
 def hole_reason(key: str, why: object) -> str:
-    """Return a line that names the object once, because most errors name it already, and ends with the error's code.
+    """Return one line with the object's name and the error's code.
+
+    The name occurs once, because most errors contain it already.
 
     >>> hole_reason("a.npy", "a.npy: expected an .npy file")
     'a.npy: expected an .npy file'
@@ -262,7 +266,7 @@ def refusal_error(message: Message) -> GrowcacheError:
 
 
 def awaited_event(error: BaseException) -> str:
-    """Return what has to happen before a request can succeed, in words.
+    """Return the event that a failed request waits for, in words.
 
     >>> from growcache.errors import CredentialsError, TransientStoreError
     >>> awaited_event(CredentialsError("s3://b: the credentials have expired; renew them"))

@@ -1,7 +1,9 @@
-"""The metrics of a running service: what samplers and stores count, put together with what the cache knows.
+"""The metrics of a running service: counts of samplers and stores, and facts about the cache.
 
-The counters are, by name: ``requests`` (by operation and code), ``request_seconds`` (histograms by operation), ``read_bytes``, ``retries`` (by
-reason), ``group_seconds`` (histograms by stage), ``waiting_seconds`` (by reason), ``holes`` (by kind), ``drawn``, ``evicted``, ``moved_parts``, ``egress_bytes``.
+The counters are, by name: ``requests`` (by operation and code), ``request_seconds`` (histograms
+by operation), ``read_bytes``, ``retries`` (by reason), ``group_seconds`` (histograms by stage),
+``waiting_seconds`` (by reason), ``holes`` (by kind), ``drawn``, ``evicted``, ``moved_parts``,
+``egress_bytes``.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from growcache.store.counts import Counts, minus, number_in, plus
 from growcache.store.request_counts import PROCESS_REQUESTS
 
 AGE_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
-SURVEY_SECONDS = 5.0  # between looks at all shards
-SURVEY_COST_SHARE = 0.002  # of the time may go into them
+SURVEY_SECONDS = 5.0  # between two surveys of all shards
+SURVEY_COST_SHARE = 0.002  # of the time may go into surveys
 
 
 def metrics_before(cache: Cache) -> Metrics:
-    """Return the last metrics, or else those of the generation that this one replaces."""
+    """Return the last metrics, or those of the generation that this one replaces."""
     layouts = [cache.layout, *(one.layout for one in reversed(cache.older.caches))]
     found = (read_metrics(layout.root) for layout in layouts)
     return next((one for one in found if one is not None), Metrics(began_at=time.time()))
@@ -48,17 +50,20 @@ class MetricsBuilder:
         self._survey = ShardSurvey(cache)
 
     def add(self, counts: Counts) -> None:
-        """Add what a sampler counted since its last report."""
+        """Add the counts of a sampler since its last report."""
         self._counts = plus(self._counts, counts)
 
     def note_waiting(self, reason: str | None, now: float) -> None:
-        """Count the time since the last call for the reason of that time; ``now`` is monotonic seconds."""
+        """Add the time since the last call to the waiting time of the reason since then.
+
+        ``now`` is in monotonic seconds.
+        """
         if self._reason is not None:
             self.add({"waiting_seconds": {self._reason: now - self._reason_since}})
         self._reason, self._reason_since = reason, now
 
     def build(self, status: Status, holes: Mapping[str, int]) -> Metrics:
-        """Return the metrics of now; ``holes`` are those of this run, by kind."""
+        """Return the current metrics. ``holes`` are those of this run, by kind."""
         own = PROCESS_REQUESTS.totals()
         self.add(minus(own, self._own_before))
         self.add({"holes": minus(holes, self._holes)})
@@ -68,7 +73,8 @@ class MetricsBuilder:
         drawn_before = number_in(self._counts, "drawn")
         for name, now in (("drawn", status.drawn), ("evicted", status.evicted_samples)):
             self._counts[name] = monotonic(now, number_in(self._counts, name))
-        is_anew = number_in(self._counts, "drawn") < drawn_before  # another cache, or index
+        # Another cache, or another index.
+        is_anew = number_in(self._counts, "drawn") < drawn_before
         moved_before = 0 if is_anew else number_in(self._counts, "moved_parts")
         self._counts["moved_parts"] = max(moved_before, status.moved.parts)  # 0 at the start
         self._survey.look([job.name for job in status.jobs])
@@ -101,7 +107,7 @@ class MetricsBuilder:
 
 
 class ShardSurvey:
-    """What needs a look at every shard: their ages, and the effective sample size of each job."""
+    """Figures that need every shard: their ages, and the effective sample size of each job."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -111,7 +117,7 @@ class ShardSurvey:
         self.effective: dict[str, float] = {}  # samples, by job
 
     def look(self, jobs: Sequence[str]) -> None:
-        """Look again, unless that was a moment ago; the more there is to look at, the less often."""
+        """Repeat the survey, unless it was recent. The more shards, the rarer surveys are."""
         began = time.monotonic()
         if began < self._due:
             return

@@ -1,4 +1,4 @@
-"""Which listed keys are one object, and which subset its group's hash assigns it to."""
+"""Group listed keys into objects, and assign each object to a subset by its group's hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound=np.generic)
 
 
 class GrowingArray(Generic[Kind]):
-    """Values of one dtype; views that were handed out before stay as they were.
+    """Values of one dtype. Views that were returned before keep their content.
 
     >>> numbers = GrowingArray(np.dtype(np.int64))
     >>> for n in range(3):
@@ -58,7 +58,7 @@ class GrowingArray(Generic[Kind]):
         self._count = count
 
 
-NO_SUBSET = -1  # of an object that belongs to no subset
+NO_SUBSET = -1  # of an object without a subset
 
 
 class Split:
@@ -69,19 +69,19 @@ class Split:
         self.label = split.group.label if isinstance(split.group, LabelGroup) else None
         self._group = re.compile(split.group) if isinstance(split.group, str) else None
         self._block = split.group.block if isinstance(split.group, BlockGroup) else None
-        # The last bound is 1 where nothing shall be left out, whatever the rounding.
+        # The last bound is 1 if no object is left out, regardless of rounding.
         bounds = np.cumsum(list(split.fractions.values()))
         self._bounds = [1.0 if bound > 1 - 1e-9 else float(bound) for bound in bounds]
         self._last: tuple[str, int] = ("", NO_SUBSET)
 
     def groups(self, keys: Sequence[str]) -> list[str]:
-        """Without ``split.group`` each key is its own group."""
+        """Return the group of each key. Without ``split.group`` each key is its own group."""
         if self._block is not None:
             return [str(int(key) // self._block) for key in keys]
         return [self._group_of(key) for key in keys] if self._group else list(keys)
 
     def places(self, groups: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Return the number of each group's subset in `names`, `NO_ROW` for none."""
+        """Return the number of each group's subset in `names`, or `NO_ROW` without one."""
         return np.fromiter(map(self._place, groups), np.int8, len(groups))
 
     def _group_of(self, key: str) -> str:
@@ -96,8 +96,8 @@ class Split:
         return match["group"]
 
     def _place(self, group: str) -> int:
-        if group != self._last[0]:  # keys of one group mostly follow one another
-            # 53 bits, as many as a float holds: uniform over [0, 1).
+        if group != self._last[0]:  # keys of one group are usually consecutive
+            # 53 bits, as many as a float has: uniform over [0, 1).
             share = (derive_seed("split", self._seed, group) >> 75) / (1 << 53)
             found = (n for n, bound in enumerate(self._bounds) if share < bound)
             self._last = (group, next(found, NO_SUBSET))
@@ -106,7 +106,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class CompleteObjects:
-    """Objects that have a member of each field."""
+    """Objects with a member of each field."""
 
     members: Ints  # ordinals in the catalog; int64 [objects, fields]
     keys: list[str]
@@ -114,21 +114,21 @@ class CompleteObjects:
 
     @property
     def lasts(self) -> Ints:
-        """The ordinal that completed each object; ascending."""
+        """Ordinal of the member that completed each object; ascending."""
         lasts: Ints = self.members.max(axis=1, initial=-1)
         return lasts
 
 
 @dataclass(slots=True)
 class _PartialObject:
-    members: list[int]  # -1 where none was listed yet
-    key: str  # of the first field; of another one until that was listed
+    members: list[int]  # -1 if not listed yet
+    key: str  # of the first field; of another one until that is listed
 
 
 class FieldJoin:
-    """Joins listed members of several fields to objects, as their last members are listed.
+    """Joins listed members of several fields to objects, when their last members are listed.
 
-    An entry of a source without fields is an object of its own.
+    An entry of a source without fields is an object by itself.
     """
 
     def __init__(self, sources: Sequence[SourceConfig]) -> None:
@@ -175,7 +175,7 @@ class _SourceJoin:
         self._partial: dict[tuple[str, ...], _PartialObject] = {}
 
     def _rivals_of(self, number: int) -> list[UrlTemplate]:
-        """Return the templates that fix more of a key and so take the keys that both match."""
+        """Return the templates with more fixed characters, which take the keys that both match."""
         own = self._templates[number]
         ranked = [
             (template.literal_characters, -n) for n, template in enumerate(self._templates)
@@ -187,7 +187,7 @@ class _SourceJoin:
         ]
 
     def add(self, ordinal: int, field: int, key: str) -> _PartialObject | None:
-        """Return the object that this member completes, if any."""
+        """Return the object that this member completes, or None."""
         values = self._templates[field].values(key)
         if values is None or any(rival.values(key) for rival in self._rivals[field]):
             return None
@@ -217,7 +217,7 @@ class _SourceJoin:
         return f"{short_key(one.key)} (no {', '.join(lacking)})"
 
 
-SHOWN = 10  # objects without labels that a message names
+SHOWN = 10  # objects without labels that a message lists
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -233,11 +233,10 @@ class Subset:
 
 
 class Objects:
-    """The objects that are drawn from, numbered in the order of the listing.
+    """The objects to draw from, numbered in the order of the listing.
 
-    Numbers never change: the catalog is append-only, and whether an object is drawn from
-    follows from its key, the split and the table of labels. ``labels`` is set before the first
-    look.
+    Numbers never change. The catalog is append-only, and key, split and the table of labels
+    decide whether an object is drawn from. ``labels`` is set before the first call of `look`.
     """
 
     def __init__(
@@ -257,16 +256,17 @@ class Objects:
         self.labels: Labels | None = None
         self._unlabelled = 0
         self._finished = False
-        self._missing: list[tuple[int, str]] = []  # the first of these
-        # In the catalog, of those drawn from; of pairs of the last members, and of all:
+        self._missing: list[tuple[int, str]] = []  # first ones of these
+        # Ordinals in the catalog of the objects to draw from, and of all; of pairs the last
+        # members'.
         self._ordinals = GrowingArray(np.dtype(np.int64))
         self._members = GrowingArray(np.dtype(np.int64))
-        self._looked = 0  # entries of the catalog that are sorted out
-        self._found = GrowingArray(np.dtype(np.int64))  # pairs: their first members' ordinals
-        # By source: the objects drawn from, and all.
+        self._looked = 0  # entries of the catalog that were processed
+        self._found = GrowingArray(np.dtype(np.int64))  # of pairs, the first members' ordinals
+        # By source: objects to draw from, and all objects.
         self._sources = GrowingArray(np.dtype(np.int16))
         self._found_sources = GrowingArray(np.dtype(np.int16))
-        # Of each object, where there is a split; `NO_ROW` where it has no labels:
+        # By object, with a split; `NO_ROW` without labels:
         self._places = GrowingArray(np.dtype(np.int8))
         self._groups = GrowingArray(np.dtype(np.uint64))
 
@@ -276,7 +276,7 @@ class Objects:
         return whole and len(self._url_firsts) == 1
 
     def look(self, listed: int) -> None:
-        """Sort out the first ``listed`` entries of the catalog."""
+        """Process the first ``listed`` entries of the catalog."""
         if self._all or listed <= self._looked:
             return
         for stores, keys in self._catalog.stores_and_keys(self._looked, listed):
@@ -297,13 +297,13 @@ class Objects:
 
     @property
     def unmatched(self) -> int:
-        """Objects that lack labels or, once all is listed, a field."""
+        """Number of objects without labels or, after the listing, without a field."""
         lacking = self._pairs.unmatched if self._pairs is not None and self._finished else 0
         return self._unlabelled + lacking
 
     @property
     def listed(self) -> int:
-        """The number of listed objects of all subsets, complete or not."""
+        """Number of listed objects of all subsets, complete or not."""
         if self._pairs is None:
             return len(self._catalog)
         return len(self._found) + self._pairs.unmatched
@@ -370,7 +370,7 @@ class Objects:
         return [replace(one, joined=more) for one, more in zip(visits, joined, strict=True)]
 
     def label_texts(self, column: str, start: int, stop: int) -> list[str]:
-        """Return a column of the labels, as the table has it, of the objects between two numbers."""
+        """Return a column of the labels, as in the table, for the objects between two numbers."""
         assert self.labels is not None
         visits = self._bare_visits(np.arange(start, stop))
         stores, keys = [one.entry.store for one in visits], [one.entry.key for one in visits]
@@ -387,7 +387,7 @@ class Objects:
 
     @property
     def _rows(self) -> Ints:
-        """The ordinals of pairs' members; int64 [objects, fields], -1 behind the last."""
+        """The ordinals of pairs' members: int64 [objects, fields], -1 for missing ones."""
         assert self._pairs is not None
         rows: Ints = self._members.values.reshape(-1, self._pairs.fields)
         return rows
@@ -409,11 +409,11 @@ class Objects:
         return np.flatnonzero(self._sources.values == source)[start:stop]
 
     def counts(self, listed: int) -> Ints:
-        """Return the number of objects by source among the first ``listed`` entries; int64 [sources]."""
+        """Return the number of objects by source among the first ``listed`` entries: int64 [sources]."""
         return np.bincount(self.sources(0, self.among(listed)), minlength=len(self._url_firsts))
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return the bytes of objects, each by its first field."""
+        """Return the sizes of objects in bytes, each by its first field."""
         if self._all:
             return self._catalog.sizes[start:stop]
         sizes: Ints = self._catalog.sizes[self._firsts(start, stop)]
@@ -425,7 +425,7 @@ class Objects:
         ordinals = self._firsts(start, stop)
         if not len(ordinals):
             return iter(())
-        if self._pairs is not None:  # first members need not come in the order of the pairs
+        if self._pairs is not None:  # first members need not be in the order of the pairs
             return (entry.key for entry in self._catalog.entries(ordinals))
         first, last = int(ordinals[0]), int(ordinals[-1]) + 1
         drawn = np.zeros(last - first, np.bool_)

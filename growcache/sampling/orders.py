@@ -1,11 +1,11 @@
-"""Orders in which parts are drawn: bijections, computed in both directions and never stored.
+"""Orders in which parts are drawn: bijections that are computed in both directions, and never stored.
 
-A permutation is a Feistel network over the next power of four, walked until it lands inside the
+A permutation is a Feistel network over the next power of four, iterated until it is inside the
 population (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 
-Where objects are weighted alike, turn t visits one more part of every object that still has
-one, in an order of its own. Objects that are listed later join the current turn. They do not
-catch up on earlier turns, because that would fill shard after shard with new objects only.
+If objects have equal weights, turn t visits one more part of every object that still has one,
+in a separate order. Objects that are listed later join the current turn. They do not catch up
+on earlier turns, because that would fill shard after shard only with new objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class ManyPermutations:
-    """A keyed bijection of 0 … size-1 for each place of an array."""
+    """A keyed bijection of 0 … size-1 for each element of an array."""
 
     sizes: Ints
     keys: Uint64Array
@@ -55,7 +55,7 @@ class ManyPermutations:
 
 
 def _half_bits(sizes: Ints) -> Uint64Array:
-    """Return half the bits of the least power of four that is at least ``sizes``."""
+    """Return half the bits of the smallest power of four that is at least ``sizes``."""
     bits = np.frexp((np.maximum(2, sizes) - 1).astype(np.float64))[1]
     halves: Uint64Array = np.maximum(1, (bits + 1) >> 1).astype(np.uint64)
     return halves
@@ -68,7 +68,7 @@ def _feistel(
     *,
     backward: bool,
 ) -> Uint64Array:
-    """Return the words after one round per key; backward with the keys in reverse."""
+    """Return the words after one round per key, or the inverse with the keys in reverse."""
     masks = (np.uint64(1) << halves) - np.uint64(1)
     left, right = words >> halves, words & masks
     if backward:
@@ -102,7 +102,7 @@ class _Cohort:
 
 
 class TurnTable:
-    """The objects of each turn; ``starts``: first part of every object, and the total."""
+    """The objects of each turn. ``starts``: first part of every object, and the total."""
 
     def __init__(
         self, starts: Ints, joined: Sequence[CohortStart] = (CohortStart(0, 0),)
@@ -116,7 +116,7 @@ class TurnTable:
         ends = [*(one.first for one in self.joined[1:]), len(parts)]
         for one, end in zip(self.joined, ends, strict=True):
             self._add(one, parts[one.first : end])
-        # Between two of these turns as many objects are visited in each.
+        # Turns at which the number of visited objects changes.
         breaks = [[c.turn, *(c.turn + np.unique(c.parts))] for c in self._cohorts]
         self._turns = np.unique(np.array([turn for some in breaks for turn in some], np.int64))
         self._counts = self._visited(self._turns)
@@ -167,7 +167,7 @@ class TurnTable:
         return found
 
     def ranks(self, turns: Ints, objects: Ints) -> Ints:
-        """The inverse of `objects`."""
+        """Return the ranks of objects, the inverse of `objects`."""
         found = self._ranks[objects]
         numbers = self._cohort(objects)
         for number, cohort in enumerate(self._cohorts):
@@ -183,9 +183,9 @@ class TurnTable:
 
 
 class TurnOrder:
-    """An order of all parts, turn by turn; the turns before ``first`` come last.
+    """An order of all parts, turn by turn. Turns before ``first`` come last.
 
-    ``part_key`` is the same for every edition, so that an object goes on where it was.
+    ``part_key`` is the same for every edition, so that an object continues where it was.
     """
 
     def __init__(self, table: TurnTable, turn_key: int, part_key: int, first: int = 0) -> None:
@@ -214,7 +214,7 @@ class TurnOrder:
     def turn(self, consumed: int) -> int:
         """Return the turn of the order after ``consumed`` positions."""
         visit = consumed + self._skipped
-        if visit >= self.size:  # what would come now was drawn before the order began
+        if visit >= self.size:  # the next part was drawn before the order started
             return self.table.end
         return int(self.table.locate(np.array([visit]))[0][0])
 
@@ -235,7 +235,10 @@ class TurnOrders:
     def make(
         self, edition: int, starts: Ints, round_: int, before: tuple[PartOrder, int] | None
     ) -> TurnOrder:
-        """``before``: the round's order of an earlier edition, and the positions drawn from it."""
+        """Return the order of an edition.
+
+        ``before``: the round's order of an earlier edition, and the positions drawn from it.
+        """
         turn_key = derive_seed(*self._where, "turns", edition, round_)
         part_key = derive_seed(*self._where, "parts of an object", round_)
         if before is None:
@@ -298,10 +301,10 @@ class PartOrder(Protocol):
         """Return the parts at these positions of the order."""
 
     def inverse(self, elements: Ints) -> Ints:
-        """Return the positions at which these parts stand."""
+        """Return the positions of these parts."""
 
 
 def locate(starts: Ints, parts: Ints) -> tuple[Ints, Ints]:
-    """Return (object, part within it) of each part; ``starts``: int64 [objects + 1]."""
+    """Return (object, part within it) of each part. ``starts`` is int64 [objects + 1]."""
     ordinals = np.searchsorted(starts, parts, side="right") - 1
     return ordinals, parts - starts[ordinals]

@@ -1,4 +1,4 @@
-"""Permits: which group may be filled next, and what of it."""
+"""Issue permits: choose the next group to fill, and its content."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunLimits:
 
 
 class PermitIssuer:
-    """Issues permits; `Dispatcher` hands them to samplers, and takes their reports."""
+    """Issues permits. `Dispatcher` passes them to samplers, and handles their reports."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class PermitIssuer:
         return self._grant(draw, tries, refetch.write, refetch.missing)
 
     def _issue(self, draw: GroupDraw) -> bool:
-        """Record the number of a new group; return False where the disk has no room for that."""
+        """Record the number of a new group; return False if the disk has no room for that."""
         if draw.group < self.queue.next_new:
             return True
         try:
@@ -191,7 +191,7 @@ class PermitIssuer:
     def _others(
         self, visits: Sequence[PartVisit], left_out: Sequence[int]
     ) -> tuple[Entry, ...]:
-        """Return a few objects to probe where all visits are to one object."""
+        """Return a few objects for probing the store, if all visits are to one object."""
         skipped = set(left_out)
         visited = {object_name(s) for place, s in enumerate(visits) if place not in skipped}
         if len(visited) != 1:
@@ -205,7 +205,7 @@ class PermitIssuer:
     def _purged_places(self, visits: Sequence[PartVisit]) -> tuple[int, ...]:
         if (
             not self._cache.purger.list
-        ):  # to ask for each visit is a twentieth of this process's time
+        ):  # checking each visit takes a twentieth of this process's time
             return ()
         is_purged = self._cache.purger.is_visit_purged
         return tuple(place for place, visit in enumerate(visits) if is_purged(visit.keys))
@@ -221,7 +221,7 @@ class PermitIssuer:
         return draw if draw is not None and self._may_begin(draw) else None
 
     def _may_begin(self, draw: GroupDraw) -> bool:
-        """A round begins once the last one cannot grow."""
+        """Whether a group may start. A round starts after the last one cannot grow."""
         if self.draws.replacement or draw.round == self.round:
             return True
         return self._catalog.complete and not self._kept_everything
@@ -233,7 +233,7 @@ class PermitIssuer:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that the cache shall hold is cached."""
+        """Whether everything that the cache may hold is cached."""
         if self._fixed_set.is_whole:
             return True
         if not self.queue.settled or self.makeups.missing or not self._listed_and_known:
@@ -250,7 +250,7 @@ class PermitIssuer:
 
     @property
     def only_set_aside(self) -> bool:
-        """Whether every part that is missing failed again after it was set aside."""
+        """Whether every missing part failed again after it was set aside."""
         if self.writes.permits or not self.makeups.missing or not self.makeups.tried:
             return False
         known = self.queue.only_set_aside and self._listed_and_known
@@ -315,7 +315,7 @@ class PermitIssuer:
         )
 
     def _estimate(self, parts: int) -> int:
-        # More than there can ever be room for would wait for ever; the exact size decides.
+        # A larger request than the room would wait forever, so the exact size decides.
         most = self.space.capacity - self._cache.space.listing_ahead
         return max(0, min(most, self._forecast.group_bytes(parts)))
 

@@ -1,8 +1,7 @@
-"""What can be drawn from: the parts of an edition's objects, the lanes of nodes, and the strata.
+"""The population: the parts of an edition's objects, the lanes of nodes, and the strata.
 
-Draws are dealt to strata in permuted blocks (Matts & Lachin, Controlled Clinical Trials 9,
-1988). So shares are exact from block to block, and the stratum of a draw follows from its
-number alone.
+Permuted blocks divide the draws among strata (Matts & Lachin, Controlled Clinical Trials 9,
+1988). So shares are exact from block to block, and the number of a draw determines its stratum.
 """
 
 from __future__ import annotations
@@ -31,12 +30,16 @@ from growcache.seeding import Uint64Array, hash64, stream64
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key
 
-LEAST_PER_VISIT = 0.01  # samples; visits that bring less than this are no source
-_PARTS_AT_ONCE = 1 << 16  # parts that are looked at together
+LEAST_PER_VISIT = 0.01  # samples; sources whose visits yield less are not drawn from
+_PARTS_AT_ONCE = 1 << 16  # parts that are examined together
 
 
 class Population:
-    """Part numbers never change: the catalog is append-only, and sizes decide the parts."""
+    """The parts of all objects.
+
+    Their numbers never change, because the catalog is append-only, and sizes determine the
+    parts.
+    """
 
     def __init__(self, catalog: Catalog, objects: Objects, sizing: Sizing) -> None:
         self._catalog = catalog
@@ -44,7 +47,7 @@ class Population:
         self._sizing = sizing
         self._starts: Ints = np.zeros(1, np.int64)
         self._compressed = GrowingArray(np.dtype(np.bool_))
-        self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, where lanes matter
+        self._hashes: Uint64Array = np.zeros(0, np.uint64)  # of the keys, if lanes matter
 
     def check_listing(self, edition: Edition) -> None:
         if len(self._catalog) < edition.objects or (
@@ -60,7 +63,10 @@ class Population:
     def strata(
         self, listed: int, lanes: str | None = None, own_parts: int | None = None
     ) -> EditionStrata:
-        """Return the parts as one stratum; ``own_parts``: those in the lanes, if that is known."""
+        """Return the parts as one stratum.
+
+        ``own_parts``: number of those in the lanes, if known.
+        """
         starts = self.starts(listed)
         owned, lane_of = self.owned(listed, lanes), self.lane_of(listed)
         if own_parts is None:
@@ -78,10 +84,10 @@ class Population:
         )
 
     def owned(self, listed: int, lanes: str | None) -> Callable[[Ints], Mask] | None:
-        """Return the mask of parts that are in these lanes; None for all lanes.
+        """Return the mask of parts that are in these lanes, or None for all lanes.
 
-        It does not look at the listing, because draws apply it to every part between two turns
-        of the service's loop.
+        It does not read the listing, because draws apply it to every part between two turns of
+        the service's loop.
         """
         if lanes is None:
             return None
@@ -100,7 +106,7 @@ class Population:
 
         def lanes(parts: Ints) -> Ints:
             hashes = self._hashes_of(len(starts) - 1)
-            # In their order, because a search near the one before it is several times as fast.
+            # In order, because a search close to the previous one is several times as fast.
             order = np.argsort(parts)
             found = np.empty(len(parts), np.int64)
             found[order] = _lanes(hashes, *locate(starts, parts[order]))
@@ -109,7 +115,7 @@ class Population:
         return lanes
 
     def own_parts(self, listed: int, lanes: str | None) -> Ints:
-        """Return how many parts of each object are in these lanes."""
+        """Return the number of parts of each object that are in these lanes."""
         starts = self.starts(listed)
         if lanes is None:
             return np.diff(starts)
@@ -129,7 +135,7 @@ class Population:
         return int(self._starts[objects])
 
     def starts(self, listed: int) -> Ints:
-        """Return the first part of every object, and the total; int64 [objects + 1]."""
+        """Return the first part of every object, and the total: int64 [objects + 1]."""
         objects = self._objects.among(listed)
         self._extend(objects)
         return self._starts[: objects + 1]
@@ -152,7 +158,7 @@ class Population:
         )
 
     def sources(self, listed: int) -> list[tuple[int, float]]:
-        """Return the number of objects of each source, and their samples, estimated."""
+        """Return the number of objects of each source, and an estimate of their samples."""
         objects = self._objects.among(listed)
         sources = self._objects.sources(0, objects)
         samples = self._samples(self._objects.sizes(0, objects), sources, self._packed(objects))
@@ -165,14 +171,14 @@ class Population:
         ]
 
     def per_visit(self, listed: int) -> Floats:
-        """Estimate the samples of a visit to each source; 1 where nothing is listed."""
+        """Estimate the samples of a visit to each source, with 1 for sources without a listing."""
         starts = self.starts(listed)
         objects = len(starts) - 1
         sources = self._objects.sources(0, objects)
         parts = np.bincount(sources, np.diff(starts), len(self._sizing.partitionings))
         samples = self._samples(self._objects.sizes(0, objects), sources, self._packed(objects))
         found: Floats = np.divide(samples, parts, out=np.ones(len(parts)), where=parts > 0)
-        # A source of nothing but empty objects must not be drawn from for ever.
+        # A source with only empty objects must not be drawn from forever.
         return np.maximum(found, LEAST_PER_VISIT)
 
     def _packed(self, objects: int) -> Mask:
@@ -198,7 +204,7 @@ class Population:
         return counts
 
     def _compressed_among(self, start: int, stop: int, sources: Ints) -> Mask:
-        """Return which objects are compressed, of sources whose names decide that."""
+        """Return which objects are compressed, in sources whose names decide that."""
         found = np.zeros(stop - start, np.bool_)
         decide = np.array([cut.names_decide for cut in self._sizing.partitionings])
         if decide.any():
@@ -224,15 +230,15 @@ class Population:
 
 
 def _lanes(hashes: Uint64Array, ordinals: Ints, within: Ints) -> Ints:
-    # By key, not by ordinal: nodes that listed in another order still agree.
+    # By key rather than ordinal, so that nodes with listings in different orders agree.
     words = stream64(hashes[ordinals], within.astype(np.uint64))
     return (words % np.uint64(FINE_LANES)).astype(np.int64)
 
 
-BLOCK_DRAWS = 1024  # of a block, or
-DRAWS_PER_STRATUM = 32  # on average, where that is more: it bounds the error of a share
-DRAWS_OF_THE_LEAST = 128  # of a source; it bounds the error of its share to 0.4 %
-MOST_BLOCK_DRAWS = 1 << 18  # which takes milliseconds to permute
+BLOCK_DRAWS = 1024  # least draws of a block
+DRAWS_PER_STRATUM = 32  # on average, if that is more; bounds the error of a share
+DRAWS_OF_THE_LEAST = 128  # of the smallest source; bounds the error of its share to 0.4 %
+MOST_BLOCK_DRAWS = 1 << 18  # permuting them takes milliseconds
 MOST_STRATA = 100_000
 
 
@@ -245,8 +251,8 @@ Weights = str | Mapping[str, float]
 def stratum_shares(names: Sequence[str], parts: Ints, weights: Weights) -> Floats:
     """Return each stratum's share of the draws.
 
-    ``parts`` is 0 where a stratum cannot be drawn now. Strata that ``weights`` does not name
-    have weight 1.
+    ``parts`` is 0 if a stratum cannot be drawn now. Strata that are not in ``weights`` have
+    weight 1.
 
     >>> stratum_shares(["a", "b"], np.array([100, 900]), "sqrt").round(2).tolist()
     [0.25, 0.75]
@@ -282,7 +288,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def source_shares(weights: Sequence[float], parts: Ints, per_visit: Floats) -> Floats:
-    """Return each source's share of the draws; they add up to 1.
+    """Return each source's share of the draws. The shares sum to 1.
 
     >>> source_shares([1.0, 1.0], np.array([9, 9]), np.array([1.0, 3.0])).tolist()
     [0.75, 0.25]
@@ -312,7 +318,7 @@ def block_quotas(wanted: Floats, block: int | None = None) -> Ints:
     total = block or max(BLOCK_DRAWS, DRAWS_PER_STRATUM * len(drawn))
     exact = wanted[drawn] * total
     counts = np.maximum(1, np.floor(exact)).astype(np.int64)
-    # The largest remainders first; rare strata that were raised to one are paid for by the rest.
+    # Largest remainders first. Rare strata are raised to one draw at the expense of the others.
     order = np.argsort(counts - exact, kind="stable")
     missing = total - int(counts.sum())
     if missing > 0:
@@ -326,7 +332,7 @@ def block_quotas(wanted: Floats, block: int | None = None) -> Ints:
     return found
 
 
-# The names of the strata of the objects from one number to another.
+# Names of the strata of the objects from one number to another.
 StratumNames: TypeAlias = Callable[[Objects, int, int], Iterable[str]]
 _LABELS_AT_ONCE = 4096  # objects whose labels are looked up together
 
@@ -387,7 +393,11 @@ def _folder(key: str) -> str:
 
 
 class ObjectStrata:
-    """Strata are numbered as they first appear in the listing, so their numbers never change."""
+    """The strata of objects.
+
+    Strata are numbered in the order of their first appearance in the listing, so their numbers
+    never change.
+    """
 
     def __init__(
         self,
@@ -403,7 +413,7 @@ class ObjectStrata:
         self._population = population
         self._names = names
         self._numbers = {name: number for number, name in enumerate(known)}
-        self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by their number
+        self._strata = GrowingArray(np.dtype(np.int32))  # of the objects, by number
 
     def strata(self, listed: int, lanes: str | None = None) -> EditionStrata:
         objects = self._objects.among(listed)

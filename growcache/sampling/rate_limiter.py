@@ -1,4 +1,4 @@
-"""Whether the next group may be filled now, and if not, what has to happen first."""
+"""Decides whether the next group may be filled now, or which event has to happen first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BURST_SECONDS = 0.25
 
 
 class ByteRateLimit:
-    """A debt model: the next read waits until the debt of earlier ones is worked off.
+    """A debt model: the next read waits until the debt of earlier reads is paid off.
 
-    So large objects need no special case. Hardly any burst is saved up: just enough that a busy event loop, which is
-    late, costs nothing.
+    So large objects need no special case. Hardly any burst is saved up: just enough that the
+    delays of a busy event loop cost nothing.
     """
 
     def __init__(
@@ -35,30 +35,31 @@ class ByteRateLimit:
 
 
 def reads_wanted(concurrency: int) -> int:
-    """Return how many visits a sampler shall have before it, so that no read slot is idle.
+    """Return the number of visits that a sampler should have, so that no read slot is idle.
 
-    Half of them more than are in flight, because the next permit takes some time.
+    It is half as many again as may be in flight, because the next permit takes some time.
     """
     return concurrency + (concurrency + 1) // 2
 
 
 LimiterState = Literal["running", "waiting", "full", "complete"]
 
-# What a permit waits for, in a word: the label `reason` of growcache_waiting_seconds_total.
+# The reason why a permit waits, in a word: the label `reason` of
+# growcache_waiting_seconds_total.
 WaitReason = Literal[
     "start",  # samplers, the schema, labels, a purge list
     "cluster",  # Ray, or a node of it for samplers
     "store",  # its answer, or credentials
-    "objects",  # that keep failing
+    "objects",  # keep failing
     "listing",
     "refetch",  # shards of a checkpoint come first
-    "work",  # groups in flight, the last that are wanted
+    "work",  # groups in flight, which are the last wanted ones
     "budget",  # max_egress is reached
-    "disk",  # free space, whatever the bound says
+    "disk",  # free space, regardless of the bound
     "index",
-    "room",  # below the bound
+    "room",  # within the bound
     "bound",  # a higher one, because nothing is ever evicted
-    "readers",  # that hold shards, or have to use them more often
+    "readers",  # hold shards, or must use them more often
     "complete",
 ]
 DISK_EVENT, STORE_EVENT = "free space on the disk", "the store to answer"
@@ -70,35 +71,35 @@ class LimiterInputs:
     parts_known: bool = True  # the next group has parts left in this round
     listing_complete: bool = True
     needs_whole_listing: bool = False
-    complete: bool = False  # everything that the cache shall hold is cached
-    retrying: int = 0  # failed groups that wait for another try
-    max_retrying: int = 1  # this many hold new groups back
+    complete: bool = False  # everything that the cache may hold is cached
+    retrying: int = 0  # failed groups that wait for a retry
+    max_retrying: int = 1  # with this many, no new groups start
     last_error: str = ""
-    retry_event: str = STORE_EVENT  # lets the next try succeed
-    drawn_samples: int = 0  # of this run, those in flight included
+    retry_event: str = STORE_EVENT  # event that lets the next attempt succeed
+    drawn_samples: int = 0  # of this run, including those in flight
     max_drawn_samples: int | None = None
-    set_samples: float = 0.0  # of a fixed set, those expected of the groups in flight included
+    set_samples: float = 0.0  # of a fixed set, including those expected from groups in flight
     max_set_samples: int | None = None
     egress_bytes: int = 0  # read from the store in this run
     max_egress_bytes: int | None = None
     egress_spent: bool = False  # a read was refused that does not fit
-    egress_in_flight: float = 0.0  # that groups in flight will read, expected; 0 without any
-    group_egress: float = 0.0  # that the next group will read, expected
-    index_ok: bool = True  # inside its budget
+    egress_in_flight: float = 0.0  # expected reads of groups in flight; 0 without any
+    group_egress: float = 0.0  # expected reads of the next group
+    index_ok: bool = True  # within its budget
     disk_ok: bool = True  # has its ``min_free``
     group_bytes: int = 0  # of the next group on disk, estimated
-    room_bytes: int = 0  # below the bound, less promises to groups and the listing's reserve
+    room_bytes: int = 0  # within the bound, without reservations for groups and the listing
     listing_bytes: int = 0  # reserved for the rest of the listing
-    evictable_bytes: int = 0  # that may be deleted now
-    clearing_bytes: int = 0  # that may go once their readers release them
-    unused: str = ""  # why the other shards may not go, in words
+    evictable_bytes: int = 0  # may be deleted now
+    clearing_bytes: int = 0  # may be deleted when their readers release them
+    unused: str = ""  # why the other shards must stay, in words
     evicts: bool = True  # by the policy, and in this run
     shrinking: bool = False  # the bound was lowered below the usage
     for_refetch: bool = False  # then only held shards can lack room
     holders: str = ""  # readers of held shards, in words
     refetches: int = 0  # groups that readers wait for, before new ones
     refetches_unlisted: bool = False  # some wait for the listing to end
-    set_aside: str = ""  # failing objects, in words; empty while other groups are under way
+    set_aside: str = ""  # failing objects, in words; empty while other groups are in progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,8 @@ def _for_budgets(o: LimiterInputs) -> Verdict | None:
         return _wait("the groups in flight: with them cache.max_samples may be reached", "work")
     if o.max_egress_bytes is not None and (verdict := _for_egress(o, o.max_egress_bytes)):
         return verdict
-    if not o.disk_ok:  # before the index, because a full disk keeps its log from being cut
+    # Before the index, because a full disk keeps its log from being truncated.
+    if not o.disk_ok:
         return _wait("free space on the disk: less than cache.min_free is left", "disk")
     if not o.index_ok:
         return _wait(
@@ -180,7 +182,11 @@ def _for_budgets(o: LimiterInputs) -> Verdict | None:
 
 
 def _for_egress(o: LimiterInputs, most: int) -> Verdict | None:
-    """At its end the budget is left to the groups in flight, because what an unfinished group read is lost."""
+    """Return a verdict if the egress budget allows no further group.
+
+    The end of the budget is left to groups in flight, because the reads of an unfinished group
+    are lost.
+    """
     if o.egress_spent or o.egress_bytes >= most:
         event = f"a new run: sampling.max_egress is reached ({o.egress_bytes:,} bytes read)"
         return Verdict(False, "waiting", event, final=True, reason="budget")
@@ -209,7 +215,7 @@ def _for_room(o: LimiterInputs) -> Verdict | None:
 
 
 def reason_of_holders(event: str) -> WaitReason:
-    """Return why shards stay: readers hold them, but on a full disk no reader can go on.
+    """Return why shards stay: readers hold them, but on a full disk no reader can continue.
 
     >>> reason_of_holders("readers to let go of shards: 2 snapshots are held")
     'readers'
@@ -218,24 +224,24 @@ def reason_of_holders(event: str) -> WaitReason:
 
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0
-NOTICE_SECONDS = 1.5  # of failures alone, before a store counts as silent
-SAY_SECONDS = OVER_SECONDS = 3.0  # of an outage, and of its end, before a message
-RECENT_SECONDS = 30.0  # that a failure counts: an attempt and the wait after it
+NOTICE_SECONDS = 1.5  # of failures only, before a store counts as silent
+SAY_SECONDS = OVER_SECONDS = 3.0  # of an outage, and after its end, before a message
+RECENT_SECONDS = 30.0  # for which a failure counts: an attempt and the wait after it
 
 
 class CircuitBreaker:
-    """While the store refuses, no group is filled except one trial at intervals.
+    """While the store refuses requests, no group is filled except one trial at intervals.
 
     It never gives up, because a login may be renewed the next morning. The first outage ends
-    when a trial has read anything. A second one ends only with a whole group, because one of
-    several sources may be refused, and reads of the others would be wasted each time.
+    when a trial has read anything. A second one ends only with a whole group. One of several
+    sources may be refused, and reads of the others would be wasted each time.
     """
 
     def __init__(self) -> None:
         self.waiting_for = ""
         self._due = 0.0  # monotonic seconds
         self._trial: str | None = None
-        self._halts = self._refusals = 0  # since the last whole group
+        self._halts = self._refusals = 0  # since the last complete group
 
     def is_open(self, now: float) -> bool:
         return bool(self.waiting_for) and (self._trial is not None or now < self._due)
@@ -252,7 +258,7 @@ class CircuitBreaker:
         self.waiting_for = waiting_for
 
     def ended(self, permit_id: str, now: float) -> None:
-        """Record that a permit ended without an answer of the store."""
+        """Record that a permit ended without an answer from the store."""
         if permit_id == self._trial:
             self._later(now)
 
@@ -272,13 +278,13 @@ class CircuitBreaker:
 
 class StoreSilence:
     def __init__(self) -> None:
-        self._since = math.inf  # the first failure since the last answer, monotonic seconds
+        self._since = math.inf  # first failure after the last answer, monotonic seconds
         self._last = -math.inf
         self._awaited = ""
         self._refused = False
 
     def failed(self, waiting_for: str, now: float, *, refused: bool = False) -> None:
-        """Record a failure that is retried; a refusal is an answer of the store."""
+        """Record a failure that is retried. A refusal is an answer of the store."""
         if self._since == math.inf:
             self._since = now
         self._last, self._awaited, self._refused = now, waiting_for, refused
@@ -287,7 +293,7 @@ class StoreSilence:
         self._since = math.inf
 
     def waiting_for(self, now: float) -> str:
-        """Return the awaited event, in words; empty where the store answers."""
+        """Return the awaited event, in words; empty if the store answers."""
         noticed = self._refused or now - self._since >= NOTICE_SECONDS
         recent = now - self._last < RECENT_SECONDS
         return self._awaited if self._since < math.inf and noticed and recent else ""

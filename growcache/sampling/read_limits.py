@@ -1,7 +1,7 @@
-"""How many reads may be in flight at a store: as many as are configured, and fewer while it refuses some of them.
+"""Limit the reads in flight at a store: as many as configured, and fewer while it refuses some of them.
 
-The supervisor owns one limit per source. Samplers report what the store answered, and get their shares over their
-pipes, so that the limit holds for all of them together.
+The supervisor owns one limit per source. Samplers report the store's answers, and get their
+shares over their pipes. So the limit applies to all of them together.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ from dataclasses import dataclass, replace
 
 from growcache.sampling.sampler_pool import SamplerSlot
 
-# A store refuses a request now and then however few there are, which says nothing.
+# A store refuses some requests even if there are few, which proves nothing.
 TOLERATED_SHARE = 0.02
-# Where half of the reads are refused as often, a bad gateway refuses them, and not a full store.
+# If half of the reads are refused as often, the cause is a bad gateway, and not an overloaded
+# store.
 UNRELATED_READS = 0.5
-UNRELATED_SHARE = (
-    0.4  # of the share before: the one that made the reads fall was a large one by chance
-)
-MOST_UNRELATED = 0.1  # a larger share is always taken for a full store
+UNRELATED_SHARE = 0.4  # of the share before, because that share was large by chance
+MOST_UNRELATED = 0.1  # a larger share always means an overloaded store
 UNRELATED_ANSWERS = 100
 FOLLOWING = 0.05  # of that share per window
 MARGIN = 1.5  # times the share that does not depend on the reads, because it varies
-LEAST_ANSWERS = 8  # of a window whose refusals are judged
+LEAST_ANSWERS = 8  # in a window before its refusals count
 WINDOW_SECONDS = (
-    0.5  # at least between two decisions: the effect of one has to be seen before the next
+    0.5  # at least, between two decisions, because the effect of one must show before the next
 )
-# Of a decrease: the share of the refusals, weighed, because a refused read comes again later than a served one.
+# Of a decrease: the weight of the share of refusals. A refused read returns later than a served
+# one.
 REFUSAL_WEIGHT = 2.0
 LEAST_FACTOR = 0.5
 GROWTH_PER_SECOND = 0.05  # of the limit, and at least half a read
-FASTER_AFTER_SECONDS = 5.0  # without refusals the growth doubles each second from then on
-LEAST_SHARE = (
-    16  # the limit never falls below 1/16 of what is configured, nor one read for each sampler
-)
+FASTER_AFTER_SECONDS = 5.0  # without refusals, after which the growth doubles each second
+LEAST_SHARE = 16  # the limit is at least 1/16 of the configured one, and one read per sampler
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a store did with the reads of some time."""
+    """A store's answers to the reads of some time."""
 
     served: int = 0
     refused: int = 0  # 429, 503, 504, or no answer in time
@@ -61,11 +59,12 @@ class ReadLimit:
     """The reads that may be in flight at one source."""
 
     reads: float
-    since: float = 0.0  # when the window began, monotonic seconds
-    quiet_since: float = 0.0  # the last decrease
+    since: float = 0.0  # start of the window, monotonic seconds
+    quiet_since: float = 0.0  # time of the last decrease
     window: Answers = Answers()
-    fell_from: tuple[float, float] | None = None  # reads and share of refusals, before a fall
-    unrelated: float = 0.0  # the share that is refused however few reads there are
+    # Reads and share of refusals before a decrease.
+    fell_from: tuple[float, float] | None = None
+    unrelated: float = 0.0  # share that is refused even with few reads
 
     def after(self, answers: Answers, now: float, least: int, most: int) -> ReadLimit:
         """Return the limit after some answers: additive increase, multiplicative decrease."""
@@ -112,9 +111,9 @@ class ReadLimit:
 
 
 def growth_per_second(quiet_seconds: float, reads: float) -> float:
-    """Return by how many reads a second the limit grows.
+    """Return the growth of the limit, in reads per second.
 
-    It grows ever faster, because a store that refuses none any more is most likely over its trouble.
+    It accelerates, because a store without refusals has probably recovered.
 
     >>> [growth_per_second(seconds, 20.0) for seconds in (1, 5, 6, 8)]
     [1.0, 1.0, 2.0, 8.0]
@@ -124,7 +123,7 @@ def growth_per_second(quiet_seconds: float, reads: float) -> float:
 
 
 def shares(reads: int, samplers: int) -> list[int]:
-    """Divide a limit among samplers; each has at least one read.
+    """Divide a limit among samplers, with at least one read each.
 
     >>> shares(7, 3), shares(1, 2)
     ([3, 2, 2], [1, 1])
@@ -142,13 +141,13 @@ class ReadLimits:
         self._limits = [ReadLimit(float(self._most)) for _ in range(sources)]
 
     def answered(self, answers: Sequence[Sequence[int]], now: float) -> None:
-        """Take a sampler's report: pairs of served and refused reads, by source."""
+        """Apply a sampler's report: pairs of served and refused reads, by source."""
         for number, pair in enumerate(answers):
             limit = self._limits[number]
             self._limits[number] = limit.after(Answers(*pair), now, self._least, self._most)
 
     def hand_out(self, slots: Sequence[SamplerSlot]) -> None:
-        """Tell samplers their shares, where these have changed."""
+        """Send samplers their shares if these have changed."""
         by_source = [shares(int(limit.reads), len(slots)) for limit in self._limits]
         for slot, *limits in zip(slots, *by_source, strict=True):
             if slot.ready and slot.reads != limits:

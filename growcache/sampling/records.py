@@ -1,4 +1,4 @@
-"""What a service leaves on disk about itself: its status, the metrics, the history."""
+"""The files that a service writes about itself: its status, the metrics, the history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from growcache.sampling.metrics_builder import MetricsBuilder
 STATUS_SECONDS = 0.5
 METRICS_SECONDS = 1.0
 METRICS_SHARE = (
-    24  # of the fixed part of the bound the file may take 1/24, and its next version too
+    24  # the file may take 1/24 of the fixed part of the bound, and so may its next version
 )
 
 
@@ -23,11 +23,11 @@ class Records:
         self.metrics = MetricsBuilder(cache)
         cache.inherit_history()
         self._cache = cache
-        self._last_jobs: dict[str, JobMetrics] = {}  # as the history has them
+        self._last_jobs: dict[str, JobMetrics] = {}  # as in the history
         self._status_due = self._metrics_due = 0.0  # monotonic seconds
 
     def show(self, status: Status, holes: Mapping[str, int], now: float) -> None:
-        """Write what is due; ``holes`` are those of this run, by kind."""
+        """Write the files that are due. ``holes`` are those of this run, by kind."""
         self.metrics.note_waiting(status.waiting_reason, now)
         if now >= self._status_due:
             self._status_due = now + STATUS_SECONDS
@@ -52,6 +52,6 @@ class Records:
         metrics = self.metrics.shown
         record = history_record(status, metrics, self._last_jobs)
         self._cache.index_writer.append_history(record.to_values())
-        for job in record.jobs:  # the last one moves to the end
+        for job in record.jobs:  # the latest job moves to the end
             self._last_jobs.pop(job, None)
             self._last_jobs[job] = metrics.jobs[job]

@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 PAUSE_SECONDS = 0.05
 SHOW_SECONDS = 0.5
-INDEX_BLOCKS = 65536  # what a new generation takes besides the fixed part of its bound
+INDEX_BLOCKS = 65536  # of a new generation, besides the fixed part of its bound
 
 _log = logging.getLogger(__name__)
 
 
 class Once:
-    """A call that is made at the first call only."""
+    """A function that is executed only by its first call."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
@@ -53,9 +53,10 @@ def run_replacing(
     run_on: Callable[[Cache], T],
     make_room: Callable[[Cache], T | None] | None = None,
 ) -> T:
-    """Run on the newest generation; where its samples are others, on a new one.
+    """Run on the newest generation, or on a new one if its samples are different.
 
-    That begins once ``make_room`` made room for it, or none does without. If that was asked to end, its result is returned.
+    A new generation starts after ``make_room`` has made room for it; without ``make_room``
+    there is none. If ``make_room`` was asked to end, its result is returned.
     """
     with ExitStack() as opened:
         cache = _open_newest(config, opened)
@@ -97,7 +98,7 @@ def _newest_path(root: Path) -> Path:
 
 
 class RoomForNext:
-    """Waits for the room that the next generation's index takes, and says so in the status."""
+    """Waits for the room of the next generation's index, and shows that in the status."""
 
     def __init__(
         self, config: CacheConfig, cache: Cache, on_status: Callable[[Status], None]
@@ -112,7 +113,7 @@ class RoomForNext:
     async def make(
         self, parent: int | None, duration: float | None, *, handle_interrupt: bool
     ) -> Status | None:
-        """Return the last status where the service was asked to end before there was room."""
+        """Make room. Returns the last status if the service was asked to end before."""
         ended = asyncio.Event()
         listen_for_the_end(ended.set, parent, handle_interrupt=handle_interrupt)
         if duration is not None:

@@ -37,12 +37,22 @@ def run_service(
 ) -> Status:
     """Run the service in this process until it is stopped, and return its last status.
 
-    In the main thread SIGINT and SIGTERM stop it cleanly. It also ends after ``duration``
-    seconds, with ``until_full`` when the cache is full or complete, once ``samples`` are drawn,
-    or when the other end of the descriptor ``parent`` is closed. ``refresh`` lists the source
-    again, ``file`` is followed as far as its changes can be adopted, and ``on_status`` is
-    called about four times a second. With ``replace`` new samples take the place of those of
-    another configuration.
+    In the main thread, SIGINT and SIGTERM stop it cleanly.
+
+    Args:
+        config: The configuration.
+        until_full: End when the cache is full or complete.
+        duration: End after this number of seconds.
+        samples: End after this number of samples is drawn.
+        refresh: List the source again.
+        retry_holes: Retry the objects of holes.
+        on_status: Called with the status about four times a second.
+        on_ready: Called when the service is ready.
+        on_stderr: Called with the error output of samplers.
+        parent: End when the other end of this descriptor is closed.
+        handle_interrupt: Handle SIGINT.
+        file: File whose changes are followed, as far as they can be applied.
+        replace: Let new samples replace those of another configuration.
     """
     make_each(config.sources, _check)
     if config.sampling.engine == "ray":
@@ -50,7 +60,7 @@ def run_service(
     ready = Once(on_ready)
 
     def make_room(cache: Cache) -> Status | None:
-        ready()  # a trainer goes on meanwhile, and may be the reader that is waited for
+        ready()  # the trainer continues meanwhile, and may be the reader that is waited for
         room = RoomForNext(config.cache, cache, on_status)
         return asyncio.run(room.make(parent, duration, handle_interrupt=handle_interrupt))
 

@@ -1,8 +1,8 @@
 """A sampler: the child process ``python -m growcache sampler``.
 
-It holds no state. A permit arrives on standard input, shards appear under ``incoming/``, a report leaves on standard
-output. Only the supervisor has the other ends, so the end of the input means that the supervisor died, and ends the
-sampler.
+It has no state. Permits arrive on standard input, shards are written to ``incoming/``, and
+reports leave on standard output. Only the supervisor has the other ends. So the end of the
+input means that the supervisor died, and also ends the sampler.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from growcache.schema import Schema
 from growcache.usercode import RUNNING_CALLS
 
 PROGRESS_SECONDS = 0.2
-CALLS_SECONDS = 1.0  # between looks at what the user's code does
+CALLS_SECONDS = 1.0  # between two looks at the user's code
 
 
 Send: TypeAlias = Callable[[Message], None]
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the supervisor
     # The user's code may print, which must not mix with the messages.
     messages = os.dup(1)
     os.dup2(2, 1)
@@ -91,13 +91,13 @@ async def _serve(messages: int) -> None:
     except GrowcacheError as error:
         line.send(refusal_message(error))
         return
-    # In a thread, because a busy transform must not keep a sampler alive whose supervisor is gone.
+    # In a thread, because a busy transform must not keep a sampler alive after its supervisor.
     threading.Thread(target=_listen, args=(loop, inbox, sampler.report), daemon=True).start()
     threading.Thread(target=watch_calls, args=(line.send,), daemon=True).start()
     line.send(sampler.introduction())
     try:
         await sampler.serve(inbox)
-    finally:  # only a defect ends up here; the reading thread would block an orderly end
+    finally:  # only a defect leads here; the reading thread would block an orderly end
         traceback.print_exc()
         os._exit(1)
 
@@ -110,20 +110,20 @@ def _listen(
     try:
         report()  # because budgets count every byte
     finally:
-        os._exit(0)  # work under way is useless without its supervisor
+        os._exit(0)  # without its supervisor, work in progress is useless
 
 
 class ReportPipe:
     def __init__(
         self, descriptor: int, on_broken: Callable[[], None] = lambda: os._exit(0)
     ) -> None:
-        """``on_broken`` is called where the supervisor died."""
+        """Write to a descriptor. ``on_broken`` is called if the supervisor has died."""
         self._descriptor = descriptor
         self._on_broken = on_broken
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send one message whole."""
+        """Send one complete message."""
         data = memoryview(pack(message))
         try:
             with self._lock:
@@ -134,7 +134,7 @@ class ReportPipe:
 
 
 def watch_calls(send: Send) -> None:
-    """Report what the user's code does, even while it blocks the event loop."""
+    """Report the calls of the user's code, even while it blocks the event loop."""
     ended = 0
     while True:
         time.sleep(CALLS_SECONDS)
@@ -160,7 +160,7 @@ class Progress:
 
 
 class Sampler:
-    """Fills groups as messages say; ``send`` is called from any thread."""
+    """Fills groups as messages request. ``send`` may be called from any thread."""
 
     def __init__(self, config: Config, send: Send, delivery: Delivery) -> None:
         sampling = config.sampling
@@ -252,14 +252,14 @@ class Sampler:
                         tasks.create_task(self._adopt(message["options"]))
 
     async def _adopt(self, options: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(CredentialsError):  # the next read raises it, and tries again
+        with contextlib.suppress(CredentialsError):  # the next read raises it, and retries
             await asyncio.to_thread(self._sources.set_options, from_json_value(options))
 
     def _limits_of(self, group_bytes: int | None, most_bytes: int | None) -> GroupLimits | None:
         if group_bytes is None or self._schema is None:
             return None
         largest = CACHE_FORMATS[self._cache_format].largest_sample(self._schema)
-        # Caches of before did not make an exception for a large sample.
+        # Earlier caches made no exception for a large sample.
         return GroupLimits(group_bytes, largest, most_bytes or group_bytes)
 
     async def _fill(self, permit: Permit) -> None:
@@ -313,9 +313,10 @@ class Sampler:
     async def _ask_for_room(
         self, permit: Permit, shards: list[EncodedShard]
     ) -> Sequence[int] | None:
-        """Wait until the shards may be written; return the lengths to which they must be cut first."""
+        """Wait until the shards may be written; return the lengths to which they must be cut before."""
         needed = sum(shard.needed_bytes for shard in shards)
-        self.report()  # first, because a group that is read does not count as one with slow reads
+        # First, because a group that is read does not count as one with slow reads.
+        self.report()
         samples = [shard.sidecar.samples for shard in shards]
         self._send({"type": "need", "id": permit.id, "bytes": needed, "samples": samples})
         answered = self._grants[permit.id]
@@ -372,8 +373,8 @@ class Sampler:
                 self.report()
 
     def report(self) -> None:
-        """Report the progress since the last report; from any thread."""
-        with self._reporting:  # bytes are reported once
+        """Report the progress since the last report, from any thread."""
+        with self._reporting:  # so that bytes are reported only once
             unbooked, paced = self._bookings.take_unbooked(), self._bookings.waiting
             progress = self._progress.take_message()
             answers = self._sources.take_answers()

@@ -1,4 +1,4 @@
-"""What a sampler counts for the metrics: requests, the time of each stage of a group, and holes by kind."""
+"""A sampler's counts for the metrics: requests, time per stage of a group, and holes by kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Stage = Literal["fetch", "transform", "encode", "reserve", "write"]
 
-# Upper bounds, in seconds, of the buckets of stages; one more bucket holds what took longer.
+# Upper bounds of the histogram of stages, in seconds. One more bucket has the longer times.
 STAGE_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class SamplerCounts:
-    """Counters of this process, and what was added since the last report."""
+    """Counters of this process, and the changes since the last report."""
 
     def __init__(self) -> None:
         self._stages: dict[str, list[float]] = {}
@@ -32,7 +32,7 @@ class SamplerCounts:
 
     @contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
-        """Observe how long a block takes, unless it raises."""
+        """Observe the duration of the block, unless it raises."""
         began = time.monotonic()
         yield
         self.observe(stage, time.monotonic() - began)
@@ -48,7 +48,10 @@ class SamplerCounts:
 
 
 def hole_kinds(permit: Permit, visited: Sequence[VisitResult]) -> dict[str, dict[str, int]]:
-    """Return the holes by shard and kind; a hole belongs to the shard that its visit begins in."""
+    """Return the holes by shard and kind.
+
+    A hole belongs to the shard in which its visit starts.
+    """
     found: dict[str, dict[str, int]] = {}
     for place, result in enumerate(visited):
         if result.hole is not None and not result.left_out:

@@ -1,8 +1,9 @@
-"""How many bytes a group may have in a sampler's memory.
+"""Limit the bytes that a group may have in a sampler's memory.
 
-Visits end in any order, yet what a group keeps must be a function of the group alone. So visits are admitted in
-their order, and from the first that does not fit on all are deferred, small ones too: a group that took the small
-ones would leave the large ones to others, and the cache would have fewer large samples than the store.
+Visits end in any order, but the content of a group must depend only on the group. So visits are
+admitted in order, and from the first that does not fit on, all are deferred, including small
+ones. Otherwise groups would take the small visits and leave the large ones to others, and the
+cache would have fewer large samples than the store.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from growcache.store.contract import Entry
 class GroupLimits:
     """Limits on bytes of values."""
 
-    group_bytes: int  # later visits are left out, where they may be
+    group_bytes: int  # later visits are left out, if they may be
     sample_bytes: int  # as far as the cache's format can hold it
-    most_bytes: int  # of a group of one visit, or where no more may be set aside
+    most_bytes: int  # of a group with one visit, or if no more may be set aside
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest sample that a group of one can hold."""
+        """Bytes of the largest sample that a group with one sample can hold."""
         return min(self.most_bytes, self.sample_bytes)
 
 
 class YieldEstimate:
-    """Estimates the bytes of values per byte in the store from the visits so far."""
+    """Estimates the bytes of values per byte in the store, from the visits so far."""
 
     def __init__(self) -> None:
         self._stored = 0.0
         self._found = 0
 
     def learn(self, stored: float, found: int) -> None:
-        if stored:  # what the store does not have says nothing of what it has
+        if stored:  # visits without bytes in the store prove nothing about others
             self._stored += stored
             self._found += found
 
@@ -48,12 +49,12 @@ class YieldEstimate:
 @dataclass(slots=True)
 class VisitResult:
     samples: list[Sample] = field(default_factory=list)
-    # The first row or byte of each sample, and one past the last.
+    # First row or byte of each sample, and one past the last.
     origins: list[tuple[int, int]] = field(default_factory=list)
     hole: str | None = None  # why samples are missing
-    hole_kind: str = "other"  # the same in a word, for metrics
-    left_out: bool = False  # its part is drawn later
-    entry: Entry | None = None  # the version that was read, if not the listed one
+    hole_kind: str = "other"  # the same as a word, for metrics
+    left_out: bool = False  # its part will be drawn later
+    entry: Entry | None = None  # version that was read, if it differs from the listed one
     transform_seconds: float = 0.0
 
     @property
@@ -62,7 +63,7 @@ class VisitResult:
 
 
 class MemoryBudget:
-    """Admits the results of one group's visits in their order; for one event loop."""
+    """Admits the results of one group's visits in order, for one event loop."""
 
     def __init__(
         self,
@@ -77,17 +78,17 @@ class MemoryBudget:
         self._yields = yields or YieldEstimate()
         self._results: list[VisitResult | None] = [None] * visits
         self._sizes = [0] * visits
-        self._settled = 0  # visits whose samples were admitted, or not
+        self._settled = 0  # visits whose samples were admitted or refused
         self._admitted = 0  # bytes
-        self._waiting = 0  # bytes of visits behind one that is still under way
-        self._under_way: dict[int, float] = {}  # by place: bytes in the store
+        self._waiting = 0  # bytes of visits after one that is still in progress
+        self._under_way: dict[int, float] = {}  # bytes in the store, by place
         self._is_full = False
         self._moved = asyncio.Event()
 
     async def begin(self, place: int, stored: float) -> bool:
-        """Wait until a visit may begin; return False where it is left out.
+        """Wait until a visit may start; return False if it is left out.
 
-        The visits under way may fill the group, and anything fetched beyond that would be
+        The visits in progress may fill the group. Anything fetched beyond that would have to be
         fetched again.
         """
         while self._limits and self._under_way and self._may_outgrow(self._limits, stored):
@@ -100,7 +101,7 @@ class MemoryBudget:
         return True
 
     def stop(self) -> None:
-        """Leave out the visits that wait, because one that they wait for has failed."""
+        """Leave out the waiting visits, because a visit that they wait for has failed."""
         self._is_full = True
         self._under_way.clear()
         self._moved.set()
@@ -134,12 +135,15 @@ class MemoryBudget:
             self._settled += 1
 
     def _outgrows(self, limits: GroupLimits, nbytes: int) -> bool:
-        """Whether a visit does not fit. The first one does, or a large one never would."""
+        """Whether a visit does not fit.
+
+        The first one always fits, or a large one never would.
+        """
         grown = self._admitted + nbytes > limits.group_bytes
         return self._defers and self._admitted > 0 and grown
 
     def results(self) -> Sequence[VisitResult]:
-        """Return the admitted results, by visit; all of them must have ended."""
+        """Return the admitted results, by visit. All of them must have ended."""
         return [result for result in self._results if result is not None]
 
 

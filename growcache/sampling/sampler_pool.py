@@ -1,4 +1,4 @@
-"""The samplers of a service: start, watch, restart with back-off, stop; an engine says how one runs."""
+"""The samplers of a service: start, watch, restart with back-off, stop. An engine runs them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def crash_suspects(config: Config) -> str:
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 HEARD_SECONDS = 3.0  # samplers report a long call every second, unless it holds the GIL
-HEALTHY_SECONDS = 10.0  # after that a sampler restarts without delay
-MOST_SUSPICION = 15  # of one group: 15 samplers killed on it, or 3 crashes
+HEALTHY_SECONDS = 10.0  # after which a sampler restarts without delay
+MOST_SUSPICION = 15  # of one group: 15 killed samplers, or 3 crashes
 PERMITS_EACH = 2  # one is fetched while the other is encoded and written
-MOST_PERMITS = 4  # where two groups have fewer visits than reads may be in flight
+MOST_PERMITS = 4  # if two groups have fewer visits than reads may be in flight
 
 
-MEMORY_SHARE = 8  # 1/8 of the machine's memory may hold groups whose slow reads are awaited
+MEMORY_SHARE = 8  # 1/8 of the machine's memory is for groups with slow reads
 
 
 def group_memory_bytes(config: Config, machine_bytes: int) -> int:
-    """Return what the groups of one sampler may take, where it works on more than usual (protocol 10)."""
+    """Return the bytes for one sampler's groups if it works on more than usual (protocol 10)."""
     workers = config.sampling.samplers
     of_bound = int(config.cache.max_bytes) // (workers + 2)
     return min(of_bound, machine_bytes // (MEMORY_SHARE * workers))
@@ -48,11 +48,15 @@ def group_memory_bytes(config: Config, machine_bytes: int) -> int:
 class SamplerDeath:
     code: int
     stalled: str | None = None
-    reason: str = ""  # in words, where an engine knows more than the code
+    reason: str = ""  # in words, if an engine knows more than the code
 
     @property
     def suspicion(self) -> int:
-        """A SIGKILL may be the kernel's or an operator's; the work most likely causes other ends."""
+        """How much the end speaks against the work.
+
+        A SIGKILL may come from the kernel or an operator. The work is the most likely cause of
+        other ends.
+        """
         may_be_external = self.code == -signal.SIGKILL and self.stalled is None
         return 1 if may_be_external else MOST_SUSPICION // 3
 
@@ -74,13 +78,13 @@ class AssignedPermit:
 
     @property
     def left(self) -> int:
-        """Visits that have not ended; none where the group is encoded and written."""
+        """Number of visits that have not ended; 0 if the group is being encoded and written."""
         return self.visits - self.done
 
 
 @dataclass(slots=True)
 class SamplerSlot:
-    """One place for a sampler; a restarted sampler keeps it."""
+    """One place for a sampler, which a restarted sampler keeps."""
 
     id: int
     process: RunningSampler | None = None
@@ -93,14 +97,15 @@ class SamplerSlot:
     stalled: str | None = None
     restarts: int = 0
     probing: bool = False
-    reads: list[int] = field(default_factory=list)  # that it was told it may have in flight
-    failed_starts: int = 0  # in a row
+    reads: list[int] = field(default_factory=list)  # reads in flight that it was allowed
+    failed_starts: int = 0  # consecutive
 
     def has_room(self, concurrency: int, memory_bytes: int = 0) -> bool:
         """Whether it may take one more permit.
 
-        Small permits need more than two, so that reads go on while the largest is written. Slow
-        reads of older groups must not hold up those of others, within ``memory_bytes`` for all.
+        Small permits need more than two, so that reads continue while the largest is written.
+        Slow reads of older groups must not delay those of others, within ``memory_bytes`` for
+        all.
         """
         visits = [work.visits for work in self.permits.values()]
         most = (
@@ -116,7 +121,7 @@ class SamplerSlot:
         largest = max((work.nbytes for work in permits), default=0)
         if sum(work.nbytes for work in permits) + largest >= memory_bytes:
             return False
-        written = sum(not work.left for work in permits)  # the disk is what is slow
+        written = sum(not work.left for work in permits)  # the disk is slow
         return written < PERMITS_EACH and self.visits_left <= reads_wanted(concurrency)
 
     @property
@@ -124,7 +129,11 @@ class SamplerSlot:
         return sum(work.left for work in self.permits.values())
 
     def has_room_for_refetch(self, concurrency: int, memory_bytes: int = 0) -> bool:
-        """One more where all others wait for room, which may come only when the reader goes on."""
+        """Whether it may take a permit for a refetch.
+
+        One more is allowed if all others wait for room, because that may depend on the waiting
+        reader.
+        """
         waits = PERMITS_EACH <= len(self.paused) == len(self.permits) <= MOST_PERMITS
         return self.has_room(concurrency, memory_bytes) or (self.ready and waits)
 
@@ -147,7 +156,7 @@ class SamplerSlot:
         self.progress_at = time.monotonic()
 
     def note_user_call(self, ended: int, call: str) -> None:
-        """A call that ends is progress."""
+        """Record the user's calls. A call that ends is progress."""
         if ended != self.calls:
             self.note_progress()
         self.calls, self.call = ended, (time.monotonic(), call)
@@ -183,7 +192,7 @@ class SamplerSlot:
 
 
 class SamplerPool:
-    """Each slot's life is one task: start, wait for the end, back off, repeat."""
+    """The samplers. Each slot's life is one task: start, wait for the end, back off, repeat."""
 
     def __init__(
         self,
@@ -193,7 +202,7 @@ class SamplerPool:
         on_death: Callable[[SamplerSlot, list[str], SamplerDeath], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """``engines``: each with the number of its samplers."""
+        """Prepare the slots. ``engines`` has each engine with its number of samplers."""
         self._engines = [engine for engine, _ in engines]
         by_slot = [engine for engine, count in engines for _ in range(count)]
         self.slots = [SamplerSlot(number) for number in range(len(by_slot))]
@@ -215,7 +224,7 @@ class SamplerPool:
 
     @property
     def waiting_for(self) -> str:
-        """What samplers need that do not run, in words."""
+        """The event that samplers need to start, in words."""
         return next(filter(None, (engine.waiting_for for engine in self._engines)), "")
 
     @property

@@ -1,4 +1,7 @@
-"""A sampler's look at a few objects before there is a schema; `schema_search` is the supervisor's side."""
+"""A sampler's look at a few objects before there is a schema.
+
+`schema_search` is the supervisor's side.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry
 from growcache.usercode import short_key
 
-PROBE_OBJECTS = 8  # looked at together
-LOOKS = 8  # at samples, of all of these objects together
-MOST_LOOKS = 256  # at samples of one object, where the user's code passes over the first ones
-PROBE_BYTES = 16_000_000  # of the objects looked at, after the first; a slow link shows them
-_TAR_KEY = "__key__"  # the field that samples of tar archives have
-AGREEING = 0.75  # of the samples make a schema; the others will be holes
+PROBE_OBJECTS = 8  # probed together
+LOOKS = 8  # at samples, over all of these objects
+MOST_LOOKS = 256  # at samples of one object, if the user's code skips the first ones
+PROBE_BYTES = 16_000_000  # of the probed objects after the first, which matters on a slow link
+_TAR_KEY = "__key__"  # field of samples from tar archives
+AGREEING = 0.75  # of the samples make a schema; the others become holes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,9 @@ class PassedOverError(FormatError):
 def settled_schema(schemas: Sequence[Schema]) -> Schema:
     """Return the schema of a cache from those of its first samples.
 
-    The schema of most samples wins, because a few of another shape are errors in the data, and
-    would make everything ragged. Where shapes differ more than that, the dimensions that differ
-    are ragged.
+    The schema of most samples wins, because a few samples of another shape are errors in the
+    data, and would make everything ragged. If shapes differ more than that, the differing
+    dimensions are ragged.
 
     >>> from growcache.schema import Field
     >>> rows = {n: Schema((Field("x", "<f4", (n, 8)),)) for n in (3, 4, 5)}
@@ -78,7 +81,7 @@ def settled_schema(schemas: Sequence[Schema]) -> Schema:
 
 
 def _with_empty_lists(schemas: Sequence[Schema]) -> Sequence[Schema]:
-    """Return the schemas with fields of empty lists as most others have these fields.
+    """Return the schemas, with the fields of empty lists changed to those of most other samples.
 
     >>> from growcache.schema import Field
     >>> found = [Schema((Field("boxes", *of),)) for of in (("<f8", (0,)), ("<i8", (2, 4)))]
@@ -102,7 +105,7 @@ def _with_empty_lists(schemas: Sequence[Schema]) -> Sequence[Schema]:
 
 
 def _dotted_names_advice(schemas: Sequence[Schema]) -> str:
-    """Say what is wrong where WebDataset's members have dots in front of their extension."""
+    """Return advice if the extensions of WebDataset's members contain dots."""
     names = [set(schema.names) for schema in schemas if _TAR_KEY in schema.names]
     differing = set[str]().union(*names) - set[str].intersection(*names) if names else set()
     if not differing or not all("." in name for name in differing):
@@ -133,7 +136,7 @@ def probed_together(
 
 
 def probe_order(count: int, first: int) -> Iterator[list[int]]:
-    """Yield batches of ``first`` numbers below ``count``: first an even spread, then the others.
+    """Yield batches of ``first`` numbers below ``count``: an even spread, and then the others.
 
     >>> list(probe_order(5, 2))
     [[0, 4], [1, 2], [3]]
@@ -161,19 +164,19 @@ class SchemaProbe:
         self._declared = declared
 
     async def probe(self, objects: Sequence[PartVisit]) -> Message:
-        """Return the findings on the first of these objects, which are of one source, or their errors."""
+        """Return the findings about the first of these objects of one source, or their errors."""
         object_format, began, listed = self._format_of(objects[0]), time.monotonic(), objects
         objects = probed_together(objects, object_format.reads_whole)
         wanted = -(-LOOKS // len(objects))
         looks = [self._counted(self._look(one, wanted)) for one in objects]
         found = await asyncio.gather(*looks, return_exceptions=True)
         if spent := next((one for one in found if isinstance(one, BudgetSpentError)), None):
-            raise spent  # a schema of fewer objects would depend on the budget
+            raise spent  # a schema from fewer objects would depend on the budget
         set_aside = 0
         for visit, result in zip(objects, found, strict=True):
             if isinstance(result, TransientStoreError):
                 if not await self._fails_alone(visit, result, began, listed):
-                    # Not the objects' fault: others might give another schema.
+                    # The objects are not at fault, and others might give another schema.
                     return {"type": "probed", "transient": awaited_event(result)}
                 set_aside += 1
             elif isinstance(result, BaseException) and not isinstance(
@@ -184,7 +187,7 @@ class SchemaProbe:
         if probed:
             advice = await self._advice(object_format, probed[0].visit)
             return {**self._message(probed), "advice": advice}
-        # What cannot be read says more than what holds nothing, and the first reason is shown.
+        # The first reason is shown. Unreadable objects tell more than empty ones.
         reasons = sorted(
             zip(objects, found, strict=True),
             key=lambda one: isinstance(one[1], PassedOverError),
@@ -199,7 +202,8 @@ class SchemaProbe:
     async def _advice(self, object_format: ObjectFormat, visit: PartVisit) -> str:
         try:
             return await object_format.advice(self._sources.reader(visit.entry, visit.partners))
-        except (StoreError, FormatError):  # the object was read: it can be drawn without advice
+        # The object was read, so it can be drawn without advice.
+        except (StoreError, FormatError):
             return ""
 
     async def _fails_alone(
@@ -231,11 +235,11 @@ class SchemaProbe:
         except FormatError as error:
             examples = _examples([(one.visit.entry.key, seen.schema) for one, seen in looked])
             return {"type": "probed", "mixed": f"{examples}{error}"}
-        # An odd one, that will be a hole, says nothing about the sizes of the others.
+        # An odd sample, which becomes a hole, proves nothing about the sizes of the others.
         fitting = [pair for pair, its in zip(looked, found, strict=True) if schema.allows(its)]
         measures = [one.measure for one, _ in fitting]
         if not self._format_of(probed[0].visit).ranged:
-            # A visit brings all of an object: of a large one it says nothing about others.
+            # A visit returns the whole object, and a large object proves nothing about others.
             measures.sort(key=lambda measure: measure.samples)
             measures = measures[(len(measures) - 1) // 2 :]
         return {
@@ -243,7 +247,7 @@ class SchemaProbe:
             "measure": asdict(measures[0]),
             "samples_per_object": fmean(one.measure.samples for one in probed),
             "schema": schema.to_json(),
-            # One large sample among those that were looked at must not set the sizes for all.
+            # One large sample among the probed ones must not determine the sizes of all.
             "sample_bytes": median(seen.nbytes for _, seen in fitting),
         }
 
@@ -271,7 +275,7 @@ class SchemaProbe:
             for visited in await asyncio.gather(*calls):
                 samples += visited.samples
                 holes += [visited.hole] if visited.hole is not None else []
-            # What is wrong with one part of an object is so with the next; draws differ.
+            # An error in one part of an object also concerns the next part; draws differ.
             if len(samples) >= wanted or (holes and object_format.listed):
                 break
         if samples:
@@ -284,7 +288,7 @@ class SchemaProbe:
         """Look at samples of chunks or row groups, each of which is read whole."""
         parts = max(1, measure.samples // measure.together)
         samples: list[Sample] = []
-        # Some of a unit, then all of it: the user's code may pass over the first ones.
+        # Some samples of a unit, and then all, because the user's code may skip the first ones.
         looks = [(part, take) for take in (LOOKS, None) for part in range(min(parts, LOOKS))]
         for part, take in looks:
             visit = replace(one, part=part, parts=parts)
@@ -342,7 +346,7 @@ def _permit(visit: PartVisit, take: int | None = None) -> Permit:
 
 
 def _examples(looked: Sequence[tuple[str, Schema]]) -> str:
-    """Name two objects whose samples differ in names or dtypes, if any do."""
+    """Return two objects whose samples differ in names or dtypes, if any do."""
     first, kind = looked[0][0], _names_and_dtypes(looked[0][1])
     for key, schema in looked:
         if _names_and_dtypes(schema) != kind:

@@ -40,9 +40,9 @@ from growcache.schema import Schema
 from growcache.store.catalog import Catalog
 from growcache.usercode import short_key
 
-PROBED = 16  # objects tried at once, in order, in search of a readable one
-MOST_FAILED = 1000  # before max_skipped decides whether the search goes on
-CRASH = SamplerDeath(1).suspicion  # of one; as much as that of many a SIGKILL
+PROBED = 16  # objects tried together, in order, to find a readable one
+MOST_FAILED = 1000  # before max_skipped decides whether the search continues
+CRASH = SamplerDeath(1).suspicion  # of one crash, which equals that of several SIGKILLs
 RETRY_SECONDS = 2.0  # after a store that did not answer
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _SourceSearch:
 
 
 class SchemaSearch:
-    """One search per source, by one sampler at a time; a sampler's death only repeats it."""
+    """One search per source, by one sampler at a time. A sampler's death only repeats it."""
 
     def __init__(
         self, config: Config, cache: Cache, catalog: Catalog, objects: Objects
@@ -81,22 +81,25 @@ class SchemaSearch:
         self._silent = False  # whether the store did not answer the last time
         self.waiting_for = "samplers to start"
         stored = cache.meta.identity
-        # Classes that the listing showed once, and that stay as they are.
+        # Classes that the listing showed once, and which stay as they are.
         self.folders: Sequence[str] = stored.sizes.get(FOLDER_CLASSES, ()) if stored else ()
 
     def find_folders(self, *, listed: bool) -> bool:
-        """Whether the classes that are folders are known, which needs the whole listing once."""
+        """Whether folder classes are known, which needs the whole listing once."""
         if not self.folders and listed:
             self.folders = listed_folders(self._catalog, self._config.sources)
         return bool(self.folders)
 
     @property
     def _search(self) -> _SourceSearch:
-        """The first search without an answer; the last one where all have one."""
+        """The first search without an answer, or the last one if all have an answer."""
         return next((s for s in self._searches if s.answer is None), self._searches[-1])
 
     def known(self, introduction: Message, *, listed: bool) -> FoundIdentity | None:
-        """Return the identity that the cache's own samples show, if any and once listed again."""
+        """Return the identity that the cache's own samples show.
+
+        It is None without samples, and before they are listed again.
+        """
         stored = self._cache.meta.identity
         if stored is None or not self._cache.totals().drawn_shards:
             return None
@@ -107,12 +110,15 @@ class SchemaSearch:
         return self._found(stored.schema, sizing, introduction, stored.sizes)
 
     def lacks_objects(self, *, listed: bool) -> bool:
-        """Whether the listing was lost and has not reached the last edition again."""
+        """Whether the listing was lost, and has not reached the last edition again."""
         editions = self._cache.meta.editions
         return not listed and bool(editions) and len(self._catalog) < editions[-1].objects
 
     def probe(self, ready: Sequence[SamplerSlot], *, listed: bool) -> None:
-        """The listing's order alone chooses the objects, because they decide the cache's schema."""
+        """Let a sampler look at the next objects.
+
+        Only the listing's order chooses the objects, because they decide the cache's schema.
+        """
         now = time.monotonic()
         if self._probing_slot is not None or not ready or now < self._not_before:
             return
@@ -126,8 +132,8 @@ class SchemaSearch:
         if found <= first or not (listed or found >= first + PROBED):
             self.waiting_for = "the listing to show an object that can be read"
             return
-        # Where one of them crashes samplers, the first one alone decides: the others belong to
-        # permits, which know how to say which object it is.
+        # If one of them crashes samplers, only the first one decides. The others belong to
+        # permits, which can tell which object it is.
         probed = 1 if search.suspicion >= CRASH else PROBED
         listed_visits = self._objects.visits(
             self._objects.numbers(search.source, first, min(found, first + probed))
@@ -191,7 +197,7 @@ class SchemaSearch:
             search.failed += len(message["errors"]) - message["passed_over"]
             search.failed -= message["set_aside"]
             search.set_aside += message["set_aside"]
-            search.suspicion = 0  # of those that were looked at
+            search.suspicion = 0  # of the probed objects
             search.first_error = search.first_error or message["errors"][0]
             self._give_up_early(listed=listed)
             return None
@@ -229,7 +235,7 @@ class SchemaSearch:
         raise SamplingError(name_source(said, search.source, len(self._searches)), code="GC505")
 
     def _start_over(self, search: _SourceSearch) -> None:
-        """Search again, because objects that failed alone may be all that can be read."""
+        """Search again, because objects that failed alone may be the only readable ones."""
         self.waiting_for = f"the store to answer ({search.first_error})"
         self._not_before = time.monotonic() + RETRY_SECONDS
         search.unreadable = search.failed = search.set_aside = 0

@@ -196,7 +196,10 @@ def _stop_all() -> None:
 
 
 def _path_of(source: _Source) -> str | None:
-    """Return the absolute path of a file, because the service follows it after the trainer changes directory."""
+    """Return the absolute path of a file.
+
+    The service follows the file, even if the trainer changes directory.
+    """
     return str(Path(source).absolute()) if isinstance(source, str | os.PathLike) else None
 
 

@@ -1,8 +1,9 @@
-"""The listing of a source that has a shared catalog (``source.catalog``): one service lists, the others read.
+"""The listing of a source with a shared catalog (``source.catalog``): one service lists, others read.
 
-A service that finds no catalog writes a pointer first, and lists. The others read along what it publishes, and list
-themselves if the pointer stands still. Two that list at once do no harm: each pointer names a whole listing, and parts
-never change. A catalog that cannot be read or written ends no service: a warning says so, and the store is listed.
+A service that finds no catalog writes a pointer first, and then lists. Other services read the
+published parts meanwhile, and list themselves if the pointer stands still. Two concurrent
+listings are harmless, because each pointer refers to a complete listing, and parts never
+change. If a catalog cannot be read or written, the service logs a warning and lists the store.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # between two looks at a pointer that is being written
-BEAT_SECONDS = 5.0  # between two pointers of a listing that goes on
-STALLED_SECONDS = 30.0  # after which a pointer that stands still was left behind
-YIELD_SECONDS = 5.0  # for which a service that waits for one catalog leaves the next to others
-FRESH_SECONDS = 600.0  # for which a refresh takes a catalog as it is
+POLL_SECONDS = 1.0  # between two looks at a pointer that is being updated
+BEAT_SECONDS = 5.0  # between two pointers of a listing in progress
+STALLED_SECONDS = 30.0  # after which a pointer without changes counts as abandoned
+# For which a service that waits for one catalog leaves the next one to others.
+YIELD_SECONDS = 5.0
+FRESH_SECONDS = 600.0  # age up to which a refresh takes a catalog as it is
 MOST_READS = 3  # of a pointer that may be half written
 
 Listed: TypeAlias = "RemoteStore | ZarrListing"
@@ -69,13 +71,16 @@ Earlier: TypeAlias = tuple[PublishedListing, ...]
 
 
 def catalog_name(source: SourceConfig) -> str:
-    """Return the pointer's name: a hash of what decides which objects a listing has, and of the files' version."""
+    """Return the pointer's name: a hash of the values that decide the objects of a listing.
+
+    The version of the files is part of it.
+    """
     values = {
         "version": VERSION,
         "url": [url_without_secrets(url) for url in source.url],
         "fields": bool(source.fields),
         "format": source.format,
-        # The chunks that Zarr does not have follow from them.
+        # The missing chunks of Zarr follow from them.
         "options": hash_secrets(source.options) if source.format == "zarr" else {},
         "server": server_options(source.storage_options),
     }
@@ -84,7 +89,10 @@ def catalog_name(source: SourceConfig) -> str:
 
 
 class CatalogFiles:
-    """The files of one source in a shared folder, each request tried again like a page of a listing."""
+    """The files of one source in a shared folder.
+
+    Requests are retried like pages of a listing.
+    """
 
     def __init__(
         self, source: SourceConfig, timeout_seconds: float, retries: RetryPolicy
@@ -97,7 +105,7 @@ class CatalogFiles:
         self.open(source)
 
     def open(self, source: SourceConfig) -> None:
-        """Use the source's client and options from now on."""
+        """Use the source's current client and options from now on."""
         assert source.catalog is not None
         self._folder: SharedFolder = open_shared_folder(
             source.catalog, source, self._timeout_seconds
@@ -131,7 +139,7 @@ class CatalogFiles:
 
 
 class KnownVersions:
-    """Which objects and versions earlier listings have, by a hash of 64 bits each."""
+    """The objects and versions of earlier listings, as hashes of 64 bits."""
 
     def __init__(self, pages: Iterable[list[Entry]] = ()) -> None:
         hashes = [_hashes_of(page) for page in pages]
@@ -151,7 +159,7 @@ def _hashes_of(entries: list[Entry]) -> Uint64Array:
 
 
 class CatalogWriter:
-    """Publishes a listing while it goes on; the first failure ends that, and not the listing."""
+    """Publishes a listing in progress. The first failure ends that, but not the listing."""
 
     def __init__(
         self,
@@ -162,7 +170,7 @@ class CatalogWriter:
     ) -> None:
         self._files = files
         self._listing = listing
-        # One that found nothing new is worth its time alone.
+        # For a listing without news, only its time is worth publishing.
         self._earlier = tuple(one for one in earlier if one.parts)
         self._known = known
         self._sizes = part_sizes()
@@ -171,7 +179,7 @@ class CatalogWriter:
         self.failed = False
 
     def begin(self) -> None:
-        """Publish the pointer, so that other services read along."""
+        """Publish the pointer, so that other services can follow."""
         if not self.failed:
             self._try(self._publish_pointer)
 
@@ -214,7 +222,7 @@ class CatalogWriter:
 
 @dataclass(slots=True)
 class _Watch:
-    """How long a pointer has stood still, by the clock of this machine."""
+    """How long a pointer has not changed, by the clock of this machine."""
 
     most_seconds: float
     last: Pointer | None = None
@@ -239,7 +247,10 @@ class SharedListing:
         stalled_seconds: float = STALLED_SECONDS,
         awaited: set[SharedListing] | None = None,
     ) -> None:
-        """``awaited``: those of all sources of a service that others list at the moment."""
+        """Prepare a listing.
+
+        ``awaited`` has those of this service's sources that others list now.
+        """
         self._listed = listed
         self._awaited = set() if awaited is None else awaited
         self._stalled_seconds = stalled_seconds
@@ -252,7 +263,7 @@ class SharedListing:
         self._place = parse_url(self.source.catalog.rstrip("/") + "/")  # type: ignore[union-attr]
         self._publisher = _this_publisher()
         self._read: set[str] = set()  # digests of parts
-        self._left_out: Counter[str] | None = None  # as the catalog says
+        self._left_out: Counter[str] | None = None  # from the catalog
         self.said = ""  # where the objects come from, for the status
 
     @property
@@ -289,7 +300,10 @@ class SharedListing:
         _log.warning("source.catalog %s: %s", self._files.url, text)
 
     def _followed(self) -> Generator[list[Entry], None, Earlier | None]:
-        """Yield what is published; return None if that is all, or the listings that one of this service adds to."""
+        """Yield the published entries.
+
+        Returns None if that is all, or else the listings that this service has to extend.
+        """
         watch, began = _Watch(self._stalled_seconds), time.monotonic()
         while True:
             pointer = self._files.pointer()
@@ -315,16 +329,22 @@ class SharedListing:
             time.sleep(POLL_SECONDS)
 
     def _is_outdated(self, pointer: Pointer) -> bool:
-        """Whether a refresh lists anew: one that is at it, or ended just now, serves this service, too."""
-        age = abs(time.time() - pointer.last.at)  # a clock may be ahead
+        """Whether a refresh must list anew.
+
+        A listing in progress, or a recent one, is enough.
+        """
+        age = abs(time.time() - pointer.last.at)  # another clock may be ahead
         return self._refresh and pointer.last.complete and age >= FRESH_SECONDS
 
     def _may_claim(self, began: float) -> bool:
-        """Of two services with the same sources, each would list one, and wait for the other."""
+        """Whether to list now.
+
+        Two services with the same sources would each list one, and wait.
+        """
         return not self._awaited - {self} or time.monotonic() - began > YIELD_SECONDS
 
     def _claimed(self) -> bool:
-        """Write the first pointer; return whether this service is the one that lists."""
+        """Write the first pointer; return whether this service lists."""
         if not self._may_write:
             return False
         try:
@@ -347,7 +367,7 @@ class SharedListing:
                 self._read.add(part.digest)
 
     def _refuse_others(self, part: Part, entries: list[Entry]) -> None:
-        """Refuse keys that no listing of this source has: they would be read with its credentials."""
+        """Refuse keys that are not in this source, because they would be read with its credentials."""
         for entry in entries:
             if not self._is_ours(entry):
                 raise FormatError(
@@ -411,7 +431,10 @@ def _this_publisher() -> str:
 
 
 def _has_died(publisher: str) -> bool:
-    """Whether a publisher was a process that this one could see and is gone, or had the number of this one."""
+    """Whether a publisher was a process that this one could see, and that is gone.
+
+    A publisher with this process's own number has also ended.
+    """
     host, _, process = publisher.partition(":")
     pid, _, namespace = process.partition(":")
     if not (pid.isdigit() and namespace.isdigit() and are_pids_ours(host, int(namespace))):

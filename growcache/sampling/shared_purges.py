@@ -1,6 +1,7 @@
 """The purge lists that several machines share (``source.purged``).
 
-Their objects are added to the cache's own list, which the supervisor follows. Nothing is drawn before each was read once.
+Their objects are added to the cache's own list, which the supervisor applies. Nothing is drawn
+before each list was read once.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ OnRead = Callable[[GrowcacheError | None], None]
 
 
 class SharedPurges:
-    """Reads the lists in a thread of its own, at once and then every minute.
+    """Reads the lists in its own thread, at once and then every minute.
 
-    ``on_read`` is called on the event loop after the lists were read, with an error if one could not be.
+    ``on_read`` is called on the event loop after the lists were read, with an error if reading
+    failed.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class SharedPurges:
 
 
 def find_list(source: SourceConfig, url: str, timeout_seconds: float) -> tuple[Store, Entry]:
-    """Return the one object that a URL names, and its store. Blocks."""
+    """Return the only object that a URL names, and its store. Blocks."""
     client = "auto" if parse_url(url).scheme in LOCAL_SCHEMES else source.client
     own = source.model_copy(update={"url": (url,), "fields": {}, "client": client})
     store = open_store(own, timeout_seconds=timeout_seconds)

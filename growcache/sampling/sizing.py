@@ -1,4 +1,4 @@
-"""Sizes of parts, groups and shards: measured on one object per source, then never changed."""
+"""Sizes of parts, groups and shards: measured on one object per source, and never changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from growcache.sampling.messages import Permit
 from growcache.schema import Schema
 
 RAMP_GROUPS = 4  # groups of each size before the size doubles
-RAMP_DOUBLINGS = 5  # the first shards hold a 32nd of a full one, so training can start
+RAMP_DOUBLINGS = 5  # the first shards have a 32nd of a full one, so that training can start
 RAMP_END = RAMP_GROUPS * RAMP_DOUBLINGS  # from this group on shards are full
 TOPPING_DOUBLINGS = 6  # a group that makes up for a few holes has a 64th of the parts
 TOPPING_END = RAMP_GROUPS * TOPPING_DOUBLINGS
@@ -30,19 +30,19 @@ TOPPING_END = RAMP_GROUPS * TOPPING_DOUBLINGS
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    samples_per_object: int  # about, of one visit; with cuts the mean over visits
-    stride_bytes: float  # of an object per sample
-    overhead_bytes: int  # of an object that hold no sample
+    samples_per_object: int  # estimate for one visit; with cuts the mean over visits
+    stride_bytes: float  # bytes of an object per sample
+    overhead_bytes: int  # bytes of an object that belong to no sample
     whole: bool  # each object is one part: read whole, or drawn at random
     shard_samples: int
     group_shards: int = 1
     max_parts: int | None = None  # of a fixed set
     doublings: int = RAMP_DOUBLINGS  # of the size of groups until they are full
-    # Whether groups after those parts make up for holes, until the set has its number of samples.
+    # Whether later groups make up for holes, until the set has its number of samples.
     tops_up: bool = False
-    # Of several sources; then stride_bytes, overhead_bytes and whole mean nothing.
+    # For several sources. Then stride_bytes, overhead_bytes and whole have no meaning.
     cuts: tuple[Partitioning, ...] = ()
-    names_decide: bool = False  # as of a `Partitioning`
+    names_decide: bool = False  # as in `Partitioning`
 
     @property
     def partitionings(self) -> tuple[Partitioning, ...]:
@@ -58,7 +58,7 @@ class Sizing:
         return self.cuts or (one,)
 
     def group_parts(self, group: int) -> int:
-        """Return the parts of a group: the first groups are small (protocol 7)."""
+        """Return the number of parts of a group. The first groups are small (protocol 7)."""
         ahead = max(0, self.doublings - group // RAMP_GROUPS)
         samples = (self.shard_samples * self.group_shards) >> ahead
         return max(1, -(-samples // self.samples_per_object))
@@ -67,7 +67,7 @@ class Sizing:
         return _sum_before(group, self.group_parts, RAMP_END)
 
     def parts_given(self, group: int) -> int:
-        """Return the parts of the groups before one, which end with a set that is fixed."""
+        """Return the number of parts of all groups before one. They end with a fixed set."""
         parts = self.parts_before(group)
         if self.max_parts is None or parts <= self.max_parts:
             return parts
@@ -77,14 +77,20 @@ class Sizing:
         return self.max_parts + _sum_before(topping, self._topping_parts, TOPPING_END)
 
     def _topping_parts(self, number: int) -> int:
-        """Return the parts of a group after the planned ones: small, and larger where many samples are missing."""
+        """Return the parts of a group after the planned ones.
+
+        It is small, and larger if many samples are missing.
+        """
         assert self.max_parts is not None
         most = min(self.max_parts, self.group_parts(RAMP_END))
         return max(1, most >> max(0, TOPPING_DOUBLINGS - number // RAMP_GROUPS))
 
 
 def _sum_before(group: int, parts: Callable[[int], int], ramp_end: int) -> int:
-    """Return the sum of ``parts`` over earlier groups; it changes every few groups up to an end."""
+    """Return the sum of ``parts`` over earlier groups.
+
+    It changes every few groups up to an end.
+    """
     steps, within = divmod(min(group, ramp_end), RAMP_GROUPS)
     head = RAMP_GROUPS * sum(parts(RAMP_GROUPS * step) for step in range(steps))
     return head + (within + max(0, group - ramp_end)) * parts(group)
@@ -93,7 +99,7 @@ def _sum_before(group: int, parts: Callable[[int], int], ramp_end: int) -> int:
 @lru_cache(maxsize=8)
 def _planned_groups(sizing: Sizing) -> int:
     assert sizing.max_parts is not None
-    groups = range(RAMP_END + sizing.max_parts + 1)  # of one part at least
+    groups = range(RAMP_END + sizing.max_parts + 1)  # of at least one part
     return bisect_left(groups, sizing.max_parts, key=sizing.parts_before)
 
 
@@ -108,11 +114,11 @@ class Partitioning:
     overhead_bytes: int
     whole: bool
     ranged: bool = True  # whether its format reads parts of objects by byte range
-    samples_per_whole: float = 1.0  # about; of an object that is one part
-    names_decide: bool = False  # whether an object is compressed, and so one part
+    samples_per_whole: float = 1.0  # estimate for an object that is one part
+    names_decide: bool = False  # whether an object is compressed, and therefore one part
 
     def parts(self, sizes: Ints, compressed: Mask | bool = False) -> Ints:
-        """Return the parts of objects by their sizes in bytes, at least one each."""
+        """Return the number of parts of objects by their sizes in bytes, at least one each."""
         if self.whole:
             return np.ones(len(sizes), np.int64)
         samples = np.floor((sizes - self.overhead_bytes) / self.stride_bytes + 1e-9)
@@ -126,18 +132,19 @@ class Partitioning:
         return float(np.maximum(0, np.floor(samples + 1e-9)).sum())
 
 
-SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough to evict finely
-SHARDS_IN_CACHE = 64  # fewer would make eviction coarse
-GROUP_SAMPLES = 500_000  # of tiny ones, whose origins take more than they do
-GROUP_BYTES = 256_000_000  # what a sampler may hold in memory for one group
-MOST_GROUP_BYTES = 1_000_000_000  # and at most, where the user sets the sizes
-ALIKE = 4  # samples of one visit in a shard, where the group can help it
+SHARD_BYTES = 64_000_000  # large enough to read at full speed, small enough for fine eviction
+SHARDS_IN_CACHE = 64  # with fewer, eviction would be coarse
+GROUP_SAMPLES = 500_000  # of tiny samples, whose origins take more than they do
+GROUP_BYTES = 256_000_000  # that a sampler may have in memory for one group
+MOST_GROUP_BYTES = 1_000_000_000  # the same, if the user sets the sizes
+ALIKE = 4  # samples of one visit in a shard, if the group allows it
 MAX_GROUP_SHARDS = 32
-MOST_SHARDS = 16_384  # of a full cache, where the sizes are ours: a loader maps each of them
-SIDECAR_BYTES = 160  # about what the sidecar says of one sample
-ROUNDING_BYTES = 4 * BLOCK_BYTES  # of a shard's two files, however little is in them
-KEPT_BYTES = 32 * ROUNDING_BYTES  # of a shard that stays for ever, at least
-LIMIT_OF_EXPECTED = 4  # a group of samples that differ may well be so much larger than expected
+MOST_SHARDS = 16_384  # of a full cache with automatic sizes, because a loader maps each of them
+SIDECAR_BYTES = 160  # of the sidecar per sample, about
+ROUNDING_BYTES = 4 * BLOCK_BYTES  # of a shard's two files, however small they are
+KEPT_BYTES = 32 * ROUNDING_BYTES  # of a shard that is never evicted, at least
+# A group of samples that differ in size may be this much larger than expected.
+LIMIT_OF_EXPECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +160,10 @@ def objects_take_turns(sampling: SamplingConfig) -> bool:
 
 
 def takes_some_samples(sampling: SamplingConfig) -> bool:
-    """Whether a visit takes some samples of a whole object, so that each visit yields as much.
+    """Whether a visit takes some samples of a whole object, so that all visits yield equally many.
 
-    Where objects take turns, a visit takes all, because coming back would fetch the object
-    again.
+    If objects take turns, a visit takes all samples, because another visit would fetch the
+    object again.
     """
     return sampling.weight_by == "objects" and sampling.order == "replacement"
 
@@ -167,7 +174,10 @@ def measure_sizing(
     schema: Schema,
     sample_bytes: float | None = None,
 ) -> Sizing:
-    """``sample_bytes``: mean bytes of values of the probed samples, where they differ in size."""
+    """Return the sizes for a configuration and the measured objects.
+
+    ``sample_bytes`` is the mean size of the probed samples' values, if their sizes differ.
+    """
     values = schema.nbytes if sample_bytes is None else sample_bytes
     record_bytes = CACHE_FORMATS[config.cache.format].record_bytes(schema, values)
     ones = [_sizing_of(config, n, one, record_bytes) for n, one in enumerate(measured)]
@@ -184,7 +194,7 @@ def measure_sizing(
         )
         for sizing, one in zip(ones, measured, strict=True)
     ]
-    if takes_some_samples(config.sampling):  # each visit takes as many samples
+    if takes_some_samples(config.sampling):  # each visit takes equally many samples
         least = min(cut.samples_per_object for cut in cuts)
         cuts = [replace(c, samples_per_object=least, samples_per_whole=least) for c in cuts]
     visits = np.array([c.samples_per_whole if c.whole else c.samples_per_object for c in cuts])
@@ -233,7 +243,10 @@ def _sizing_of(config: Config, number: int, one: MeasuredSource, record_bytes: i
 
 
 def _doublings(config: Config, record_bytes: int, group: int) -> int:
-    """Return fewer without eviction, because the small first shards stay then."""
+    """Return the doublings.
+
+    Without eviction they are fewer, because small first shards stay.
+    """
     if config.cache.eviction != "none":
         return RAMP_DOUBLINGS
     full = _samples_per_shard(config, record_bytes, group) * record_bytes
@@ -241,10 +254,10 @@ def _doublings(config: Config, record_bytes: int, group: int) -> int:
 
 
 def shards_per_group(visit: int, max_bytes: int) -> int:
-    """Return the number of shards over which the samples of a visit are dealt.
+    """Return the number of shards over which the samples of a visit are distributed.
 
     Samples of one object are alike, so no shard gets more than `ALIKE` of a visit. A very large
-    cache has fewer shards, because each is mapped. A very small one has fewer too, because the
+    cache has fewer shards, because each is mapped. A very small one also has fewer, because the
     last blocks of files would take too much.
 
     >>> [shards_per_group(visit, 10**11) for visit in (1, 3, 16, 100, 10_000)]
@@ -261,11 +274,11 @@ def shards_per_group(visit: int, max_bytes: int) -> int:
 def group_limits(
     config: Config, sizing: Sizing, schema: Schema, sample_bytes: float
 ) -> dict[str, int]:
-    """Return the bytes of values beyond which a group is cut, and the most of one visit.
+    """Return the bytes of values at which a group is cut, and the most for one visit.
 
-    The keys are those of the cache's sizes, because shards are a function of them. The limits
-    follow from the bound alone, however small the first samples were (protocol 10). An eighth
-    of the bound is left for the listing.
+    The keys are those of the cache's sizes, because shards depend on them. The limits follow
+    only from the bound, however small the first samples were (protocol 10). An eighth of the
+    bound is reserved for the listing.
     """
     whole = any(cut.whole or cut.names_decide for cut in sizing.partitionings)
     if not (schema.is_ragged or whole):
@@ -301,14 +314,15 @@ def _samples_per_visit(
     wanted = config.sampling.samples_per_object
     if wanted != "auto":
         return wanted
-    # At most a quarter of a group: then four visits or more are dealt over its shards.
+    # At most a quarter of a group, so that at least four visits are distributed over its
+    # shards.
     shard = _samples_per_shard(config, record_bytes, ALIKE)
     most = min(shard, config.cache.max_samples or shard)
     return _affordable(config, record_bytes, max(1, min(measure.together, most)))
 
 
 def _affordable(config: Config, record_bytes: int, visit: int) -> int:
-    """Lower the samples of a visit until a group of shards fits memory and the bound."""
+    """Lower the samples of a visit until a group of shards fits into memory and bound."""
     while visit > 1 and not _fits(config, record_bytes, visit):
         visit //= 2
     return visit
@@ -330,21 +344,24 @@ def stored_sizing(sizes: dict[str, Any]) -> Sizing:
 
 
 def sizing_values(sizing: Sizing) -> dict[str, Any]:
-    """Return the values that `stored_sizing` takes; as keys of the fingerprint they never change."""
+    """Return the values for `stored_sizing`.
+
+    They are keys of the fingerprint, and never change.
+    """
     values = asdict(sizing)
     if sizing.doublings == RAMP_DOUBLINGS:
         del values["doublings"]
     if not sizing.tops_up:
         del values["tops_up"]
     cuts = list(values.pop("cuts"))
-    for one in (values, *cuts):  # caches of before do not say it
+    for one in (values, *cuts):  # earlier caches do not have it
         if not one["names_decide"]:
             del one["names_decide"]
     return values | ({"cuts": cuts} if cuts else {})
 
 
 def with_configured_sizes(config: Config, sizing: Sizing, *, ranged: bool) -> Sizing:
-    """Apply the explicit settings, so that a changed one shows between fingerprints."""
+    """Apply the explicit settings, so that a changed one shows in the fingerprint."""
     sampling = config.sampling
     if sampling.shard_samples != "auto":
         sizing = replace(sizing, shard_samples=sampling.shard_samples)
@@ -364,9 +381,9 @@ def check_bound(
     *,
     largest_bytes: int = 0,
 ) -> None:
-    """Refuse groups larger than memory or bound allow (protocol 10 and 11).
+    """Refuse groups that are larger than memory or bound allow (protocol 10 and 11).
 
-    ``largest_bytes``: of an encoded or possible group that must find room.
+    ``largest_bytes`` is the size of an encoded or possible group that must find room.
     """
     if group_bytes > MOST_GROUP_BYTES:
         raise ConfigError(
@@ -395,7 +412,7 @@ class SizeEstimate:
     def __init__(self, sizing: Sizing, record_bytes: int) -> None:
         self._sizing = sizing
         self._part_bytes_measured = sizing.samples_per_object * (record_bytes + SIDECAR_BYTES)
-        self._part_bytes = 0.0  # of the last group, once one was encoded
+        self._part_bytes = 0.0  # of the last encoded group
 
     def learn(self, permit: Permit, nbytes: int) -> None:
         share = len(permit.written) / len(permit.shards)

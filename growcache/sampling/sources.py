@@ -1,4 +1,4 @@
-"""The sources that samples are drawn from: which store and format an object belongs to.
+"""The sources of samples: the store and the format of each object.
 
 An entry's ``store`` numbers the URLs of all sources. A source's store and format know only
 their own URLs.
@@ -61,7 +61,7 @@ class Sources:
 
     @property
     def lengths(self) -> list[int | None]:
-        """The length of each source's Dataset; None of a source that is none."""
+        """Length of each source's Dataset, with None for other sources."""
         stores = [one.store for one in self._opened]
         return [one.length if isinstance(one, DatasetStore) else None for one in stores]
 
@@ -75,26 +75,26 @@ class Sources:
         return StoredObject(self._opened[number].store, own[0], tuple(own[1:]))
 
     def follow_fields(self, names: Collection[str]) -> None:
-        """Let formats yield the fields of a cache that exists."""
+        """Let formats keep to the fields of an existing cache."""
         for one in self._opened:
             labels = one.store.source.labels
             joined = () if labels is None else labels.columns
             one.format.follow_fields([name for name in names if name not in joined])
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Blocks. After a CredentialsError the next read tries again."""
+        """Use other options. Blocks. After a CredentialsError the next read tries again."""
         for one, storage in zip(self._opened, options, strict=True):
             if isinstance(one.store, RemoteStore):
                 one.store.set_options(storage)
 
     def limit_reads(self, reads: Sequence[int]) -> None:
-        """Let that many reads of each source be in flight."""
+        """Set the number of reads of each source that may be in flight."""
         for one, limit in zip(self._opened, reads, strict=True):
             if isinstance(one.store, RemoteStore):
                 one.store.limit_reads(limit)
 
     def take_answers(self) -> list[tuple[int, int]]:
-        """See `RemoteStore.take_answers`; one pair for each source."""
+        """Return the answers of each source; see `RemoteStore.take_answers`."""
         return [
             one.store.take_answers() if isinstance(one.store, RemoteStore) else (0, 0)
             for one in self._opened
@@ -131,7 +131,7 @@ def first_urls(sources: Iterable[SourceConfig]) -> list[int]:
 
 
 def source_of_url(firsts: Sequence[int], store: int) -> int:
-    """Return the source that a URL is of.
+    """Return the source of a URL.
 
     >>> [source_of_url([0, 2], store) for store in range(3)]
     [0, 0, 1]
@@ -170,7 +170,7 @@ def open_sources(
 def make_each(
     sources: Sequence[SourceConfig], make: Callable[[SourceConfig], _Made]
 ) -> list[_Made]:
-    """Return the result for each source; an error names its source where there are several."""
+    """Return the result for each source. With several sources, an error names its source."""
     made = []
     for number, source in enumerate(sources):
         with _naming_source(number, len(sources)):
@@ -207,7 +207,7 @@ ListedStore: TypeAlias = (
 
 
 class SourceListings:
-    """The listings of all sources in turn, so that each shows objects early."""
+    """The listings of all sources in turn, so that each yields objects early."""
 
     def __init__(self, stores: Sequence[ListedStore]) -> None:
         self._stores = stores
@@ -218,7 +218,7 @@ class SourceListings:
 
     @property
     def left_out(self) -> Counter[str]:
-        """The files that no one meant, which the listings left out so far, by name."""
+        """The files that the listings left out so far because they are not data, by name."""
         counts = (one.left_out for one in self._stores if not isinstance(one, DatasetStore))
         return sum(counts, Counter())
 
@@ -237,7 +237,7 @@ class SourceListings:
         yield from (page for pages in turns for page in pages if page)
 
     def _moved(self, number: int, first: int) -> Iterator[list[Entry]]:
-        """Yield pages of one length, because the length of a store's own may depend on timing."""
+        """Yield pages of one length, because the length of a store's own pages may depend on timing."""
         entries = chain.from_iterable(self._stores[number].pages())
         with _naming_source(number, len(self._stores)):
             while page := [
@@ -255,9 +255,10 @@ def open_listings(
     lengths: Sequence[int | None] = (),
     refresh: bool = False,
 ) -> SourceListings:
-    """``lengths`` are those that samplers know of the Datasets, of each source.
+    """Open the listings of all sources.
 
-    ``refresh``: a shared catalog that is not of just now is listed anew.
+    ``lengths`` has the lengths of Datasets by source, as samplers know them. With ``refresh``,
+    an older shared catalog is listed anew.
     """
     known = iter(lengths)
     awaited: set[SharedListing] = set()
@@ -288,7 +289,10 @@ def open_listings(
 
 
 def _with_unwritten_chunks(store: RemoteStore) -> RemoteStore | ZarrListing:
-    """Return a listing that ends with them; imported here, because a sampler imports what it reads."""
+    """Return a listing with the unwritten chunks at its end.
+
+    Imported here, because a sampler imports only what it reads.
+    """
     from growcache.formats.zarr import open_zarr
     from growcache.sampling.zarr_listing import ZarrListing
 

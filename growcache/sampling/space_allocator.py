@@ -1,4 +1,4 @@
-"""Space in the cache: which group gets it, which shards are evicted for it, and which readers hold it back."""
+"""Space in the cache: which group gets it, which shards are evicted for it, and which readers prevent that."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ class SpaceAllocator:
         self._clock = clock
         self._cache = cache
         self.evicts = evicts and bounds.eviction != "none"
-        # Whether room has run out, so that new shards take the place of old ones.
+        # Whether room has run out, so that new shards replace old ones.
         self.at_bound = False
-        self._largest = 0  # bytes of a group of shards that asked for room
-        self._filled = 0  # bytes of shards that came in this run
+        self._largest = 0  # bytes of the largest group of shards that requested room
+        self._filled = 0  # bytes of shards that were added in this run
         self._filling = Rate()
         self._held_since: dict[str, float] = {}  # by lease, monotonic seconds
 
     @property
     def capacity(self) -> int:
-        """The bytes that the bound leaves for shards."""
+        """Bytes that the bound leaves for shards."""
         cache = self._cache
         return max(0, cache.max_bytes - cache.space.budget.total - cache.space.catalog_bytes)
 
     @property
     def spare(self) -> int:
-        """The part of the capacity that no group has needed so far."""
+        """Part of the capacity that no group has needed so far."""
         return max(0, self.capacity - self._largest)
 
     @property
@@ -79,7 +79,7 @@ class SpaceAllocator:
         return self._bounds.eviction != "none"
 
     def reserve(self, permit_id: str, nbytes: int, *, for_refetch: bool = False) -> bool:
-        """Evict if need be; return False where the permit has to wait."""
+        """Reserve bytes, and evict if needed; return False if the permit must wait."""
         if nbytes > self.capacity:
             raise ConfigError(
                 f"cache.max_bytes: one group of shards takes {nbytes:,} bytes, and "
@@ -94,7 +94,7 @@ class SpaceAllocator:
         return self._cache.reserve(permit_id, nbytes)
 
     def shrink(self) -> None:
-        """Evict what exceeds a bound that was lowered."""
+        """Evict the excess over a bound that was lowered."""
         cache, bounds = self._cache, self._bounds
         if cache.older and (short := -cache.bytes_left()) > 0:
             self._take_from_older(short)
@@ -117,15 +117,15 @@ class SpaceAllocator:
     def make_room(self, nbytes: int, *, for_refetch: bool = False) -> None:
         """Evict until ``nbytes`` are free, or retire shards ahead that readers still hold.
 
-        A refetch ignores `min_uses`, because a reader and a full cache that no job reads would
-        otherwise wait for each other.
+        A refetch ignores `min_uses`. Otherwise a reader, and a full cache that no job reads,
+        would wait for each other.
         """
         short = nbytes - self._cache.bytes_left_for_shards()
         if short > 0 and self._cache.older:
             self._take_from_older(short)
             short = nbytes - self._cache.bytes_left_for_shards()
             if self._cache.older:
-                return  # what readers hold there comes sooner than new samples should go
+                return  # the shards that readers hold will be free before new samples should go
         if short <= 0 or not (self.evicts_for_refetches if for_refetch else self.evicts):
             return
         self.at_bound = True
@@ -136,7 +136,10 @@ class SpaceAllocator:
         self._cache.count_older()
 
     def make_room_for_listing(self, nbytes: int) -> None:
-        """Without readers ignore `min_uses`, because a full cache would block the listing."""
+        """Make room for the listing.
+
+        Without readers `min_uses` is ignored, because a full cache would block the listing.
+        """
         if self._cache.older and (short := nbytes - self._cache.bytes_left()) > 0:
             self._take_from_older(short)
         if not self.evicts:
@@ -172,30 +175,33 @@ class SpaceAllocator:
             cache.retire(ahead)
 
     def _candidates(self) -> list[eviction_policy.Candidate]:
-        """Return the live shards except those that a reader waits for."""
+        """Return the live shards without those that a reader waits for."""
         wanted, candidates = self._cache.refetch_queue.wanted, self._cache.candidates()
         return [c for c in candidates if c.number not in wanted] if wanted else candidates
 
     def _that_clear(
         self, candidates: Iterable[eviction_policy.Candidate]
     ) -> list[eviction_policy.Candidate]:
-        """Without shards kept for dead readers, because retiring them ahead frees nothing soon."""
+        """Return those candidates that will be free soon, without shards kept for dead readers."""
         kept = self._cache.lease_table.kept
         return [candidate for candidate in candidates if candidate.number not in kept]
 
     @property
     def _going_bytes(self) -> int:
-        """Shards kept for dead readers have a fifth of the bound of their own."""
+        """Bytes of shards that will be free.
+
+        Shards for dead readers have their own fifth of the bound.
+        """
         return self._cache.clearing_bytes
 
     def filled(self, nbytes: int) -> None:
         self._filled += nbytes
 
     def keep_ahead(self) -> None:
-        """Retire shards for the next groups in advance, so that they clear while samplers fill.
+        """Retire shards for the next groups in advance, so that they are free when samplers need them.
 
         Readers release a shard about an epoch after it was retired. Samplers that waited for
-        that would rest as long as they work.
+        that would be idle half of the time.
         """
         now, cache, bounds = self._clock(), self._cache, self._bounds
         self._filling.note(now, self._filled)
@@ -227,7 +233,7 @@ class SpaceAllocator:
         return self._filling.per_second * longest
 
     def movable(self, *, for_refetch: bool = False) -> tuple[int, int]:
-        """Return the bytes of shards that can go now, and once their readers release them."""
+        """Return the bytes of shards that can go now, and after their readers release them."""
         if self._cache.older:
             return self._cache.older.movable()
         free = held = 0
@@ -274,7 +280,7 @@ class SpaceAllocator:
         self._bounds = bounds
 
     def unused(self) -> str:
-        """Return which readers have to read more, or release shards, in words."""
+        """Return which readers must read more, or release shards, in words."""
         if self._ripe_but_kept:
             return self._holders(always=True)
         jobs = sorted({lease.job for lease in self._cache.leases if lease.open and lease.job})
@@ -314,14 +320,14 @@ class SpaceAllocator:
         )
 
 
-IN_TURN_SECONDS = 5.0  # that an encoded group waits for an earlier one
+IN_TURN_SECONDS = 5.0  # for which an encoded group waits for an earlier one
 FULL_FOR_GOOD = (
     "the cache is full, and with cache.eviction none no shard makes room for another"
 )
 
 
 class WriteQueue:
-    """The issued permits; ``blocked`` says why no encoded group may be written."""
+    """The issued permits. ``blocked`` has the reason why no encoded group may be written."""
 
     def __init__(
         self,
@@ -337,7 +343,7 @@ class WriteQueue:
         self._fixed_set = fixed_set
         self._clock = clock
         self.permits: dict[str, IssuedPermit] = {}
-        self.cuts: dict[str, Sequence[int]] = {}  # the lengths of shards that are too long
+        self.cuts: dict[str, Sequence[int]] = {}  # lengths to which shards are cut
         self.blocked = ""
         self.short_of_disk = False
 
@@ -366,7 +372,7 @@ class WriteQueue:
                 evicts = self._space.evicts_for_refetches
                 if not (issued.fresh or self.short_of_disk or evicts):
                     self._refetches.refuse(issued.permit.group, FULL_FOR_GOOD)
-                break  # first come, first served: else a large group would wait for ever
+                break  # first come, first served, or a large group would wait forever
             issued.granted = True
             granted.append(issued.permit.id)
         return granted
@@ -374,9 +380,9 @@ class WriteQueue:
     def _is_early(self, issued: IssuedPermit) -> bool:
         """Whether an encoded group of the ramp waits until earlier ones are written.
 
-        A small cache of the groups that are encoded soonest would favour fast objects. The wait
-        is short, because a store that hangs must not delay the first samples. Later groups in
-        flight are few compared with those cached. Groups of a fixed set come in their order.
+        A small cache with the groups that are encoded soonest would favour fast objects. The
+        wait is short, because a store that hangs must not delay the first samples. Later groups
+        in flight are few compared with those cached. Groups of a fixed set come in order.
         """
         if self._fixed_set.awaits_earlier(issued, self.permits.values()):
             return True
@@ -389,7 +395,7 @@ class WriteQueue:
         return any(now < one.awaited_since + IN_TURN_SECONDS for one in earlier)
 
     def _obstacle(self, issued: IssuedPermit) -> str:
-        """Reserve the bytes; return the event that has to happen first, or an empty string."""
+        """Reserve the bytes; return the event that must happen before, or ""."""
         assert issued.need_bytes is not None
         permit, nbytes, for_refetch = (
             issued.permit.id,
@@ -398,7 +404,7 @@ class WriteQueue:
         )
         try:
             reserved = self._space.reserve(permit, nbytes, for_refetch=for_refetch)
-        except CacheFullError as error:  # it could not even note which shards it evicts
+        except CacheFullError as error:  # it could not even record which shards it evicts
             self.short_of_disk = True
             return f"free space on the disk: {error}"
         if not reserved:
@@ -409,6 +415,6 @@ class WriteQueue:
             )
         if self._cache.disk_holds_promises():
             return ""
-        self._cache.space.release(permit)  # half of it would be written, and lost
+        self._cache.space.release(permit)  # half of the group would be written, and lost
         self.short_of_disk = True
         return f"free space on the disk: {nbytes:,} bytes for the next group of shards"

@@ -1,4 +1,4 @@
-"""The status of a running service: counts, outages and recent errors, and what the components know."""
+"""The status of a running service: counts, outages, recent errors, and facts from the components."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from growcache.secrecy import url_without_secrets
 from growcache.store.catalog import Catalog
 from growcache.usercode import printable
 
-# The clients of a store.
+# Clients of a store.
 LISTING, TABLES, PURGES, SAMPLERS = "listing", "tables", "purge lists", "samplers"
 
 
 def process_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a status says of this process, the supervisor, from now on."""
+    """Return the fields of a status about this process, the supervisor, from now on."""
     return {**this_process(), "path": str(path), "started_at": time.time()}
 
 
@@ -109,7 +109,7 @@ class Waiting(NamedTuple):
 
 
 class StatusBuilder:
-    """Counts what no other component counts, and puts the status together."""
+    """Counts everything that no other component counts, and builds the status."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class StatusBuilder:
         objects: Objects,
         budget: ByteBudget,
     ) -> None:
-        self.failures = 0  # requests and visits that are tried again
+        self.failures = 0  # requests and visits that are retried
         self.last_errors: deque[str] = deque(maxlen=5)
         self.silences = {
             client: StoreSilence() for client in (LISTING, TABLES, PURGES, SAMPLERS)
@@ -132,7 +132,7 @@ class StatusBuilder:
         self._objects = objects
         self._began = time.monotonic()
         self._process = process_fields(config.cache.path)
-        # A run that needs no listing shows what the last one left out.
+        # A run without a listing shows the files that the last listing left out.
         self._left_out_before = _left_out_before(config.cache.path)
         self._samples = Rate()
         self._bytes = Rate()
@@ -163,7 +163,10 @@ class StatusBuilder:
         return next(filter(None, found), "")
 
     def outage_messages(self, dispatcher: Dispatcher | None, now: float) -> list[str]:
-        """Return warnings: an outage that lasts for some seconds is reported once, and its end."""
+        """Return warnings.
+
+        An outage is reported once after some seconds, and its end as well.
+        """
         refused = dispatcher.breaker.waiting_for if dispatcher is not None else ""
         return self._notice.look(refused or self._silent_store(now), now)
 
@@ -280,7 +283,7 @@ class StatusBuilder:
         if silent_store and dispatcher.at_work:
             return Waiting("waiting", silent_store, "store")
         if verdict.granted or (verdict.state == "waiting" and writes.permits):
-            # Work is under way; the status still says why no further permit is granted.
+            # Work is in progress, but the status still shows why no further permit is granted.
             return Waiting("running", verdict.waiting_for, verdict.reason)
         return Waiting(verdict.state, verdict.waiting_for, verdict.reason)
 
@@ -304,10 +307,10 @@ class StatusBuilder:
         parts, draws, group = self._parts, dispatcher.draws, dispatcher.queue.next_new
         drawn, missing = self._cache.totals().drawn_parts, dispatcher.makeups.missing
         if draws.replacement:
-            return -math.expm1(-drawn / parts)  # expected, for independent draws
+            return -math.expm1(-drawn / parts)  # expected value for independent draws
         if (distinct := draws.distinct(group)) is not None:
             return max(0, min(distinct - missing, drawn)) / parts
-        # A refetch may have skipped ahead, to a later round even.
+        # A refetch may have skipped ahead, even to a later round.
         if dispatcher.round and not dispatcher.queue.behind:
             return max(0.0, 1.0 - missing / parts)
         return min(1.0, drawn / parts)

@@ -1,4 +1,4 @@
-"""What was drawn of each stratum, as the status shows it. Pure."""
+"""The draws of each stratum, as the status shows them. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from growcache.cache.status_model import StratumStatus
 from growcache.sampling.orders import Floats, Ints
 from growcache.usercode import printable
 
-MOST_ROWS = 50  # the strata of which least was drawn share the last one
+MOST_ROWS = 50  # strata with the fewest draws share the last one
 MOST_CHARACTERS = 100  # of a name
 
 
 def stratum_statuses(
     names: Sequence[str], parts: Ints, drawn: Ints, *, replacement: bool
 ) -> list[StratumStatus]:
-    """Return a row per stratum, the most drawn ones first; ``parts`` and ``drawn`` are in the order of the names.
+    """Return a row per stratum, most drawn first.
+
+    ``parts`` and ``drawn`` are in the order of the names.
 
     >>> rows = stratum_statuses(["a", "b"], np.array([10, 2]), np.array([4, 5]), replacement=False)
     >>> [(row.name, row.parts, row.drawn, row.coverage) for row in rows]
@@ -43,7 +45,7 @@ def stratum_statuses(
 
 
 def _distinct(parts: Ints, drawn: Ints, *, replacement: bool) -> Floats:
-    """Return how many different parts the draws are; with replacement the expected number."""
+    """Return the number of different parts in the draws; with replacement the expected number."""
     if not replacement:
         return np.minimum(drawn, parts).astype(np.float64)
     expected: Floats = -parts.astype(np.float64) * np.expm1(-drawn / np.maximum(parts, 1))

@@ -1,8 +1,9 @@
 """The draws of one stratum: a pure function of (seed, editions, draw number).
 
-A stratum is a sequence of numbered draws, and each number gives a part and a round. Within a round no part comes
-twice: an edition that is added in its middle permutes all parts anew, and skips those that earlier orders of the round
-gave. The inverse permutation identifies them, so no record is kept.
+A stratum is a sequence of numbered draws, and each number gives a part and a round. Within a
+round no part occurs twice. An edition that is added within a round permutes all parts anew, and
+skips those that earlier orders of the round gave. The inverse permutation identifies them, so
+no record is kept.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from growcache.seeding import derive_seed, finalize64, stream64
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_CHUNK = 1 << 16  # positions walked at once where some parts are skipped
-_MEMOS = 512  # places in the orders of a stratum that are remembered
+_CHUNK = 1 << 16  # positions processed together if some parts are skipped
+_MEMOS = 512  # remembered places in the orders of a stratum
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class EditionStrata:
 
     names: Sequence[str]  # a number means the same stratum in every edition
     sizes: Ints  # parts of each, which an order permutes
-    own: Ints  # parts of each in this node's lanes: the draws of a round
-    natural: Ints  # how often each is drawn where none is favoured
+    own: Ints  # parts of each in this node's lanes, which are the draws of a round
+    natural: Ints  # draws of each if none is favoured
     place: Callable[[int, Ints], Ints]  # (stratum, numbers in it) -> numbers in the edition
-    starts: Callable[[int], Ints]  # stratum -> the first part of every object, and the total
+    starts: Callable[[int], Ints]  # stratum -> first part of every object, and the total
     owned: Callable[[int, Ints], Mask] | None = None  # None: all parts
     lane_of: Callable[[int, Ints], Ints] | None = None
 
@@ -50,7 +51,7 @@ class DrawnEdition:
     number: int
     first_group: int
     strata: EditionStrata
-    lanes: str | None = None  # that this node owned
+    lanes: str | None = None  # of this node
     quotas: Ints | None = None  # draws of each stratum in a block; None: one stratum
 
 
@@ -72,7 +73,7 @@ class DrawRun:
     edition: DrawnEdition
     order: PartOrder
     earlier: tuple[EarlierOrder, ...] = ()
-    moved: int = 0  # draws of parts that were another node's earlier in the round
+    moved: int = 0  # draws of parts that another node owned earlier in the round
 
     @property
     def changes_lanes(self) -> bool:
@@ -88,7 +89,7 @@ class DrawRun:
 
 
 class StratumDraws:
-    """Draws a part again only after all parts came, however the stratum grows meanwhile."""
+    """Draws a part again only after all parts were drawn, however the stratum grows meanwhile."""
 
     def __init__(
         self, stratum: int, make_order: MakeOrder, notes: DrawNotes | None = None
@@ -96,11 +97,11 @@ class StratumDraws:
         self._stratum = stratum
         self._make_order = make_order
         self._notes = notes or DrawNotes()
-        # Ascending. Behind the last one, full rounds of its edition follow for ever.
+        # Ascending. After the last run, full rounds of its edition follow endlessly.
         self._runs: list[DrawRun] = []
-        self._later: DrawRun | None = None  # of these rounds the one asked for last
+        self._later: DrawRun | None = None  # the last requested one of these rounds
         self._memos: list[Place] = []  # ascending
-        self._moved: dict[int, tuple[int, int]] = {}  # of a run: draw, moved parts before it
+        self._moved: dict[int, tuple[int, int]] = {}  # of a run: draw, earlier moved parts
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         """Let draws from number ``at`` on choose among the parts of ``edition``."""
@@ -113,7 +114,7 @@ class StratumDraws:
             if edition.strata.own[self._stratum]:
                 self._runs = [self._whole_round(at, 0, edition)]
             return
-        last = self._run(at - 1)  # its round goes on, also where it just ended
+        last = self._run(at - 1)  # its round continues, even if it just ended
         self._later = None
         same_lanes = last.edition.lanes == edition.lanes
         if same_lanes and edition.strata.sizes[self._stratum] == last.order.size:
@@ -135,7 +136,7 @@ class StratumDraws:
         self._notes.note_grown(self._stratum, edition.number, found)
 
     def recall(self) -> None:
-        """Go on where the notes say, if they are of the last edition so far."""
+        """Continue from the notes if they are about the last edition so far."""
         if not self._runs:
             return
         last = self._runs[-1]
@@ -158,7 +159,7 @@ class StratumDraws:
         return self._run(draw).round
 
     def round_end(self, draw: int) -> int:
-        """Return the first draw behind the round of a draw, as far as known."""
+        """Return the first draw after the round of a draw, as far as known."""
         return self._run(draw).end
 
     def _own(self, edition: DrawnEdition) -> int:
@@ -181,7 +182,7 @@ class StratumDraws:
         return self._later
 
     def _end(self, run: DrawRun) -> int:
-        """Return where the next run begins, because an edition may begin within this one."""
+        """Return the start of the next run, because an edition may start within this one."""
         place = bisect_right(self._runs, run.first, key=lambda s: s.first)
         return min([run.end, *(s.first for s in self._runs[place : place + 1])])
 
@@ -190,7 +191,7 @@ class StratumDraws:
         return DrawRun(first, self._own(edition), round_, edition, order)
 
     def _counted(self, s: DrawRun) -> DrawRun:
-        """Count the draws in the order of the parts, because few inverse orders are needed then."""
+        """Count the draws in the order of the parts, because that needs few inverse orders."""
         size = s.order.size
         draws = moved = 0
         for at in range(0, size, _CHUNK):
@@ -209,9 +210,9 @@ class StratumDraws:
         return int((~stayed[lane_of(self._stratum, parts)]).sum())
 
     def moved(self, draw: int) -> tuple[int, int]:
-        """Return how many draws before one took parts that another node owned earlier in their round.
+        """Return the earlier draws of parts that another node owned earlier in their round.
 
-        And how many more will, in the round of this draw.
+        The second number counts those that will follow in the round of this draw.
         """
         known = [run for run in self._runs if run.moved and run.first < draw]
         drawn = sum(self._moved_before(run, draw) for run in known)
@@ -283,9 +284,9 @@ class StratumDraws:
     def _walk(
         self, run: DrawRun, position: int, wanted: int
     ) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield where each chunk starts, its parts, and their offsets in it."""
+        """Yield the start of each chunk, its parts, and their offsets in it."""
         size = run.order.size
-        enough = 1.1 * wanted * size / max(1, run.draws)  # mostly, to give what is wanted
+        enough = 1.1 * wanted * size / max(1, run.draws)  # usually enough for the wanted draws
         step = max(_CHUNK // 64, int(min(enough, _CHUNK)))
         while position < size:
             stop = min(size, position + step)
@@ -296,11 +297,12 @@ class StratumDraws:
             position, step = stop, min(_CHUNK, step * 4)
 
     def _fresh(self, run: DrawRun, parts: Ints) -> Mask:
-        """Return which parts are this node's and not drawn yet in the round."""
+        """Return which parts belong to this node and were not drawn yet in the round."""
         mask = run.edition.strata.mask(self._stratum, parts)
         for one in run.earlier:
             known = np.flatnonzero(mask & (parts < one.order.size))
-            if one.edition.lanes != run.edition.lanes:  # a lane that was not ours then
+            # A lane that belonged to another node then.
+            if one.edition.lanes != run.edition.lanes:
                 known = known[one.edition.strata.mask(self._stratum, parts[known])]
             drawn = one.order.inverse(parts[known]) < one.positions
             mask[known] = ~drawn
@@ -308,12 +310,13 @@ class StratumDraws:
 
 
 class IndependentDraws:
-    """Draws with replacement; each is a round of its own."""
+    """Draws with replacement. Each draw is a round by itself."""
 
     def __init__(self, stratum: int, *where: int | str) -> None:
         self._stratum = stratum
         self._key = np.uint64(derive_seed(*where, "independent") & 0xFFFFFFFFFFFFFFFF)
-        self._editions: list[tuple[int, DrawnEdition]] = []  # first draw, what it is drawn from
+        # First draw, and the edition that is drawn from.
+        self._editions: list[tuple[int, DrawnEdition]] = []
 
     def grow(self, edition: DrawnEdition, at: int) -> None:
         self._editions = [*(known for known in self._editions if known[0] < at), (at, edition)]
@@ -325,7 +328,7 @@ class IndependentDraws:
         strata, numbers = known[-1].strata, np.arange(start, stop)
         size = np.uint64(strata.sizes[self._stratum])
         words = stream64(np.full(len(numbers), self._key), numbers.astype(np.uint64))
-        # 64 bits over at most 2^40 parts: none is likelier than another by more than 2^-24.
+        # 64 bits over at most 2^40 parts, so chances differ by at most 2^-24.
         parts = (words % size).astype(np.int64)
         left = np.flatnonzero(~strata.mask(self._stratum, parts))
         while len(left):
@@ -335,10 +338,10 @@ class IndependentDraws:
         return parts, numbers
 
     def recall(self) -> None:
-        """There is nothing to walk through."""
+        """Do nothing, because independent draws have no state."""
 
     def moved(self, draw: int) -> tuple[int, int]:
-        return 0, 0  # there is no round in which a part may come only once
+        return 0, 0  # there is no round in which a part may occur only once
 
     def round_of(self, draw: int) -> int:
         return draw

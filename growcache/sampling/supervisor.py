@@ -1,7 +1,7 @@
 """The process that owns a cache: it lists, grants permits, commits, evicts and reports.
 
-Everything happens on one event loop, and nothing else touches the cache between two turns of it. Samplers are child
-processes; the listing is a thread that only delivers pages.
+Everything happens on one event loop, and nothing else changes the cache between two turns of
+the loop. Samplers are child processes. The listing is a thread that only delivers pages.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ LEASES_SECONDS = 0.1
 UPKEEP_SECONDS = 1.0
 HISTORY_SECONDS = 10.0
 SHOW_SECONDS = 0.25
-FULL_SECONDS = 2 * UPKEEP_SECONDS  # that the status says so, after the last failed write
+# For which the status shows a full disk after the last failed write.
+FULL_SECONDS = 2 * UPKEEP_SECONDS
 WARN_SECONDS = 60.0
-MOST_FAILED_STARTS = 5  # in a row, of samplers in one slot
-PATIENCE = 1.5  # a read's own retries may last half as long again as the timeout
-GRACE_SECONDS = 5.0  # beyond that, before a sampler counts as stuck
+MOST_FAILED_STARTS = 5  # consecutive, of samplers in one slot
+PATIENCE = 1.5  # times the timeout, because a read's own retries may take half as long again
+GRACE_SECONDS = 5.0  # after that, before a sampler counts as stuck
 
 OnStatus = Callable[[Status], None]
 
@@ -96,7 +97,8 @@ class Supervisor:
         self._on_status = on_status
         self._refresh = refresh
         self._retry_holes = retry_holes
-        cache.claim(configured_values(config))  # first: the catalog must not mix two sources
+        # First, because the catalog must not mix two sources.
+        cache.claim(configured_values(config))
         self._catalog = Catalog.open(cache.layout.catalog)
         subsets = Split(config.split) if config.split is not None else None
         self._objects = Objects(
@@ -133,7 +135,7 @@ class Supervisor:
         self._file = file
         self._reload: ConfigReload | None = None
         self._found: FoundIdentity | None = None
-        self._full_at = -math.inf  # when the disk was full last, monotonic seconds
+        self._full_at = -math.inf  # when the disk was last full, monotonic seconds
         self._error: Exception | None = None
         self._ended = False
         self._blocked_since = time.monotonic()
@@ -222,12 +224,12 @@ class Supervisor:
             self._awaits_purges = False
         elif self._awaits_purges:
             self._fail(error)
-        else:  # the list that was read holds, and is read again
+        else:  # the list that was read stays valid, and is read again
             self._status.last_errors.append(coded_text(error))
         self._wake()
 
     def _retries_labels(self, error: TransientStoreError) -> bool:
-        """Whether tables are read again for ever; the rule is that of `ListingIngest`."""
+        """Whether tables are read again forever, by the rule of `ListingIngest`."""
         return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
 
     def _labels_read(self, found: Labels | GrowcacheError) -> None:
@@ -239,7 +241,7 @@ class Supervisor:
         self._wake()
 
     def _listing_retried(self, error: BaseException) -> None:
-        # In the listing's thread, where a lost count does no harm.
+        # In the listing's thread, where losing a count is harmless.
         self._status.note_retry(LISTING, error)
         self._status.last_errors.append(f"listing: {error}")
 
@@ -250,7 +252,10 @@ class Supervisor:
         self._wake()
 
     def _guard(self, step: Callable[[], object]) -> None:
-        """Run a step; an error ends the service, and `run` raises it: first of all a cache that is gone."""
+        """Run a step.
+
+        An error ends the service, and `run` raises it, first of all a missing cache.
+        """
         try:
             try:
                 step()
@@ -270,11 +275,11 @@ class Supervisor:
                 self._fail(
                     CacheError(f"cannot use {self._config.cache.path}: {error}", code="GC405")
                 )
-        except Exception as error:  # noqa: BLE001 - a defect; `run` raises it, all being stopped
+        except Exception as error:  # noqa: BLE001 - a defect, which `run` raises after the stop
             self._fail(error)
 
     def _disk_is_full(self, error: OSError) -> None:
-        """The step is atomic, and the next turn tries it again."""
+        """Record a full disk. The step is atomic, and the next turn retries it."""
         if not self._disk_full:
             self._status.last_errors.append(str(error))
         self._full_at = time.monotonic()
@@ -333,7 +338,7 @@ class Supervisor:
         options = [source.storage_options for source in config.sources]
         is_new = options != [source.storage_options for source in self._config.sources]
         if is_new:
-            for source in config.sources:  # without a request: this refuses invalid options
+            for source in config.sources:  # without a request, to refuse invalid options
                 open_store(source, without_credentials=True)
         if self._dispatcher is not None:
             self._dispatcher.adopt_settings(config)
@@ -361,7 +366,8 @@ class Supervisor:
             self._start_listing()
         if self._identity is not None:
             slot.send(identity_message(self._identity))
-        self._read_limits.hand_out(self._pool.slots)  # or it reads at full concurrency at first
+        # Or it would start reading at full concurrency.
+        self._read_limits.hand_out(self._pool.slots)
 
     def _probed(self, slot: SamplerSlot, message: Message) -> None:
         assert self._introduction is not None
@@ -416,7 +422,7 @@ class Supervisor:
         self._cache.set_identity(found.identity)
         identity = (
             self._cache.meta.identity
-        )  # that on disk, which may have an earlier fingerprint
+        )  # the one on disk, which may have an earlier fingerprint
         assert identity is not None
         if self._search.lacks_objects(listed=self._listing.listed):
             return  # the shards of the cache were drawn from a longer listing
@@ -472,7 +478,7 @@ class Supervisor:
     def _look_at_purges(self) -> None:
         if self._cache.purger.look():
             self._cache.older.follow_list(self._cache.layout)
-            self._status.last_errors.clear()  # they may name keys
+            self._status.last_errors.clear()  # they may contain keys
             if self._dispatcher is not None:
                 self._dispatcher.purged()
 
@@ -568,7 +574,7 @@ class Supervisor:
         self._records.show(self._shown, self._hole_kinds, time.monotonic())
 
     def _show_the_end(self) -> None:
-        # First without a look at the cache, because it may be gone.
+        # First without reading the cache, because it may be gone.
         self._shown = replace(
             self._shown,
             state="stopped",

@@ -1,4 +1,4 @@
-"""The listing of a source of Zarr: what the store lists, and then the chunks that it does not have."""
+"""The listing of a Zarr source: the store's listing, and then the chunks that the store lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class ZarrListing:
-    """Entries without a size come last, in an order that follows from the listing alone."""
+    """A listing with unwritten chunks at its end, in an order that depends only on the listing."""
 
     def __init__(self, store: RemoteStore, census: ChunkCensus) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class ZarrListing:
         listed = unwritten = 0
         with asyncio.Runner() as runner:
             for page in self._store.pages():
-                yield page  # first: samplers can begin with it
+                yield page  # first, so that samplers can start with it
                 listed += len(page)
                 runner.run(
                     self._census.note(page, lambda entry: StoredObject(self._store, entry))

@@ -1,4 +1,4 @@
-"""Where samplers run: as children of the supervisor, or as actors of a Ray cluster.
+"""The contract of engines, which run samplers as child processes or as actors of a Ray cluster.
 
 The supervisor knows samplers only by their messages, so an engine is a way to start one.
 """
@@ -14,37 +14,56 @@ from growcache.sampling.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class SamplerEnd:
-    code: int  # as of a process: negative for a signal
-    reason: str = ""  # in words, where the code does not say it
+    """The end of a sampler.
+
+    Attributes:
+        code: Exit code, like that of a process: negative for a signal.
+        reason: Reason in words, if the code does not show it.
+    """
+
+    code: int
+    reason: str = ""
 
 
 class RunningSampler(Protocol):
+    """A sampler that an engine has started."""
+
     @property
     def pid(self) -> int: ...
 
     @property
     def node(self) -> str | None:
-        """The name of its machine; None for this one."""
+        """Name of the sampler's machine; None for this one."""
 
     def send(self, message: Message) -> None:
-        """A message to a dead sampler is lost, and `ended` reports the death."""
+        """Send a message. If the sampler is dead it is lost, and `ended` reports the death."""
 
     async def ended(self) -> SamplerEnd:
-        """Return once it is gone and all its messages are read."""
+        """Wait until the sampler is gone and all its messages are read; return how it ended."""
 
     def kill(self) -> None: ...
 
     async def stop(self) -> None:
-        """Let it report what it read, and end it."""
+        """Let the sampler report the bytes that it read, and end it."""
 
 
 class Engine(Protocol):
+    """A way to run samplers."""
+
     @property
     def waiting_for(self) -> str:
         """The event without which its samplers cannot start, in words."""
 
     async def start(self, number: int, on_message: Callable[[Message], None]) -> RunningSampler:
-        """Start the sampler of a slot, or wait until it can start. OSError: it never will."""
+        """Start the sampler of a slot, or wait until it can start.
+
+        Args:
+            number: Number of the slot.
+            on_message: Called with each message of the sampler.
+
+        Raises:
+            OSError: It will never start.
+        """
 
     async def stop(self) -> None:
-        """End what the engine has besides samplers; these are stopped."""
+        """End everything that the engine has besides samplers, which are stopped already."""

@@ -1,7 +1,7 @@
-"""A child process that speaks in lines: ``python -m growcache COMMAND``.
+"""A child process that communicates in lines: ``python -m growcache COMMAND``.
 
-It starts never by fork or multiprocessing, so that the user's script needs no ``__main__`` guard. It has its own
-session, so that a terminal's Ctrl-C reaches only the supervisor.
+It never starts by fork or multiprocessing, so that the user's script needs no ``__main__``
+guard. It has its own session, so that a terminal's Ctrl-C reaches only the supervisor.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from growcache.usercode import child_environment
 LINE_BYTES = 1 << 24
 STDERR_BYTES = 1 << 16
 ENVIRONMENT = {
-    # One thread for the client's own runtime: more of them only fight with the event loop,
-    # and cost a third more CPU per byte.
+    # One thread for the client's own runtime. More threads only compete with the event loop,
+    # and cost a third more CPU time per byte.
     "TOKIO_WORKER_THREADS": "1",
-    # Samplers are the parallelism; idle BLAS threads spin for 50 ms at every start.
+    # Samplers themselves are parallel, and idle BLAS threads would spin for 50 ms at every
+    # start.
     "OPENBLAS_NUM_THREADS": "1",
-    # Objects come and go all the time. glibc would give their memory back to the kernel and
-    # have it cleared anew for the next ones, which costs as much as reading the socket.
+    # Objects are loaded and freed continuously. glibc would return their memory to the kernel
+    # and have it cleared again for the next ones, which costs as much as reading the socket.
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the highest it takes
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest accepted value
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
-STDERR_SECONDS = 0.5  # after a child's end, to read its error stream
+STDERR_SECONDS = 0.5  # for reading a child's error stream after its end
 STOP_SECONDS = (3.0, 3.0, 10.0)  # after closing the pipe, after SIGTERM, after SIGKILL
 
 
@@ -53,7 +54,7 @@ class EngineProcess:
         on_stderr: Callable[[bytes], None] | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> EngineProcess:
-        """``variables``: of its environment, besides those of this process."""
+        """Start a child. ``variables`` are added to this process's environment."""
         stderr = None if on_stderr is None else await StderrPipe.open(on_stderr)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -83,16 +84,16 @@ class EngineProcess:
 
     @property
     def node(self) -> None:
-        """It runs on this machine."""
+        """None, because it runs on this machine."""
 
     def send(self, message: Message) -> None:
-        """A message to a dead child is lost, and `ended` reports the death."""
+        """Send a message. If the child is dead it is lost, and `ended` reports the death."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
 
     async def ended(self) -> SamplerEnd:
-        """Return the exit code once the child is gone and its output is read."""
+        """Wait until the child is gone and its output is read; return its exit code."""
         await self._reading
         code = await self._process.wait()
         await self._finish_stderr()
@@ -103,7 +104,7 @@ class EngineProcess:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Close the pipe, then ask, then kill; return when the child is gone."""
+        """Close the pipe, then terminate, then kill; return after the child is gone."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         for seconds, escalate in zip(
@@ -126,7 +127,7 @@ class EngineProcess:
     async def _read(self, on_message: Callable[[Message], None]) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            if line.endswith(b"\n"):  # a child killed while it spoke leaves half a line
+            if line.endswith(b"\n"):  # a killed child may leave half a line
                 on_message(unpack(line))
 
 
@@ -147,7 +148,7 @@ class StderrPipe:
 
     @classmethod
     async def open(cls, on_stderr: Callable[[bytes], None]) -> StderrPipe:
-        """The caller closes ``write_end`` once a child has it."""
+        """Return a new pipe. The caller closes ``write_end`` after a child has it."""
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
         read_end, write_end = os.pipe()
         transport, _ = await loop.connect_read_pipe(
@@ -158,7 +159,7 @@ class StderrPipe:
         return pipe
 
     async def finish(self) -> None:
-        """Pass on what is left, and close the pipe, although a grandchild may still hold it."""
+        """Pass on the rest, and close the pipe, although a grandchild may still hold it."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=STDERR_SECONDS)
         self.close()
@@ -172,7 +173,7 @@ class StderrPipe:
         rest = b""
         while chunk := await self._reader.read(STDERR_BYTES):
             lines, end, rest = (rest + chunk).rpartition(b"\n")
-            if len(rest) > STDERR_BYTES:  # a line without end, such as a progress bar
+            if len(rest) > STDERR_BYTES:  # an endless line, such as a progress bar
                 lines, end, rest = lines + end + rest, b"\n", b""
             if end:
                 on_stderr(lines + end)

@@ -1,4 +1,4 @@
-"""Which engines run the samplers of a configuration."""
+"""Choose the engines that run the samplers of a configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def engines_of(
     on_failure: Callable[[Exception], None],
     on_stderr: Callable[[bytes], None] | None,
 ) -> list[tuple[Engine, int]]:
-    """Return the engines, each with the number of its samplers."""
+    """Return the engines, each with its number of samplers."""
     sampling = config.sampling
     engines: list[tuple[Engine, int]] = [(LocalEngine(on_stderr), sampling.workers)]
     if sampling.engine == "ray":

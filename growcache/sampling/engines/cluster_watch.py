@@ -1,6 +1,6 @@
-"""Whether a cluster still answers, and the node of this machine still belongs to it.
+"""Watch whether a cluster answers, and whether this machine's node still belongs to it.
 
-A question to a cluster without its head may never return, so questions have a time limit of their own.
+A request to a cluster without its head may never return, so requests have their own time limit.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 5.0
-SILENT_SECONDS = 10.0  # without an answer, before the status says so
-MOST_SILENT_SECONDS = 120.0  # after which a new connection is tried
+SILENT_SECONDS = 10.0  # without an answer, before the status reports it
+MOST_SILENT_SECONDS = 120.0  # after which a new connection is attempted
 
 
 async def reason_to_reconnect(
     is_member: Callable[[], bool], on_silence: Callable[[bool], None]
 ) -> str:
-    """Return once the connection is of no use; ``on_silence`` hears when the cluster falls silent, and when it answers."""
+    """Wait until the connection is useless; return the reason.
+
+    ``on_silence`` is called when the cluster becomes silent, and when it answers again.
+    """
     silent_since: float | None = None
     question = asyncio.create_task(_answer(is_member))
     while True:
@@ -36,7 +39,7 @@ async def reason_to_reconnect(
 
 
 async def _answer(is_member: Callable[[], bool]) -> bool | None:
-    """Return None where the cluster refuses to answer."""
+    """Return the answer, or None if the cluster refuses to answer."""
     try:
         return await asyncio.to_thread(is_member)
     except Exception:  # noqa: BLE001 - Ray raises many kinds without a head

@@ -1,4 +1,4 @@
-"""How many bytes of shards may be on their way at once, so that Ray's object store never spills."""
+"""Limit the bytes of shards in flight, so that Ray's object store never spills."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class InFlightBytes:
-    """Admits groups in their order, for one event loop; one that is larger than all never fits."""
+    """Admits groups in order, for one event loop. A group larger than the limit never fits."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -18,7 +18,7 @@ class InFlightBytes:
 
     @asynccontextmanager
     async def room(self, nbytes: int) -> AsyncIterator[None]:
-        """Hold ``nbytes`` while the block runs, and wait for them first."""
+        """Wait for ``nbytes``, and hold them during the block."""
         if nbytes > self.most:
             raise ValueError(f"{nbytes:,} bytes are more than {self.most:,}")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

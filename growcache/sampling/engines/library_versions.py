@@ -1,11 +1,11 @@
-"""The versions of libraries that decide what is in a shard: the same on every machine, or the run ends."""
+"""Versions of libraries that affect the content of shards: equal on all machines, or the run ends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-# Decoders, and what makes arrays of what they decode.
+# Decoders, and libraries that make arrays of decoded data.
 LIBRARIES = (
     *("growcache", "numpy", "h5py", "numcodecs", "pillow", "pyarrow", "zstandard", "nibabel"),
     *("soundfile", "astropy", "tifffile", "imagecodecs", "pydicom", "scipy"),
@@ -24,15 +24,15 @@ def installed_versions() -> dict[str, str]:
 
 
 class VersionTable:
-    """The first version of each library that was seen, and where."""
+    """The first version that was seen of each library, and on which node."""
 
     def __init__(self) -> None:
         self._first: dict[str, tuple[str, str]] = {}
 
     def differences(self, node: str, versions: Mapping[str, str]) -> list[str]:
-        """Take what a node has; return what differs from a node before, in words.
+        """Add a node's versions; return the differences from earlier nodes, in words.
 
-        A library that a node lacks is no difference: what needs it says so.
+        A missing library is not a difference, because the code that needs it reports that.
 
         >>> table = VersionTable()
         >>> table.differences("head", {"numpy": "2.1.0", "h5py": "3.14.0"})

@@ -18,4 +18,4 @@ class LocalEngine:
         return await EngineProcess.start("sampler", on_message, self._on_stderr)
 
     async def stop(self) -> None:
-        """A local engine has nothing but its samplers."""
+        """Do nothing, because a local engine has only its samplers."""

@@ -1,7 +1,10 @@
-"""Which actors work on which permit: that of a slow one is given a second time, and the first to arrive wins.
+"""Track the actors of each permit.
 
-A group is a pure function of its permit, so a copy is safe. It is also a test: where both copies arrive, their bytes
-are equal, or something about the source, the user's code or a machine is not what it should be.
+A slow permit gets a second actor, and the first result wins.
+
+A group is a pure function of its permit, so a copy is safe. It is also a test: if both copies
+arrive, their bytes must be equal. Otherwise something is wrong with the source, the user's code
+or a machine.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from growcache.cache.sidecar import Sidecar
 from growcache.sampling.messages import Message
 
 LEAST_SLOW_SECONDS = 10.0
-SLOW_FACTOR = 3.0  # times the median of the permits before
+SLOW_FACTOR = 3.0  # times the median of earlier permits
 REMEMBERED, LEAST_REMEMBERED = 32, 4  # permits whose time is known
 
 
 @dataclass(frozen=True, slots=True)
 class ShardOutcome:
-    """A shard of a permit; what a store may answer differently is kept apart from the digest."""
+    """A shard of a permit.
+
+    Facts that a store may answer differently are separate from the digest.
+    """
 
     number: int
     drawn: tuple[object, ...]
@@ -36,7 +42,7 @@ class ShardOutcome:
 
 
 def differing_shards(ones: Sequence[ShardOutcome], others: Sequence[ShardOutcome]) -> list[int]:
-    """Return the shards that were drawn alike and still have different bytes.
+    """Return the shards that were drawn alike, but have different bytes.
 
     >>> one, other = ShardOutcome(7, (64,), "aa"), ShardOutcome(7, (64,), "bb")
     >>> differing_shards([one], [other]), differing_shards([one], [ShardOutcome(7, (63,), "bb")])
@@ -52,17 +58,17 @@ def differing_shards(ones: Sequence[ShardOutcome], others: Sequence[ShardOutcome
 @dataclass(slots=True)
 class CopiedPermit:
     message: Message
-    owner: int  # the slot that the supervisor gave it to
+    owner: int  # slot to which the supervisor gave it
     given_at: float  # monotonic seconds
-    slots: set[int]  # that work on it
-    first: int | None = None  # the slot that arrived first
+    slots: set[int]  # slots that work on it
+    first: int | None = None  # slot that arrived first
     outcomes: dict[int, Sequence[ShardOutcome]] = field(default_factory=dict)
-    is_cut: bool = False  # the first was cut shorter than the others are
+    is_cut: bool = False  # the first result is shorter than the others
     is_over: bool = False  # for the supervisor; only a comparison is left
 
     @property
     def speaker(self) -> int:
-        """The slot whose word counts."""
+        """The slot whose messages count."""
         return self.owner if self.first is None else self.first
 
 
@@ -94,7 +100,7 @@ class PermitCopies:
     def arrived(
         self, permit_id: str, slot: int, now: float
     ) -> Literal["first", "later", "unknown"]:
-        """Note that a slot has read and encoded its copy."""
+        """Record that a slot has read and encoded its copy."""
         known = self._permits.get(permit_id)
         if known is None or slot not in known.slots:
             return "unknown"
@@ -106,7 +112,7 @@ class PermitCopies:
     def compared(
         self, permit_id: str, slot: int, outcome: Sequence[ShardOutcome]
     ) -> tuple[int, list[int]] | None:
-        """Note the digests of a copy; return a slot with other bytes, and which shards have them."""
+        """Record the digests of a copy; return a slot with other bytes, and the shards concerned."""
         known = self._permits.get(permit_id)
         if known is None:
             return None
@@ -121,7 +127,7 @@ class PermitCopies:
         return None
 
     def over(self, permit_id: str, slot: int) -> None:
-        """Note that a slot is done with its copy."""
+        """Record that a slot has finished its copy."""
         if known := self._permits.get(permit_id):
             known.slots.discard(slot)
             known.is_over = known.is_over or slot == known.speaker
@@ -129,11 +135,11 @@ class PermitCopies:
                 del self._permits[permit_id]
 
     def forget(self, permit_id: str) -> None:
-        """Forget a permit that the supervisor took back, or will give anew."""
+        """Forget a permit that the supervisor withdrew, or will issue again."""
         self._permits.pop(permit_id, None)
 
     def slot_ended(self, slot: int) -> list[CopiedPermit]:
-        """Forget what a slot worked on; return permits of others that are lost with it."""
+        """Forget the work of a slot; return permits of others that are lost with it."""
         lost = []
         for permit_id, known in list(self._permits.items()):
             if slot not in known.slots and slot != known.owner:

@@ -1,7 +1,8 @@
 """A sampler as an actor of a Ray cluster.
 
-The sampler itself is that of `growcache.sampling.sampler`, in a thread with an event loop of its own. The writer
-(`ray_writer`) calls the methods: each has a thread, so that none waits for another.
+The sampler itself is that of `growcache.sampling.sampler`, in a thread with its own event loop.
+The writer (`ray_writer`) calls the methods. Each has its own thread, so that none waits for
+another.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from growcache.sampling.fill import EncodedShard
 from growcache.sampling.messages import Message, refusal_message
 from growcache.sampling.sampler import Sampler, config_of, watch_calls
 
-# The threads of an actor, by what they do.
+# The threads of an actor, by task.
 CONCURRENCY_GROUPS = {"tell": 1, "hear": 1, "take": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class SentShard:
-    """A shard in Ray's object store: its files are arrays, which a reader maps and does not copy."""
+    """A shard in Ray's object store.
+
+    Its files are arrays, which a reader maps without copying.
+    """
 
     sidecar: bytes
     files: list[tuple[str, bool, Bytes]]  # suffix, whether guarded, content
@@ -74,7 +78,7 @@ def _joined(file: EncodedFile) -> Bytes:
 
 
 class Handover:
-    """Shards on their way to the writer; `deliver` ends once these are on the cache's disk."""
+    """Shards on their way to the writer. `deliver` ends after they are on the cache's disk."""
 
     def __init__(self) -> None:
         self._taken: dict[str, Future[list[SentShard]]] = {}
@@ -128,12 +132,12 @@ class SamplerActor:
 
     @ray.method(concurrency_group="tell")
     def begin(self, setup: Message, code: SentCode) -> None:
-        """Start the sampler, which then says that it is ready, or refused."""
+        """Start the sampler, which then reports that it is ready, or refused."""
         threading.Thread(target=self._run, args=(setup, code), daemon=True).start()
 
     @ray.method(concurrency_group="tell")
     def tell(self, number: int, message: Message) -> None:
-        """Take a message; Ray does not keep the order of calls, so they are numbered."""
+        """Accept a message. Ray does not keep the order of calls, so messages are numbered."""
         self._early[number] = message
         while (next_one := self._early.pop(self._told, None)) is not None:
             self._told += 1
@@ -141,7 +145,7 @@ class SamplerActor:
 
     @ray.method(concurrency_group="hear")
     def hear(self) -> list[Message]:
-        """Return the next messages of the sampler, which has some every second."""
+        """Return the next messages of the sampler, which sends some every second."""
         found = [self._outbox.get()]
         while not self._outbox.empty():
             found.append(self._outbox.get())
@@ -154,7 +158,7 @@ class SamplerActor:
 
     @ray.method(concurrency_group="take")
     def outcome(self, permit_id: str) -> list[ShardOutcome]:
-        """Grant a permit of which another copy was written, and return only what to compare."""
+        """Grant a permit whose other copy was written, and return only values to compare."""
         return [shard.outcome() for shard in self._granted(permit_id)]
 
     def _granted(self, permit_id: str) -> list[SentShard]:
@@ -169,7 +173,7 @@ class SamplerActor:
 
     @ray.method(concurrency_group="take")
     def finish(self) -> None:
-        """Say what was read last, because budgets count every byte."""
+        """Report the last reads, because budgets count every byte."""
         if self._sampler is not None:
             self._sampler.report()
         self._outbox.put({"type": "finished"})
@@ -184,7 +188,7 @@ class SamplerActor:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve(setup, code))
-        except BaseException:  # noqa: BLE001 - a defect: the actor ends, as a sampler's process does
+        except BaseException:  # noqa: BLE001 - after a defect the actor ends
             traceback.print_exc()
             os._exit(1)
 

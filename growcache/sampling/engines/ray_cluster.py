@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, or a Ray of the service's own."""
+"""The connection to a Ray cluster, or to a Ray that the service starts itself."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import ray
 
 from growcache.config_ray import AUTO, LOCAL, RayConfig
 
-LEAST_STORE_BYTES = 80_000_000  # Ray takes no smaller object store
+LEAST_STORE_BYTES = 80_000_000  # Ray's minimum for an object store
 ANSWER_SECONDS = 5.0
-STORE_SHARE = 0.75  # of the smallest object store, which others may use, too
+STORE_SHARE = 0.75  # of the smallest object store, because others may use it, too
 
 
 def connect(config: RayConfig, folder: str | None) -> None:
-    """Connect this process, the driver; ``folder`` is for the files of a Ray of its own.
+    """Connect this process, the driver. ``folder`` is for the files of a Ray that it starts.
 
-    Ray's own errors say that there is no cluster: ConnectionError, RuntimeError, ValueError, ….
+    Ray raises its own errors if there is no cluster: ConnectionError, RuntimeError, ValueError,
+    ….
     """
     common: dict[str, Any] = {
         "namespace": "growcache",
         "logging_level": "ERROR",
-        "log_to_driver": True,  # what samplers print
+        "log_to_driver": True,  # the samplers' output
     }
     if config.address != LOCAL:
         if config.address != AUTO:
@@ -45,7 +46,7 @@ def connect(config: RayConfig, folder: str | None) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raise OSError where no head answers: Ray itself would try for minutes."""
+    """Raise OSError if no head answers, because Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS):
         pass
@@ -57,19 +58,22 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def is_member() -> bool:
-    """Whether the node that this process is connected to belongs to the cluster. May raise Ray's errors."""
+    """Whether the node of this process's connection belongs to the cluster.
+
+    May raise Ray's errors.
+    """
     here = ray.get_runtime_context().get_node_id()
     return any(node["NodeID"] == here for node in living_nodes())
 
 
 def node_name(node_id: str, host: str) -> str:
-    """Return the host, with a part of the node's number where several nodes are on one host."""
+    """Return the host, with a part of the node's id if several nodes share the host."""
     alike = [node for node in living_nodes() if node["NodeManagerHostname"] == host]
     return host if len(alike) < 2 else f"{host}-{node_id[:6]}"
 
 
 def in_flight_limit(config: RayConfig) -> int:
-    """Return the bytes that may be in flight: what is configured, if every object store can hold it."""
+    """Return the bytes that may be in flight: as configured, if every object store can hold them."""
     stores = [
         node["Resources"]["object_store_memory"]
         for node in living_nodes()

@@ -1,8 +1,8 @@
 """The Ray engine: samplers are actors of a Ray cluster.
 
-One child of the supervisor, the writer, is Ray's driver (`ray_writer`). It relays messages between the
-supervisor and all actors, and writes the shards that they make, so the supervisor neither imports Ray nor
-touches a sample.
+One child of the supervisor, the writer, is Ray's driver (`ray_writer`). It relays messages
+between the supervisor and all actors, and writes their shards. So the supervisor neither
+imports Ray nor handles samples.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ OnMessage = Callable[[Message], None]
 
 
 def _ray_variables(config: RayConfig) -> dict[str, str]:
-    """Return what Ray reads when it is imported."""
+    """Return the variables that Ray reads at its import."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's default, which warns of itself
-        "RAY_task_events_report_interval_ms": "0",  # of calls: messages would be most of them
+        # Ray's default, which otherwise warns about itself.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_task_events_report_interval_ms": "0",  # of calls, which messages would dominate
     }
     if config.address == LOCAL:
-        # Else Ray would write a token into the home directory.
+        # Otherwise Ray would write a token into the home directory.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return {name: os.environ.get(name, value) for name, value in variables.items()}
 
@@ -54,7 +55,7 @@ class RaySampler:
         self._number = number
         self._writer = writer
         self._on_message = on_message
-        self._held: list[Message] | None = []  # what it said before the pool knew of it
+        self._held: list[Message] | None = []  # messages before the pool knew of it
         self._end: asyncio.Future[SamplerEnd] = asyncio.get_running_loop().create_future()
 
     def send(self, message: Message) -> None:
@@ -170,14 +171,14 @@ class RayEngine:
     ) -> None:
         self._config = config
         self._await_cluster()
-        self._has_warned = False  # of what its samplers wait for
+        self._has_warned = False  # about the event that its samplers wait for
         self._setup = setup
         self._on_failure = on_failure
         self._on_stderr = on_stderr
         self._writer: WriterProcess | None = None
         self._starting = asyncio.Lock()
         self._backoff = FIRST_BACKOFF_SECONDS
-        # Of a Ray of its own.
+        # For a Ray that the service starts.
         self._folder = RayFolder() if config.address == LOCAL else None
 
     async def start(self, number: int, on_message: OnMessage) -> RaySampler:
@@ -187,7 +188,7 @@ class RayEngine:
             sampler = writer.sampler(number, on_message)
             if await sampler.started:
                 self._backoff = FIRST_BACKOFF_SECONDS
-                # Once the caller has it: an answer would be lost before.
+                # After the caller has it, because an answer would be lost before.
                 asyncio.get_running_loop().call_soon(sampler.pass_on_held)
                 return sampler
             if writer.alive:

@@ -1,4 +1,4 @@
-"""The folder of a Ray that a service starts for itself, and what killed services left of theirs."""
+"""The folder of a Ray that a service starts, and the folders that killed services left."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from growcache.cache.locks import FileLock, is_locked
 
 PREFIX = "gcray-"
-MOST_PARENT_CHARACTERS = 25  # the path of a socket in it may have 107
-LEFT_SECONDS = 60.0  # a folder that has no lock yet is younger
+MOST_PARENT_CHARACTERS = 25  # because a socket's path in it may have 107
+LEFT_SECONDS = 60.0  # a younger folder may not have its lock yet
 
 
 class RayFolder:
-    """A temporary folder, locked while this process lives."""
+    """A temporary folder that is locked while this process lives."""
 
     def __init__(self) -> None:
         usual = tempfile.gettempdir()
@@ -34,7 +34,7 @@ class RayFolder:
 
 
 def _left_folders(parent: Path, now: float) -> Iterator[Path]:
-    """Yield this user's folders of services that were killed with their writers."""
+    """Yield this user's folders of services that were killed together with their writers."""
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()

@@ -1,4 +1,4 @@
-"""The writer's end of one actor: its life, its messages, and the way of its shards to the disk."""
+"""The writer's end of one actor: its life, its messages, and its shards on their way to the disk."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from growcache.sampling.engines.ray_cluster import node_name
 from growcache.sampling.engines.sent_code import SentCode
 from growcache.sampling.messages import Message, refusal_message
 
-PENDING_SECONDS = 3.0  # until an actor that does not start is worth a word
-KILL_SECONDS = 5.0  # for Ray to kill an actor: without its head it cannot
+PENDING_SECONDS = 3.0  # until an actor that does not start is reported
+KILL_SECONDS = 5.0  # for Ray to kill an actor, which it cannot without its head
 MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the links of all actors use."""
+    """State that the links of all actors share."""
 
     config: RayConfig
     setup: Message
@@ -43,9 +43,10 @@ class Shared:
     send: Callable[[Message], None]
     copies: PermitCopies = field(default_factory=PermitCopies)
     writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by permit
-    nodes: dict[int, str] = field(default_factory=dict)  # with their versions, by slot
+    # By slot, for actors with known versions.
+    nodes: dict[int, str] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)  # slots whose actors have not started
-    silent: set[str] = field(default_factory=set)  # the cluster, while it does not answer
+    silent: set[str] = field(default_factory=set)  # reasons while the cluster does not answer
 
     def note_pending(self, slot: int) -> None:
         self.pending.add(slot)
@@ -92,8 +93,8 @@ class ActorLink:
         self._is_over = False
         self._killed = asyncio.Event()
         self._actor: Any = None
-        self._told = 0  # messages
-        self.fills = False  # whether it knows what it needs to fill groups
+        self._told = 0  # number of messages
+        self.fills = False  # whether it has everything that it needs to fill groups
         self.node = ""
 
     def start(self) -> None:
@@ -111,14 +112,14 @@ class ActorLink:
 
     def grant(self, permit_id: str) -> None:
         nbytes = self._needs.pop(permit_id, None)
-        if nbytes is None:  # lost meanwhile, as the supervisor hears next
+        if nbytes is None:  # lost meanwhile, as the supervisor will see
             return
         writing = self._shared.writing
         task = writing[permit_id] = self._begin(self._transfer(permit_id, nbytes))
         task.add_done_callback(lambda _: writing.pop(permit_id, None))
 
     def finish(self) -> None:
-        """Let the actor say what it read last, and end it."""
+        """Let the actor report its last reads, and end it."""
         if self._actor is None:
             self._killed.set()
         else:
@@ -155,7 +156,7 @@ class ActorLink:
         if self._actor is not None:
             kill = asyncio.to_thread(ray.kill, self._actor)
             await asyncio.wait({asyncio.ensure_future(kill)}, timeout=KILL_SECONDS)
-        # The supervisor gives up these permits next, and then nothing may write their files.
+        # The supervisor will withdraw these permits, and then nothing may write their files.
         copies, writing = self._shared.copies, self._shared.writing
         lost = [writing[one] for one in copies.owned_by(self.slot) if one in writing]
         await asyncio.gather(*self._tasks, *lost, return_exceptions=True)
@@ -176,7 +177,7 @@ class ActorLink:
                 SamplingError(f"a sampler cannot run on Ray: {text}", code="GC707")
             )
             return 1, text
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises where a node is gone
+        except Exception as error:  # noqa: BLE001 - without the node Ray may raise anything
             return -signal.SIGKILL, _short(error)
 
     async def _introduced(self) -> bool:
@@ -268,7 +269,7 @@ class ActorLink:
     # ----------------------------------------------------------------- its shards
 
     async def _transfer(self, permit_id: str, nbytes: int) -> None:
-        """Bring the shards of a granted permit to the disk, and tell the actor."""
+        """Bring the shards of a granted permit to the disk, and report it to the actor."""
         disk = lost = ""
         async with self._shared.in_flight.room(nbytes):
             if self._is_over:
@@ -277,7 +278,7 @@ class ActorLink:
             try:
                 await self._write(permit_id, shards)
             except RayActorError:
-                return  # its end is noticed by `_speak`
+                return  # `_speak` notices its end
             except (RayError, GrowcacheError) as error:
                 lost = f"the group was lost on its way from a Ray node: {_short(error)}"
             except OSError as error:
@@ -292,7 +293,7 @@ class ActorLink:
         self._note_outcome(permit_id, [ShardOutcome.of(sidecar) for sidecar in written])
 
     async def _compare(self, permit_id: str) -> None:
-        """Compare a copy that arrived too late with what was written."""
+        """Compare a copy that arrived too late with the written shards."""
         with suppress(RayError):
             self._note_outcome(permit_id, await self._actor.outcome.remote(permit_id))
             self.send({"type": "delivered", "id": permit_id, "disk": "", "lost": ""})
@@ -312,7 +313,7 @@ class ActorLink:
 
 
 def _actor(config: RayConfig) -> Any:
-    remote: Any = ray.remote  # whose types lack concurrency groups
+    remote: Any = ray.remote  # its types lack concurrency groups
     return (
         remote(concurrency_groups=CONCURRENCY_GROUPS)(SamplerActor)
         .options(
@@ -328,7 +329,7 @@ def _actor(config: RayConfig) -> Any:
 
 
 def _short(error: BaseException) -> str:
-    """Return the lines of one of Ray's errors as one, without the advice."""
+    """Return one of Ray's errors as one line, without the advice."""
     text = " ".join(str(error).split())
     return (
         text if len(text) <= MAX_REASON_CHARACTERS else text[: MAX_REASON_CHARACTERS - 1] + "…"

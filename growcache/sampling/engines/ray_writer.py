@@ -1,12 +1,12 @@
-"""The writer: ``python -m growcache ray-writer``, the one process of this machine that uses Ray.
+"""The writer: ``python -m growcache ray-writer``, the only process on this machine that uses Ray.
 
-As Ray's driver it owns the samplers, which are actors, so Ray ends them with it. It relays their messages, one JSON
-object a line, and writes the shards that they make into ``incoming/``.
+As Ray's driver it owns the samplers, which are actors, so Ray ends them with it. It relays
+their messages, one JSON object per line, and writes their shards into ``incoming/``.
 
     supervisor -> writer   setup, then: start, stop, kill (of a slot), {"to": slot, "message": …}
     writer -> supervisor   waiting, refused, and of a slot: started, said, ended
 
-The end of the input means that the supervisor is gone, and ends the writer.
+The end of the input means that the supervisor is gone, and also ends the writer.
 """
 
 from __future__ import annotations
@@ -40,34 +40,37 @@ from growcache.sampling.messages import Message, refusal_message, unpack
 from growcache.sampling.sampler import ReportPipe, config_of
 
 COPY_SECONDS = 1.0  # between looks for slow permits
-THREADS = 64  # that fetch and write shards; some may hang in Ray
+THREADS = 64  # fetch and write shards; some may hang in Ray
 LEAVE_SECONDS = 8.0  # for Ray to disconnect
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 HERE = "this machine"
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the supervisor
     messages = os.dup(1)
     os.dup2(2, 1)  # Ray prints
     setup = sys.stdin.buffer.readline()
     if not setup:
         return
-    pipe = ReportPipe(messages, on_broken=lambda: None)  # the end of the input comes, too
+    pipe = ReportPipe(messages, on_broken=lambda: None)  # the input ends as well
     asyncio.run(Writer(unpack(setup), pipe.send).run())
 
 
 class Writer:
     def __init__(self, setup: Message, send: Callable[[Message], None]) -> None:
         self._setup = {name: value for name, value in setup.items() if name != "folder"}
-        self._folder: str | None = setup["folder"]  # of a Ray of its own
+        self._folder: str | None = setup["folder"]  # for a Ray that the service starts
         self._send = send
         self._config: Config = config_of(setup)
         self._links: dict[int, ActorLink] = {}
         self._connected = False
 
     async def run(self) -> None:
-        """Return never: the process ends, and does not wait for threads that hang in Ray."""
+        """Run without returning.
+
+        The process exits without waiting for threads that hang in Ray.
+        """
         try:
             await self._work()
         except BaseException:  # noqa: BLE001 - a defect
@@ -104,7 +107,7 @@ class Writer:
         return Shared(config, self._setup, code, files, in_flight, versions, self._send)
 
     def _leave(self, exit_code: int) -> NoReturn:
-        """Disconnect, which ends all actors, and remove what a Ray of its own left."""
+        """Disconnect, which ends all actors, and remove the files of a Ray that the service started."""
         leaving = threading.Thread(target=self._disconnect, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
@@ -150,7 +153,7 @@ class Writer:
             link.finish() if message["type"] == "stop" else link.kill()
 
     def _relay(self, slot: int, message: Message, copies: PermitCopies) -> None:
-        """Pass a message of the supervisor to the slot, or to the one that was first with a permit."""
+        """Pass a supervisor's message to the slot, or to the slot that was first with a permit."""
         known = copies.of(message["id"]) if "id" in message else None
         if known is not None and message["type"] == "revoke":
             self._revoke(known, copies)
@@ -191,7 +194,7 @@ class Writer:
         self._leave(1)
 
     def _other_link(self, slot: int) -> ActorLink | None:
-        """Return another sampler, on another node if there is one."""
+        """Return another sampler, on another node if possible, or None."""
         here = self._links[slot].node if slot in self._links else ""
         others = [one for one in self._links.values() if one.fills and one.slot != slot]
         return min(others, key=lambda one: one.node == here, default=None)

@@ -1,6 +1,7 @@
-"""The user's code on its way to nodes of a cluster, which need not have its modules.
+"""The user's code on its way to nodes of a cluster, which may lack its modules.
 
-It travels by cloudpickle: modules that no installer put here by value, installed packages by name.
+cloudpickle transports it: modules that no installer put here by value, and installed packages
+by name.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from growcache.usercode import PICKLED, PICKLED_PATH, SENT_CODE, find_code
 
 @dataclass(frozen=True, slots=True)
 class SentCode:
-    """Pickles: of code by its name, and of a Dataset that a program gave to `from_dataset`."""
+    """Pickled code by name, and the pickle of a Dataset that was passed to `from_dataset`."""
 
     named: bytes
     dataset: bytes | None = None
 
     @contextmanager
     def adopted(self) -> Iterator[None]:
-        """Let this process find the code: the Dataset during the block, all else for good."""
+        """Let this process find the code: the Dataset during the block, and the rest permanently."""
         SENT_CODE.update(pickle.loads(self.named))
         if self.dataset is None:
             yield
@@ -47,7 +48,11 @@ class SentCode:
 
 
 def send_code(config: Config) -> SentCode:
-    """Pickle the code that a configuration names. ConfigError: it cannot be pickled."""
+    """Pickle the code that a configuration names.
+
+    Raises:
+        ConfigError: The code cannot be pickled.
+    """
     names = code_names(config)
     found = {name: find_code(name, key) for name, key in names.items()}
     roots = {_root_module(one.found) for one in found.values()}
@@ -56,7 +61,7 @@ def send_code(config: Config) -> SentCode:
 
 
 def code_names(config: Config) -> dict[str, str]:
-    """Return the names of the user's functions, each with the key of the configuration that has it."""
+    """Return the names of the user's functions, each with its configuration key."""
     names: dict[str, str] = {}
     if config.sampling.transform is not None:
         names[config.sampling.transform] = "sampling.transform"
@@ -81,7 +86,7 @@ def _sent_dataset(config: Config) -> bytes | None:
         return None
     held = pickle.loads(
         Path(path).read_bytes()
-    )  # the program's own, in a file that no one else may write
+    )  # the program's own, in a file that only this user can write
     kind = held["found"] if held["makes"] else type(held["found"])
     with _by_value({_root_module(kind)}):
         return _pickled(held, given[0])
@@ -106,7 +111,7 @@ def _by_value(roots: set[str]) -> Iterator[None]:
 
 
 def _is_the_users(name: str) -> bool:
-    """Whether a module was not installed, so that other machines cannot be expected to have it."""
+    """Whether a module was not installed, so that other machines may lack it."""
     module = sys.modules.get(name)
     if not isinstance(module, ModuleType) or name in {"", "__main__", "growcache"}:
         return False
