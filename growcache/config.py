@@ -36,10 +36,8 @@ def _source_tag(value: Any) -> str:
     return SEVERAL_SOURCES if isinstance(value, list | tuple) else ONE_SOURCE
 
 
-ONE_SOURCE, SEVERAL_SOURCES = (
-    "one",
-    "several",
-)  # branches of ``source``, which users need not know
+# Branches of ``source``, which users need not know.
+ONE_SOURCE, SEVERAL_SOURCES = ("one", "several")
 
 
 _SourceSetting: TypeAlias = Annotated[

@@ -8,10 +8,8 @@ from pydantic import ByteSize, Field, PositiveInt, field_validator
 
 from growcache.config_source import ConfigModel
 
-LOCAL, AUTO = (
-    "local",
-    "auto",
-)  # addresses: a Ray that the service starts itself, and the one on this machine
+# Addresses: a Ray that the service starts itself, and the one on this machine.
+LOCAL, AUTO = ("local", "auto")
 
 
 class RayConfig(ConfigModel):

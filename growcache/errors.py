@@ -207,9 +207,8 @@ class TransientStoreError(StoreError):
     since: float | None = None  # first failure of several attempts, monotonic seconds
     status: int | None = None  # of HTTP, if the store answered with an error
     throttled: bool = False  # the store is overloaded, or did not answer in time
-    retry_after: float = (
-        0.0  # seconds to wait that the store asks for, if the client shows them
-    )
+    # Seconds to wait that the store asks for, if the client shows them.
+    retry_after: float = 0.0
 
 
 class ObjectMissingError(StoreError):

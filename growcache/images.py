@@ -25,9 +25,8 @@ __all__ = ["Decode"]
 IMAGE_KINDS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB decoded. A few kB can claim far more.
 CROPS = (None, "center", "random")
-MAX_ASPECT_CHANGE = (
-    4 / 3
-)  # a random crop is at most this much wider, or higher, than the wanted images
+# A random crop is at most this much wider, or higher, than the wanted images.
+MAX_ASPECT_CHANGE = 4 / 3
 RANDOM_BOX_ATTEMPTS = 10  # to find a random crop inside the image
 
 

@@ -155,9 +155,8 @@ def _write_side_files(
 ) -> None:
     write_atomic(layout.catalog, catalog)
     with Catalog.open(layout.catalog) as copied:
-        copied.complete = (
-            True  # no listing, because new objects belong to no shard of the journal
-        )
+        # No listing, because new objects belong to no shard of the journal.
+        copied.complete = True
     write_editions(layout, [Edition(*row) for row in facts["editions"]])
     if facts["deferrals"] is not None:
         write_deferrals(layout, Deferrals.from_values(facts["deferrals"]))

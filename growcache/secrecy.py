@@ -18,9 +18,8 @@ HIDDEN = "HIDDEN"
 
 MIN_SECRET_CHARACTERS = 6  # shorter texts are hardly secrets, and occur in sentences
 ANYWHERE_SECRET_CHARACTERS = 8  # shorter secrets are hidden only as whole words
-UNNAMED_SECRET_CHARACTERS = (
-    12  # a text this long under an unknown name of storage_options is secret
-)
+# A text this long under an unknown name of storage_options is secret.
+UNNAMED_SECRET_CHARACTERS = 12
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SECRET_WORDS = frozenset(
@@ -32,9 +31,8 @@ _SECRET_ENDS = ("key", "token", "secret", "password", "signature", "credentials"
 _COMMON_WORDS = frozenset(
     {"anon", "browser", "cache", "cloud", "google_default", "none", "true"} | _SECRET_WORDS
 )
-_PUBLIC_OUTSIDE_STORAGE_OPTIONS = frozenset(
-    {"key", "keys", "headers"}
-)  # these are secret in storage_options
+# These are secret in storage_options.
+_PUBLIC_OUTSIDE_STORAGE_OPTIONS = frozenset({"key", "keys", "headers"})
 _PUBLIC_NAMES = frozenset(
     {"endpoint_url", "endpoint", "base_url", "host", "port", "region", "region_name",
      "account_name", "project", "profile", "verify", "key_filename", "cache_storage", "path"}

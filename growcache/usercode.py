@@ -29,9 +29,8 @@ import numpy as np
 from growcache.errors import ConfigError, FormatError, GrowcacheError
 from growcache.schema import Origin, Sample
 
-_MAX_KEY_CHARACTERS = (
-    80  # characters of an object's key in a reason; the hole has the whole key
-)
+# Characters of an object's key in a reason; the hole has the whole key.
+_MAX_KEY_CHARACTERS = 80
 _MAX_ERROR_CHARACTERS = 160  # of an exception's text
 _MAX_ADVICE_CHARACTERS = 500  # of growcache's own errors, which say what to do
 
@@ -220,12 +219,10 @@ def find_code(name: str, key: str) -> FoundCode:
     return FoundCode(found, _source_digest(module), _source_root(module))
 
 
-PICKLED = (
-    "pickled"  # module part of the name of a maker that a program passed; it cannot be imported
-)
-PICKLED_PATH = (
-    "_GROWCACHE_DATASET_PICKLE"  # names its file; the underscore marks that it is no setting
-)
+# Module part of the name of a maker that a program passed; it cannot be imported.
+PICKLED = "pickled"
+# Names its file; the underscore marks that it is no setting.
+PICKLED_PATH = "_GROWCACHE_DATASET_PICKLE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,9 +348,8 @@ def _forget_damaged(
 
 
 def _write_index(layout: CacheLayout, contents: IndexContents) -> None:
-    layout.ballast.unlink(
-        missing_ok=True
-    )  # frees space for the index; the next start restores it
+    # Frees space for the index; the next start restores it.
+    layout.ballast.unlink(missing_ok=True)
     for path in _index_files(layout):
         path.unlink(missing_ok=True)
     fsync_directory(layout.root)

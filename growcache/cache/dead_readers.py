@@ -26,9 +26,8 @@ from growcache.cache.locks import close_owned, open_owned, try_lock
 if TYPE_CHECKING:  # a status does not need these imports
     from growcache.cache.space import ShardTable, SpaceAccount
 
-DEAD_READERS_SHARE = (
-    5  # shards and leases of dead readers take at most this fraction of their bounds
-)
+# Shards and leases of dead readers take at most this fraction of their bounds.
+DEAD_READERS_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,8 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
     layout = CacheLayout(generation_path(root, number))
     make_inner_directory(layout.root)
     before = CacheLayout(generation_path(root, newest)).purged
-    if (
-        before.exists()
-    ):  # what was withdrawn stays so; before the marker, which makes the folder a generation
+    # What was withdrawn stays so; before the marker, which makes the folder a generation.
+    if before.exists():
         write_atomic(layout.purged, before.read_bytes())
     write_marker(layout)
     adopt(layout, any_owner=any_owner)

@@ -38,9 +38,8 @@ class JobRecord:
     epoch: int | None = None
     reuse: float | None = None
     ess_samples: float | None = None
-    rank_wait_seconds: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the ranks that waited longest
+    # Of the ranks that waited longest.
+    rank_wait_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

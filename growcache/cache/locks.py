@@ -157,9 +157,8 @@ def _take_all_locks(seconds: float) -> bool:
     until, me = time.monotonic() + seconds, get_ident()
     if not _take_lock(_new_lock_gate, until):
         return False
-    others = [
-        lock for thread, lock in _lock_of_thread.items() if thread != me
-    ]  # all of them, because the gate is held
+    # All of them, because the gate is held.
+    others = [lock for thread, lock in _lock_of_thread.items() if thread != me]
     return all(_take_lock(lock, until) for lock in others)
 
 

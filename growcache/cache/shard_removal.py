@@ -108,9 +108,8 @@ class ShardRemover:
             self._finished = (self._finished - gone) | names
             self._shard_table.use(self.lease_table.count(new, self._shard_table))
         for name in names:
-            with suppress(
-                PermissionError
-            ):  # another user's folder; the index records that it was counted
+            # Another user's folder; the index records that it was counted.
+            with suppress(PermissionError):
                 lease_path(self._layout, name).unlink(missing_ok=True)
 
     def candidates(self) -> list[Candidate]:

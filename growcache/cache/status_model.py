@@ -25,9 +25,8 @@ class LeaseStatus:
     open: bool  # whether the reader lives
     seconds_left: float | None = None  # of the hold, if the reader is dead
     generation: int = 0  # of the samples that it reads
-    pid_namespace: int | None = (
-        None  # in which the pid is valid; each container of a pod has its own
-    )
+    # In which the pid is valid; each container of a pod has its own.
+    pid_namespace: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +196,11 @@ class Status:
     refetched_samples: int = 0
     subsets: list[SubsetStatus] = field(default_factory=list)  # of the split, after the listing
     sources: list[SourceStatus] = field(default_factory=list)  # of several, after the listing
-    strata: list[StratumStatus] = field(
-        default_factory=list
-    )  # after the listing, most drawn first
+    # After the listing, most drawn first.
+    strata: list[StratumStatus] = field(default_factory=list)
     unmatched: int = 0  # objects without labels or partners (source.on_missing)
-    left_out: dict[str, int] = field(
-        default_factory=dict
-    )  # from the listing: `.DS_Store`, empty …
+    # From the listing: `.DS_Store`, empty …
+    left_out: dict[str, int] = field(default_factory=dict)
     catalogs: list[str] = field(default_factory=list)  # shared ones that this run read or wrote
     set_aside: SetAsideStatus = field(default_factory=SetAsideStatus)
     moved: MovedStatus = field(default_factory=MovedStatus)

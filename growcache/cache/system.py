@@ -323,9 +323,8 @@ def service_end_reason(root: str | os.PathLike[str]) -> str | None:
 
 
 def _directory(root: str | os.PathLike[str]) -> Path:
-    from growcache.cache.files import (
-        directory_of,
-    )  # not above, because processes import this module first
+    # Not above, because processes import this module first.
+    from growcache.cache.files import directory_of
 
     return directory_of(Path(root)).resolve()
 
@@ -366,9 +365,8 @@ def watch_directory(directory: Path, told: Callable[[], None]) -> DirectoryWatch
             if event.event_type in _CHANGE_EVENTS and type(event) is not DirModifiedEvent:
                 told()
 
-    logging.getLogger("watchdog.observers.inotify").addFilter(
-        _is_worth_logging
-    )  # once if repeated
+    # Once if repeated.
+    logging.getLogger("watchdog.observers.inotify").addFilter(_is_worth_logging)
     observer = Observer()
     try:
         observer.schedule(Tell(), str(directory))

@@ -221,9 +221,8 @@ class FieldArray:
         self.scale = scale
         value = max(chunking.dtype.itemsize, scale.dtype.itemsize if scale else 0)
         self.nbytes = math.prod(chunking.shape) * value
-        self.chunks: tuple[int, ...] = (
-            chunking.chunks
-        )  # values that can only be fetched together
+        # Values that can only be fetched together.
+        self.chunks: tuple[int, ...] = chunking.chunks
 
     @property
     def shape(self) -> Shape:

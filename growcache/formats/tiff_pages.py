@@ -134,9 +134,8 @@ class TiffLayout:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # of a pixel, with the file's byte order unless tifffile decodes it
     page_axes: int
-    offsets: (
-        Array  # of pages, or of strips and tiles, [pages, strips or tiles]; -1: no such page
-    )
+    # Of pages, or of strips and tiles, [pages, strips or tiles]; -1: no such page.
+    offsets: Array
     segments: TiffSegments | None  # None: the pixels of a page are contiguous
 
     @property

@@ -116,9 +116,8 @@ class Block:
     transform_schema: TransformSchema
     irregular: dict[int, BatchRows] | None = None  # of some batches, for a journal
     seconds: float = 0.0  # time of the gather, without waits for the thread that shares it
-    stalled_seconds: float = (
-        0.0  # of these, in which the thread neither ran nor waited for a disk
-    )
+    # Of these, in which the thread neither ran nor waited for a disk.
+    stalled_seconds: float = 0.0
     thread: int = 0  # kernel's number of the thread that made it; 0 for another process
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
@@ -193,9 +192,8 @@ class BlockAssembler:
         batch, transformed = options.batch_size, options.transform is not None
         most = batches_per_block(nbytes, batch, framework.block_bytes, transformed=transformed)
         few = 1 if transformed else FIRST_BYTES // max(1, nbytes * batch)
-        if (
-            framework.batches_at_once > 1 and not transformed
-        ):  # small blocks would need more buffers
+        # Small blocks would need more buffers.
+        if framework.batches_at_once > 1 and not transformed:
             few = most
         self._ramp = BlockSizeRamp(batch, max(1, few), most)
         self.block_rows = batch * most

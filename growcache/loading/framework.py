@@ -259,9 +259,8 @@ class ParallelCopies:
             copy(starts, lengths, out)
             return
         first, rest = _ragged_halves(starts, lengths, out)
-        if not (
-            _has_long_rows(first) and _has_long_rows(rest)
-        ):  # they would be copied in another way
+        # They would be copied in another way.
+        if not (_has_long_rows(first) and _has_long_rows(rest)):
             copy(starts, lengths, out)
             return
         self._both(functools.partial(copy, *first), functools.partial(copy, *rest))

@@ -48,9 +48,8 @@ from growcache.store.catalog import Catalog
 
 _log = logging.getLogger(__name__)
 
-BATCH_SECONDS = (
-    30.0  # at most, between two written batches, which show how far a killed run came
-)
+# At most, between two written batches, which show how far a killed run came.
+BATCH_SECONDS = 30.0
 CATALOG_PART_BYTES = 1 << 20
 KEPT_PLANS = 4
 

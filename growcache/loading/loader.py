@@ -189,9 +189,8 @@ class Loader:
             journal=journal,
             ranks=self._ranks(),
         )
-        self._loaded: tuple[Position, MissingShards] | None = (
-            None  # reset by the next iteration
-        )
+        # Reset by the next iteration.
+        self._loaded: tuple[Position, MissingShards] | None = None
         self._transfer = self._transfer_to(device)
         self._consumer = self._new_consumer()
 

@@ -120,9 +120,8 @@ class MapPool:
         self._lock = threading.RLock()
         self._holds: Counter[ShardKey] = Counter()
         self._maps: dict[ShardKey, MappedShard] = {}
-        self._stamps: dict[
-            ShardKey, FileIdentity | None
-        ] = {}  # of the files when they were mapped
+        # Of the files when they were mapped.
+        self._stamps: dict[ShardKey, FileIdentity | None] = {}
         self._verified: set[ShardKey] = set()  # of the mapped shards
         self._known: dict[ShardKey, FileIdentity] = {}  # of intact files
         self._bad: dict[ShardKey, str] = {}

@@ -135,9 +135,8 @@ class Passes:
         self._pass: OpenPass | None = None
         self._window: OpenWindow | None = None
         self._cursor = 0
-        self._retaken_pieces: deque[Piece] = (
-            deque()
-        )  # to be taken before the window's next rows
+        # To be taken before the window's next rows.
+        self._retaken_pieces: deque[Piece] = deque()
         # Of the rows taken last, which may not have been read yet.
         self._taken: list[Window] = []
         # Windows that a process would need again if it died now and resumed.

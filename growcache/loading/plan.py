@@ -25,9 +25,8 @@ from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.seeding import generator_at
 
-ORDER_VERSION = (
-    1  # raise it if the order of a pass changes, because journals have positions in it
-)
+# Raise it if the order of a pass changes, because journals have positions in it.
+ORDER_VERSION = 1
 
 # A window is read ahead, mapped and verified as a whole. So memory bounds its bytes, the time
 # to open it bounds its shards, and both bound its samples.

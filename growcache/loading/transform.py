@@ -123,9 +123,8 @@ class SlowCallWatch:
         self.pause_seconds = min(1.0, timeout_seconds / 4)
         self._timeout_seconds = timeout_seconds
         self.report = report
-        self._next_warnings: dict[
-            int, tuple[float, float]
-        ] = {}  # start of the call, and time of the next warning
+        # Start of the call, and time of the next warning.
+        self._next_warnings: dict[int, tuple[float, float]] = {}
 
     def look(self, calls: Mapping[int, tuple[int, float]], now: float) -> None:
         for thread, (call, began) in calls.items():

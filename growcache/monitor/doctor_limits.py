@@ -15,10 +15,8 @@ Resource = Literal[
 ]
 
 BUSY_CPU_SHARE = 0.85
-NEAR_STORE_SECONDS, NEAR_CPU_SHARE = (
-    0.002,
-    0.5,
-)  # where a store answers at once, a core waits for no link
+# Where a store answers at once, a core waits for no link.
+NEAR_STORE_SECONDS, NEAR_CPU_SHARE = (0.002, 0.5)
 QUEUED_READ_RATIO = 1.5  # a read among others takes so much longer where the link is full
 WAIT_SHARE = 0.1
 

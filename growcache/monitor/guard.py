@@ -22,10 +22,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 NO_STORE = "no-store"  # unless a route says otherwise: what it shows is of this moment
-PROBES = (
-    "/healthz",
-    "/readyz",
-)  # an orchestrator's probes have no secrets; nor are they told any
+# An orchestrator's probes have no secrets; nor are they told any.
+PROBES = ("/healthz", "/readyz")
 METRICS = "/metrics"
 KNOWN = "growcache.known"  # key of a request: whether it may learn reasons
 NO_TOKEN = (

@@ -221,9 +221,8 @@ class Dispatcher(PermitIssuer):
             return []
         self.makeups.committed(issued.permit)
         self.space.filled(sum(row.allocated for row in rows))
-        if len(shards) < len(
-            written
-        ):  # the next run fills the group again, for its other shards
+        # The next run fills the group again, for its other shards.
+        if len(shards) < len(written):
             self._cache.discard(permit_id, issued.permit.shards)
             self.queue.returned(issued.permit.group)
         else:

@@ -30,13 +30,11 @@ from growcache.usercode import printable, short_key
 
 ObjectName: TypeAlias = tuple[int, str]  # store and key of an object
 
-FIRST_RETRY_SECONDS = (
-    30.0  # until the first retry; less if `timeout_seconds` is below a third of it
-)
+# Until the first retry; less if `timeout_seconds` is below a third of it.
+FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 600.0
-MAKEUP_SECONDS = (
-    10.0  # at least, between two makeup groups that are not full; grows with their number
-)
+# At least, between two makeup groups that are not full; grows with their number.
+MAKEUP_SECONDS = 10.0
 # By this factor, so that the largest number that a cache may have (`MOST_MAKEUPS`) lasts a
 # year.
 MAKEUP_GROWTH = 1.005

@@ -51,9 +51,8 @@ def identify(
     if any(source.labels is not None for source in config.sources):
         parts[LABELS] = digests.get(LABELS)
     parts["schema"] = str(schema)
-    if (
-        FOLDER_CLASSES in sizes
-    ):  # a listing decided them, so a later one may number them differently
+    # A listing decided them, so a later one may number them differently.
+    if FOLDER_CLASSES in sizes:
         parts["the folders that are classes"] = sizes[FOLDER_CLASSES]
     measured = sizing_values(sizing)
     parts |= {f"sampling.{name}": value for name, value in measured.items()}

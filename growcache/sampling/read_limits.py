@@ -23,9 +23,8 @@ UNRELATED_ANSWERS = 100
 FOLLOWING = 0.05  # of that share per window
 MARGIN = 1.5  # times the share that does not depend on the reads, because it varies
 LEAST_ANSWERS = 8  # in a window before its refusals count
-WINDOW_SECONDS = (
-    0.5  # at least, between two decisions, because the effect of one must show before the next
-)
+# At least, between two decisions, because the effect of one must show before the next.
+WINDOW_SECONDS = 0.5
 # Of a decrease: the weight of the share of refusals. A refused read returns later than a served
 # one.
 REFUSAL_WEIGHT = 2.0

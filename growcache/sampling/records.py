@@ -13,9 +13,8 @@ from growcache.sampling.metrics_builder import MetricsBuilder
 
 STATUS_SECONDS = 0.5
 METRICS_SECONDS = 1.0
-METRICS_SHARE = (
-    24  # the file may take 1/24 of the fixed part of the bound, and so may its next version
-)
+# The file may take 1/24 of the fixed part of the bound, and so may its next version.
+METRICS_SHARE = 24
 
 
 class Records:

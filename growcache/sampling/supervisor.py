@@ -420,9 +420,8 @@ class Supervisor:
 
     def _establish(self, found: FoundIdentity) -> None:
         self._cache.set_identity(found.identity)
-        identity = (
-            self._cache.meta.identity
-        )  # the one on disk, which may have an earlier fingerprint
+        # The one on disk, which may have an earlier fingerprint.
+        identity = self._cache.meta.identity
         assert identity is not None
         if self._search.lacks_objects(listed=self._listing.listed):
             return  # the shards of the cache were drawn from a longer listing

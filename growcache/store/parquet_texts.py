@@ -10,9 +10,8 @@ from typing import IO, Any
 
 from growcache.errors import FormatError
 
-MOST_TEXT_BYTES = (
-    100_000_000  # of a column, in the rows that are Python objects at the same time
-)
+# Of a column, in the rows that are Python objects at the same time.
+MOST_TEXT_BYTES = 100_000_000
 
 
 def table_batches(

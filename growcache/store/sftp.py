@@ -437,9 +437,8 @@ class _ConnectionPool:
         try:
             self._connections.append(await _connect(self._server))
         except BaseException:
-            if (
-                self._connections
-            ):  # with none left, the server is away, and will allow as many as before
+            # With none left, the server is away, and will allow as many as before.
+            if self._connections:
                 self._refused_at = time.monotonic()
             raise
         finally:

@@ -20,10 +20,8 @@ from growcache.errors import FormatError
 from growcache.store.contract import Entry, storable_entries
 
 VERSION = 1
-FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (
-    1_000,
-    64_000,
-)  # each part has twice as many as the one before
+# Each part has twice as many as the one before.
+FIRST_PART_ENTRIES, MOST_PART_ENTRIES = (1_000, 64_000)
 MOST_PART_BYTES = 1 << 26  # of a part that is read, unpacked
 # Unpacked bytes after which a part is written, whatever its number of entries.
 FULL_PART_BYTES = 1 << 24

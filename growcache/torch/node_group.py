@@ -116,9 +116,8 @@ class NodeGroup:
             self._meet()
             while not self._ended():
                 self._round()
-            self._group = (
-                None  # gloo's threads abort a process if they free tensors while it ends
-            )
+            # Gloo's threads abort a process if they free tensors while it ends.
+            self._group = None
         except Exception as error:  # noqa: BLE001 - torch's errors must not leave the loop waiting
             self._fail(error)
 

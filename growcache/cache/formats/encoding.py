@@ -28,9 +28,8 @@ from growcache.schema import BYTES, STR, Field
 # Larger values are written from their own memory. For smaller ones, a copy into a common block
 # costs less than the Python operations per value.
 DIRECT_BYTES = 64 * 1024
-PIECE_BYTES = (
-    256 * 1024
-)  # at most, of a core's second cache, which is often no larger than twice that
+# At most, of a core's second cache, which is often no larger than twice that.
+PIECE_BYTES = 256 * 1024
 
 
 class EncodedFile(NamedTuple):

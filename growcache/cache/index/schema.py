@@ -145,12 +145,8 @@ _BEFORE_LANES = _WITH_SAMPLES | {
     "editions": "edition INTEGER, objects INTEGER, digest TEXT, first_group INTEGER | edition"
 }
 TABLES_AFTER = {4: TABLES, 3: _WITH_SAMPLES, 2: _BEFORE_LANES}  # by the number of migrations
-OWN_TABLES = {
-    "shards",
-    "deleted_ranges",
-    "finished_leases",
-    "totals",
-}  # no other program has all of these
+# No other program has all of these.
+OWN_TABLES = {"shards", "deleted_ranges", "finished_leases", "totals"}
 MIGRATIONS_TABLE = "_sqlite_migrations"  # sqlite-utils records the applied migrations there
 # None is ever removed or renamed. An index with these and more belongs to a newer growcache.
 MIGRATION_NAMES = [

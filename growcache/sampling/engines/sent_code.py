@@ -84,9 +84,8 @@ def _sent_dataset(config: Config) -> bytes | None:
     given = [source.dataset for source in config.sources if source.dataset is not None]
     if path is None or not any(name.startswith(f"{PICKLED}:") for name in given):
         return None
-    held = pickle.loads(
-        Path(path).read_bytes()
-    )  # the program's own, in a file that only this user can write
+    # The program's own, in a file that only this user can write.
+    held = pickle.loads(Path(path).read_bytes())
     kind = held["found"] if held["makes"] else type(held["found"])
     with _by_value({_root_module(kind)}):
         return _pickled(held, given[0])
