@@ -1,1 +1,1 @@
-"""What a service shows: metrics, the page, plans and reports. It only reads."""
+"""Views of a service: metrics, the page, plans and reports. They only read."""

@@ -1,4 +1,4 @@
-"""The caches that a dashboard shows: their names, and what was read of them a moment ago."""
+"""The caches of a dashboard: their names, and values that were read recently."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from growcache.cache.status_model import Status
 T = TypeVar("T")
 
 FRESH_SECONDS = 0.9
-COST_SHARE = 0.02  # of the time may go into reading one value anew,
-STAMPED_COST_SHARE = 0.004  # or one whose stamp tells that it changed
+COST_SHARE = 0.02  # of the time may go into reading one value
+STAMPED_COST_SHARE = 0.004  # the same for a value whose stamp shows a change
 
 
 def named_caches(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the paths by short, distinct names: the last parts that tell them apart.
+    """Return the paths by short, distinct names: the last parts that distinguish them.
 
     >>> list(named_caches([Path("/a/cache"), Path("/b/cache"), Path("/b/eeg")]))
     ['a/cache', 'b/cache', 'eeg']
@@ -43,9 +43,10 @@ def _short_name(path: Path, others: Sequence[Path]) -> str:
 
 @dataclass(slots=True)
 class FreshValue(Generic[T]):
-    """A value that is read again once it is old, so that many viewers cost as much as one.
+    """A value that is read again after some time, so that several viewers cost as much as one.
 
-    What takes long to read, of a stopped cache with many shards, is read less often, unless its ``stamp`` changed.
+    A value that takes long to read, as of a stopped cache with many shards, is read less often,
+    unless its ``stamp`` changed.
     """
 
     read: Callable[[], T]
@@ -55,11 +56,11 @@ class FreshValue(Generic[T]):
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: T | None = None
     _stamp: object = None
-    _soon: float = 0.0  # by the clock, before which it is never read again
-    _due: float = 0.0  # after which it always is
+    _soon: float = 0.0  # time before which it is never read again
+    _due: float = 0.0  # time after which it always is
 
     def get(self) -> T:
-        """Return the value. May raise what ``read`` raises."""
+        """Return the value. May raise the errors of ``read``."""
         with self._lock:
             began = self.clock()
             if self._last is None or (began >= self._soon and self._is_old(began)):
@@ -85,7 +86,7 @@ def status_readers(caches: Mapping[str, Path]) -> dict[str, Callable[[], Status]
 
 
 def _service_stamp(path: Path) -> object:
-    """Return what changes where a service runs, begins or ends."""
+    """Return a value that changes if a service runs, starts or ends."""
     layout = CacheLayout(path)
     try:
         written = layout.status.stat().st_mtime_ns
@@ -93,6 +94,6 @@ def _service_stamp(path: Path) -> object:
         written = 0
     try:
         runs = is_locked(layout.supervisor_lock)
-    except OSError:  # of another user, or below a file; the reading says so
+    except OSError:  # another user's, or below a file, as the reading will report
         runs = False
     return layout.root, written, runs

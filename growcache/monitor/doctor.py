@@ -1,4 +1,7 @@
-"""The findings of `growcache doctor`: what was measured against what a service needs. Pure."""
+"""The findings of `growcache doctor`: measurements compared with the needs of a service.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ Level = Literal["ok", "warn", "wrong"]
 
 SLOW_DISK_BYTES_PER_SECOND = 50e6
 SLOW_SYNC_SECONDS = 0.1
-THROTTLED_SHARE = 0.02  # as the samplers' own limit on reads in flight tolerates
+THROTTLED_SHARE = 0.02  # as much as the samplers' own limit on reads tolerates
 SKEW_WARN_SECONDS, SKEW_WRONG_SECONDS = 60.0, 300.0  # S3 refuses 900
 SLOW_LISTING_SECONDS = 10.0
 CLOCK_BACK_SECONDS = 86_400.0
-OTHER_FILES = 100  # that a process has open, whatever it reads
-ENOUGH_FILES = 1024  # the usual limit
+OTHER_FILES = 100  # open in a process, besides shards
+ENOUGH_FILES = 1024  # usual limit
 LEAST_CACHE_BYTES = 50_000_000
 FILES_PER_SHARD = 3
-SHARD_BYTES = 4_000_000  # small ones, for a count of files that is rather too high
+SHARD_BYTES = 4_000_000  # a small size, so that the estimated number of files is high
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, what was expected, and what to do where they differ."""
+    """A measured value, the expected one, and what to do if they differ."""
 
     level: Level
     about: str
@@ -210,7 +213,7 @@ def _room(facts: DiskFacts) -> Iterator[Finding]:
 
 
 def _two_digits_down(value: int) -> int:
-    """Return a number with its first two digits.
+    """Return a number rounded down to two digits.
 
     >>> _two_digits_down(18_790_000_000), _two_digits_down(7)
     (18000000000, 7)
@@ -343,7 +346,7 @@ def training_findings(facts: TrainingFacts) -> Iterator[Finding]:
 
 
 def _in_seconds(seconds: float) -> str:
-    """Return a short time.
+    """Return a short time in words.
 
     >>> _in_seconds(0.0004), _in_seconds(0.0512), _in_seconds(3.21)
     ('0.4 ms', '51 ms', '3.2 s')

@@ -1,4 +1,7 @@
-"""Which resource limits a service, or a training run on its cache, and what to buy or set. Pure."""
+"""The resource that limits a service, or a training run on its cache, and what to buy or set.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ Resource = Literal[
 ]
 
 BUSY_CPU_SHARE = 0.85
-# Where a store answers at once, a core waits for no link.
+# If a store answers this fast, a core does not wait for the link.
 NEAR_STORE_SECONDS, NEAR_CPU_SHARE = (0.002, 0.5)
-QUEUED_READ_RATIO = 1.5  # a read among others takes so much longer where the link is full
+QUEUED_READ_RATIO = 1.5  # on a full link, a read among others takes this many times as long
 WAIT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The resource that limits, the reason, and what to buy or set."""
+    """The limiting resource, the reason, and what to buy or set."""
 
     resource: Resource
     text: str
     advice: str = ""
     supply: float | None = None  # samples per second that can be drawn
-    reuse: float | None = None  # that the supply makes of the consumption
+    reuse: float | None = None  # of the consumption with this supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,10 @@ def find_limit(facts: DoctorFacts) -> Limit:
 
 
 def drawn_per_second(facts: DoctorFacts) -> float | None:
-    """Return the samples per second that a service can draw; None where samples were not measured.
+    """Return the samples per second that a service can draw, or None if samples were not measured.
 
-    Mixed sources keep their proportion, so the slowest for its share sets the rate. The reads were made in one
-    process; where its core was busy, several samplers bring more.
+    Mixed sources keep their proportions, so the slowest relative to its share sets the rate.
+    The reads were made in one process. If its core was busy, several samplers draw more.
     """
     rates = [rate for one in facts.stores if (rate := _mixed_rate(one)) is not None]
     if not rates:
@@ -66,7 +69,7 @@ def drawn_per_second(facts: DoctorFacts) -> float | None:
     if busy > BUSY_CPU_SHARE:
         machine = facts.machine
         supply *= min(machine.workers, machine.cores) + machine.workers_elsewhere
-    supply += facts.training.drawn_per_second  # a service that runs has the rest of the link
+    supply += facts.training.drawn_per_second  # a running service uses the rest of the link
     if (limit := facts.max_bytes_per_second) is not None and (size := _fetched_bytes(facts)):
         supply = min(supply, limit / size)
     if facts.disk.write_bytes_per_second and facts.sample_bytes:
@@ -80,7 +83,7 @@ def _mixed_rate(store: StoreFacts) -> float | None:
 
 
 def _fetched_bytes(facts: DoctorFacts) -> float | None:
-    """Return the bytes that a drawn sample takes from the store, on average."""
+    """Return the mean bytes that a drawn sample takes from the store."""
     known = [(one.bytes / one.samples, one.share) for one in facts.stores if one.samples]
     total = sum(share for _, share in known)
     return sum(size * share for size, share in known) / total if total else None
@@ -180,7 +183,7 @@ def _limit_of_training(
 
 
 def _disk_limit(facts: DoctorFacts, consumed: float) -> tuple[str, str] | None:
-    """Return the limit of a disk that cannot read what is consumed, unless memory holds the cache."""
+    """Return the limit of a disk that reads too slowly, unless memory holds the cache."""
     read, size = facts.disk.read_bytes_per_second, facts.sample_bytes
     in_memory = facts.disk.max_bytes <= facts.machine.available_bytes // 2
     if not read or not size or in_memory or read >= consumed * size:

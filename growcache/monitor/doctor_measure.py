@@ -1,4 +1,4 @@
-"""Measure what a service needs: its stores, its disk, the machine, and the training that runs."""
+"""Measure the resources of a service: stores, disk, machine, and a running training job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from growcache.monitor.doctor_visits import needs_visits, with_visits
 WRITE_SECONDS, READ_SECONDS = 2.0, 2.0
 CHUNK_BYTES = 4 << 20
 MOST_WRITTEN_BYTES = 256 << 20
-SHARE_OF_FREE = 4  # of the room on the disk a test takes at most a fourth
+SHARE_OF_FREE = 4  # a test takes at most a fourth of the room on the disk
 SYNCS = 5
 LEAST_WATCHED_SECONDS = 4.0  # of a running job
 CGROUP = Path("/sys/fs/cgroup")
@@ -55,7 +55,7 @@ def measure(
     consume: float | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> DoctorFacts:
-    """Measure everything; ``consume`` in samples per second stands for a job that runs."""
+    """Measure everything. ``consume`` replaces a running job, in samples per second."""
     config, node, node_trouble = as_launched(config)
     before, began = _status(config.cache.path), time.monotonic()
     weights = config.weights or (1.0,)
@@ -83,9 +83,9 @@ def measure(
 
 
 def as_launched(config: Config) -> tuple[Config, str, str]:
-    """Return the configuration with the launcher's numbers, what it said, and why it said nothing.
+    """Return the configuration with the launcher's numbers, its words, and its error.
 
-    Without a launcher the source is measured as a single machine has it.
+    Without a launcher the source is measured as for a single machine.
     """
     try:
         found = launched_node(config)
@@ -100,14 +100,14 @@ def _status(path: Path) -> Status | None:
         return read_status(path)
     except CacheMissingError:
         return None
-    except (CacheError, OSError):  # `measure_disk` says what is wrong with the folder
+    except (CacheError, OSError):  # `measure_disk` reports errors of the folder
         return None
 
 
 def training_facts(
     before: Status | None, after: Status | None, seconds: float, consume: float | None
 ) -> TrainingFacts:
-    """Return what the fastest living job consumed between two looks at a cache."""
+    """Return the consumption of the fastest living job between two looks at a cache."""
     facts = TrainingFacts(
         service_runs=after is not None and after.state != "stopped",
         drawn_per_second=_drawn_between(before, after) / max(seconds, 1e-9),
@@ -143,7 +143,10 @@ def _readers(status: Status, job: JobStatus) -> int:
 
 
 def measure_disk(config: CacheConfig) -> DiskFacts:
-    """Measure the disk of a cache. Nothing is written into the cache itself, and no file keeps a name."""
+    """Measure the disk of a cache.
+
+    Nothing is written into the cache, and no file keeps a name.
+    """
     path = config.path.absolute()
     existing = next(p for p in (path, *path.parents) if _is_folder(p))
     kind = _file_system(existing)
@@ -171,7 +174,10 @@ def measure_disk(config: CacheConfig) -> DiskFacts:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether a folder is there that this user may see; `Path.is_dir` raises where a parent hides it."""
+    """Whether a folder exists that this user may see.
+
+    `Path.is_dir` would raise if a parent hides it.
+    """
     with suppress(OSError):
         return path.is_dir()
     return False
@@ -185,7 +191,7 @@ def _file_system(path: Path) -> str:
 
 
 def _foreign(path: Path) -> str:
-    """Return why a folder cannot become a cache; empty where it can."""
+    """Return why a folder cannot become a cache, or ""."""
     try:
         for part in (path, *path.parents):
             if part.exists() and not part.is_dir():
@@ -196,7 +202,7 @@ def _foreign(path: Path) -> str:
             return f"{path} is no cache of growcache, and is not empty (it holds {names[0]!r})"
     except CacheError as error:
         return str(error)
-    except OSError:  # `may_write` says so
+    except OSError:  # `may_write` reports it
         return ""
     return ""
 
@@ -204,7 +210,7 @@ def _foreign(path: Path) -> str:
 def _with_speed(facts: DiskFacts, path: Path, existing: Path) -> DiskFacts:
     most = (facts.free_bytes - facts.min_free_bytes) // SHARE_OF_FREE
     if most < CHUNK_BYTES:
-        return facts  # the room is the finding
+        return facts  # the lack of room is the finding
     folder, nameless = existing, False
     if path == existing:
         # A cache that is a mount of its own has no other folder on its disk. A file without a
@@ -229,12 +235,12 @@ def _temporary_file(folder: Path, *, nameless: bool) -> IO[bytes]:
 
 
 def _timed(facts: DiskFacts, descriptor: int, most: int) -> DiskFacts:
-    chunk = os.urandom(CHUNK_BYTES)  # no file system makes it smaller
+    chunk = os.urandom(CHUNK_BYTES)  # cannot be compressed by a file system
     most = min(most, MOST_WRITTEN_BYTES)
     began, written, synced_at = time.monotonic(), 0, CHUNK_BYTES
     while written + CHUNK_BYTES <= most:
         written += os.pwrite(descriptor, chunk, written)
-        if written >= synced_at:  # ever later, so that a slow disk shows itself early
+        if written >= synced_at:  # at growing intervals, so that a slow disk is noticed early
             os.fdatasync(descriptor)
             synced_at *= 2
             if time.monotonic() - began > WRITE_SECONDS:
@@ -295,7 +301,7 @@ def measure_machine(config: Config, stores: list[StoreFacts]) -> MachineFacts:
 
 
 def core_count(group: Path = CGROUP) -> int:
-    """Return the cores that this process may use: of its affinity, and of a container's quota."""
+    """Return the cores that this process may use, by its affinity and a container's quota."""
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()

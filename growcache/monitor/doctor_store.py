@@ -1,4 +1,4 @@
-"""Measure a store as a service would use it, for a few seconds and a bounded number of bytes."""
+"""Measure a store as a service would use it, for a few seconds and a limited number of bytes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from growcache.threads import DaemonThread
 WINDOW_SECONDS = 4.0
 GRACE_SECONDS = 4.0  # for the reads in flight at its end
 MOST_BYTES = 256_000_000
-MOST_WHOLE_BYTES = 64_000_000  # of an object that is read whole; of larger ones pieces are read
+MOST_WHOLE_BYTES = 64_000_000  # of an object that is read whole; larger ones are read in pieces
 LISTING_SECONDS = 10.0  # to the first page
 MORE_LISTING_SECONDS = 1.0
 MOST_LISTED = 20_000
-TIMEOUT_SECONDS = 5.0  # without progress, instead of the service's patience
+TIMEOUT_SECONDS = 5.0  # without progress, which is less than a service waits
 DATE_SECONDS = 5.0
 READS_ALONE = 4
 MOST_FAILURES = 20
@@ -55,7 +55,7 @@ LEAST_PIECE_BYTES, PIECE_BYTES = 1 << 14, 1 << 20
 
 @dataclass
 class _Counts:
-    """What the store's client reports while it is measured."""
+    """Reports of the store's client during the measurement."""
 
     nbytes: int = 0
     refused: int = 0
@@ -68,11 +68,12 @@ class _Counts:
 
 
 def measure_store(config: Config, source: SourceConfig, share: float = 1.0) -> StoreFacts:
-    """Return the facts of a store; an error of it is one of them."""
+    """Return the facts about a store, including its errors."""
     facts = StoreFacts(", ".join(parse_url(url).url for url in source.url[:2]), share)
     if source.dataset is not None:
         return replace(facts, message="a Dataset reads by itself: its store is not measured")
-    object_format = open_source(source)  # a wrong option is a ConfigError, and not a finding
+    # A wrong option is a ConfigError, rather than a finding.
+    object_format = open_source(source)
     thread = DaemonThread("doctor")
     measured = thread.submit(lambda: _measure(config, source, object_format, facts))
     thread.close(wait=False)
@@ -107,7 +108,7 @@ def _measure(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store answered that it has too much to do; of a read that was given up, at last."""
+    """Whether a store answered that it is overloaded, at last for a read that was given up."""
     last = error.__cause__ or error
     return isinstance(last, TransientStoreError) and last.throttled and last.status is not None
 
@@ -142,7 +143,7 @@ def _list_some(source: SourceConfig, counts: _Counts) -> tuple[list[Entry], floa
 
 @dataclass
 class _Window:
-    """Reads in flight together, and their counts."""
+    """Reads that are in flight together, and their counts."""
 
     ends: float
     reads: int = 0
@@ -168,7 +169,7 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How objects are read: visits of the format, or pieces of bytes where that is not possible."""
+    """A way to read objects: visits of the format, or pieces of bytes if visits are impossible."""
 
     cut: Partitioning | None  # None: pieces
     piece_bytes: int = PIECE_BYTES
@@ -208,7 +209,10 @@ class _StoreProbe:
                     await self._store.close()
 
     async def _first_byte_seconds(self) -> float:
-        """Return the latency of one byte; the first read opens the connection and does not count."""
+        """Return the latency of one byte.
+
+        The first read opens the connection and does not count.
+        """
         found = []
         for _ in range(READS_ALONE + 1):
             began = time.monotonic()
@@ -220,7 +224,7 @@ class _StoreProbe:
         return self._random.choice(self._entries)
 
     async def _read_alone(self) -> _Reading:
-        """Read a few visits one after the other; of what cannot be visited, pieces."""
+        """Read a few visits one after another, or pieces if visits are impossible."""
         if not self._can_visit():
             return await self._read_piece_alone()
         entry = self._any()
@@ -262,7 +266,7 @@ class _StoreProbe:
         return _Reading(None, nbytes, nbytes=nbytes, seconds=seconds)
 
     def _fitting(self, reading: _Reading, first_byte: float) -> _Reading:
-        """Return reads that end within the window, however slow the link is: smaller pieces if need be."""
+        """Return reads that end within the window on any link, with smaller pieces if needed."""
         link = reading.nbytes / max(reading.seconds - first_byte, 0.001)
         small = reading.nbytes <= LEAST_PIECE_BYTES
         if small or reading.nbytes * self._concurrency <= link * WINDOW_SECONDS:
@@ -344,11 +348,14 @@ class _StoreProbe:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow none: any answer has a date."""
+        """Follow no redirect, because every answer has a date."""
 
 
 def _clock_skew(source: SourceConfig) -> float | None:
-    """Return the store's clock less ours, by the Date of an answer to a request without credentials."""
+    """Return the store's clock minus this machine's, or None.
+
+    It comes from the Date of an answer to a request without credentials.
+    """
     address = store_address(parse_url(source.url[0]), source.storage_options, os.environ)
     if address is None or not address.startswith(("http://", "https://")):
         return None
@@ -358,16 +365,16 @@ def _clock_skew(source: SourceConfig) -> float | None:
         opener = urllib.request.build_opener(_NoRedirect)
         with opener.open(request, timeout=DATE_SECONDS) as answer:
             date = answer.headers.get("Date")
-    except urllib.error.HTTPError as error:  # a refusal has a date as well
+    except urllib.error.HTTPError as error:  # a refusal has a date, too
         date = error.headers.get("Date")
         error.close()
-    except (OSError, ValueError):  # the reads say why
+    except (OSError, ValueError):  # the reads show the cause
         return None
     return skew_of(date, before, time.time())
 
 
 def skew_of(date: str | None, before: float, after: float) -> float | None:
-    """Return a clock less ours; a Date has whole seconds, so less than one is none.
+    """Return the difference of a clock. A Date has whole seconds, so less than one counts as 0.
 
     >>> skew_of("Thu, 01 Jan 1970 00:01:40 GMT", 100.2, 100.4), skew_of("soon", 0, 0)
     (0.0, None)

@@ -1,4 +1,4 @@
-"""Measure visits with the samplers' own code, where reads alone do not tell how many samples they bring."""
+"""Measure visits with the samplers' own code, if reads do not show how many samples they yield."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from growcache.monitor.doctor_store import trouble_of
 from growcache.monitor.plan_source import Look, look_at_source
 from growcache.threads import DaemonThread
 
-LOOK_SECONDS = 60.0  # code of the user's may hang
-MUCH_FASTER = 2.0  # are reads alone than visits, where the transform is what takes time
+LOOK_SECONDS = 60.0  # because user code may hang
+# Times: if reads are this much faster than visits, the transform takes the time.
+MUCH_FASTER = 2.0
 
 
 def needs_visits(config: Config, stores: Sequence[StoreFacts]) -> bool:
-    """Whether the user's code makes samples, or objects are joined; of mixed sources the reads have to do."""
+    """Whether user code makes samples, or objects are joined.
+
+    For mixed sources the reads must do.
+    """
     if len(stores) > 1 or stores[0].trouble:
         return False
     return stores[0].samples is None or config.sampling.transform is not None
 
 
 def with_visits(config: Config, facts: StoreFacts) -> StoreFacts:
-    """Return the facts with those of visits; where they cannot be made, that is the trouble."""
+    """Return the facts about visits, or their error if they are impossible."""
     thread = DaemonThread("doctor-visits")
     looked = thread.submit(lambda: look_at_source(config))
     thread.close(wait=False)
@@ -42,7 +46,7 @@ def facts_of_look(facts: StoreFacts, look: Look) -> StoreFacts:
     timings, rate = look.timings, look.timings.rate
     reads_alone, busy = facts.samples_per_second, min(1.0, rate * timings.cpu_seconds)
     if reads_alone is not None and reads_alone > MUCH_FASTER * rate * look.samples_of_visit:
-        busy = 1.0  # the transform holds the process up, whether it computes or sleeps
+        busy = 1.0  # the transform delays the process, whether it computes or sleeps
     return replace(
         facts,
         message="",

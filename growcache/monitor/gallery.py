@@ -1,4 +1,4 @@
-"""Samples of a cache and where they came from, as the page shows them."""
+"""Samples of a cache and their origins, as the page shows them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from growcache.usercode import printable
 MOST_SAMPLES = 24
 MOST_FIELDS = 12
 SHOWN_SCHEMA_CHARACTERS = 2000
-MOST_SECONDS = 2.0  # for all samples: an image of a few bytes may have many pixels
+MOST_SECONDS = 2.0  # for all samples, because an image of a few bytes may have many pixels
 
 
 def sample_view(stored: StoredSample, deadline: float) -> dict[str, Any]:
-    """Return a sample for the page; fields are not shown whose turn comes after ``deadline``, by the monotonic clock."""
+    """Return a sample for the page. Fields that would start after ``deadline`` are left out.
+
+    The deadline is in monotonic seconds.
+    """
     origin, schema = stored.origin, stored.sidecar.schema
     fields = list(schema.fields)
     return {
@@ -51,7 +54,10 @@ def gallery_of(
     shard: int | None,
     most_seconds: float = MOST_SECONDS,
 ) -> dict[str, Any]:
-    """Return samples of a generation, or of one shard of it; each ``turn`` shows others. Raises as `read_index`."""
+    """Return samples of a generation, or of one of its shards. Each ``turn`` shows others.
+
+    Raises the errors of `read_index`.
+    """
     deadline = time.monotonic() + most_seconds
     layout = CacheLayout(root)
     identity = known_identity(layout)
@@ -87,7 +93,7 @@ def gallery_of(
 def _places_of(
     shard: int, lengths: Iterable[int], count: int, turn: int
 ) -> list[tuple[int, int]]:
-    """Return consecutive places of a shard; none where it is evicted."""
+    """Return consecutive places of a shard, or none if it is evicted."""
     return [
         (shard, (turn * count + k) % length)
         for length in lengths

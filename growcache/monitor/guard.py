@@ -1,4 +1,4 @@
-"""Who may read, and what a browser may do with it: host names, the token, headers of every response."""
+"""Access control of the dashboard: host names, the token, and headers of every response."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-NO_STORE = "no-store"  # unless a route says otherwise: what it shows is of this moment
-# An orchestrator's probes have no secrets; nor are they told any.
+NO_STORE = "no-store"  # unless a route says otherwise, because the content is of this moment
+# An orchestrator's probes have no secrets, and get none.
 PROBES = ("/healthz", "/readyz")
 METRICS = "/metrics"
-KNOWN = "growcache.known"  # key of a request: whether it may learn reasons
+KNOWN = "growcache.known"  # key of a request: whether it may see reasons
 NO_TOKEN = (
     "this dashboard needs its token: add ?token=… to the address once, or send it as "
     "Authorization: Bearer …\n"
@@ -34,10 +34,11 @@ COOKIE_SECONDS = 30 * 24 * 3600
 
 
 class Guard:
-    """Lets in requests that have the token or, without one, name this machine's loopback.
+    """Accepts requests with the token or, without a token, for this machine's loopback.
 
-    A page of another site can make a browser send requests to a name that resolves to 127.0.0.1. Such a
-    request has that name as its Host, and is refused. With a token the name does not matter.
+    A page of another site can make a browser send requests to a name that resolves to
+    127.0.0.1. Such a request has that name as its Host, and is refused. With a token the name
+    does not matter.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Guard:
         return found is not None and self._is_digest(found.value)
 
     def _redirect_with_cookie(self, scope: Scope, query: Iterable[tuple[str, str]]) -> Response:
-        """Take the token out of the address, so that it is in no history and no bookmark."""
+        """Remove the token from the address, so that it is in no history and no bookmark."""
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         here = "./" + quote(scope["path"].rsplit("/", 1)[-1])
         response = Response(
@@ -105,7 +106,7 @@ class Guard:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host header names this machine's loopback; any port, because of `ssh -L`.
+    """Whether a Host header is this machine's loopback, with any port because of `ssh -L`.
 
     >>> [is_loopback_host(host) for host in ("localhost:9999", "[::1]:8650", "::1", "127.0.0.2:80")]
     [True, True, True, True]
@@ -139,7 +140,7 @@ def _digest(token: str) -> str:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """Return a name of the port's own, because browsers send cookies to all ports of a host."""
+    """Return a name with the port, because browsers send cookies to all ports of a host."""
     server = scope.get("server")
     return f"growcache_{server[1] if server else 0}"
 

@@ -1,4 +1,4 @@
-"""Holes grouped by their reasons: a reason is the same where only the object and the numbers in it differ. Pure."""
+"""Holes grouped by their reasons, which are equal if only objects and numbers differ. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _QUOTED = re.compile(r"b?'[^']*'|\"[^\"]*\"")
 class HoleGroup:
     reason: str  # of its first hole
     count: int = 0
-    examples: list[dict[str, str | int]] = field(default_factory=list)  # the latest holes
+    examples: list[dict[str, str | int]] = field(default_factory=list)  # latest holes
 
 
 def common_reason(reason: str, key: str) -> str:
-    """Return a reason without what differs from object to object.
+    """Return a reason without the parts that differ between objects.
 
     >>> common_reason("a/7.npy: expected 128 bytes, found 64", "a/7.npy")
     '…: expected # bytes, found #'

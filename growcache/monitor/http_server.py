@@ -1,4 +1,4 @@
-"""Where the dashboard listens, and who may ask there: addresses, sockets, the token, uvicorn."""
+"""The server of the dashboard: addresses, sockets, the token, uvicorn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_ADDRESS = "127.0.0.1:8650"
 TOKEN_VARIABLE = "GROWCACHE_TOKEN"
 PUBLIC_METRICS_VARIABLE = "GROWCACHE_PUBLIC_METRICS"
 LEAST_TOKEN_CHARACTERS = 16
-END_SECONDS = 2  # for answers that are under way
+END_SECONDS = 2  # for responses in progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return HOST:PORT; a port alone is one of the loopback. May raise ConfigError.
+        """Return HOST:PORT. A port alone is on the loopback. May raise ConfigError.
 
         >>> Address.parse("8650"), Address.parse("[::1]:0")
         (Address(host='127.0.0.1', port=8650), Address(host='::1', port=0))
@@ -49,7 +49,7 @@ class Address:
 
 
 def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """Return the token of the file, or else of GROWCACHE_TOKEN; None without both."""
+    """Return the token of the file, or else of GROWCACHE_TOKEN, or else None."""
     if file is not None:
         try:
             token = file.read_text(encoding="utf-8").strip()
@@ -68,7 +68,8 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
             "openssl rand -hex 16",
             code="GC802",
         )
-    if not token.isascii() or not token.isprintable():  # clients send others in different ways
+    # Clients send other characters in different ways.
+    if not token.isascii() or not token.isprintable():
         raise ConfigError(
             f"{where} must be plain ASCII; make one with: openssl rand -hex 16", code="GC802"
         )
@@ -76,7 +77,7 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
 
 
 def are_metrics_public(environment: Mapping[str, str]) -> bool:
-    """Whether the metrics need no token, as where Prometheus finds pods by their annotations."""
+    """Whether the metrics need no token, as when Prometheus finds pods by their annotations."""
     value = environment.get(PUBLIC_METRICS_VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ConfigError(
@@ -86,7 +87,11 @@ def are_metrics_public(environment: Mapping[str, str]) -> bool:
 
 
 def listen(address: Address, token: str | None) -> socket.socket:
-    """Return a socket that listens. ConfigError: it is in use, or open to others without a token."""
+    """Return a listening socket.
+
+    Raises:
+        ConfigError: The address is in use, or reachable by others without a token.
+    """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -117,13 +122,13 @@ def listen(address: Address, token: str | None) -> socket.socket:
 
 def url_of(listening: socket.socket, prefix: str) -> str:
     host, port = listening.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # no address that a browser could open
+    if host in ("0.0.0.0", "::"):  # not an address that a browser could open
         host = socket.gethostname()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{clean_prefix(prefix)}/"
 
 
 class _Server(uvicorn.Server):
-    """Ends streams of events first, because they would end by themselves never."""
+    """A server that ends streams of events first, because they never end by themselves."""
 
     def __init__(self, config: uvicorn.Config, end_events: Callable[[], None]) -> None:
         super().__init__(config)
@@ -148,7 +153,7 @@ def serve_dashboard(
     config = uvicorn.Config(
         app,
         log_level="warning",
-        access_log=False,  # it would hold tokens
+        access_log=False,  # it would contain tokens
         server_header=False,
         lifespan="off",
         ws="none",

@@ -1,4 +1,7 @@
-"""Tables out of the counters that a service writes: waits by rank, time by stage, requests by outcome. Pure."""
+"""Tables of a service's counters: waits by rank, time by stage, requests by outcome.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from growcache.cache.metrics_file import JobMetrics, Metrics
 from growcache.store.counts import Counts, Leaf
 from growcache.usercode import printable
 
-WAIT_SHARES = (0.5, 0.99)  # of the batches, whose waits are told
+WAIT_SHARES = (0.5, 0.99)  # of the batches, whose waits are shown
 MOST_RANKS = 64
 
 
 def metric_tables(metrics: Metrics | None) -> dict[str, Any]:
-    """Return the tables; empty ones where no service has written counters."""
+    """Return the tables, which are empty if no service has written counters."""
     found = metrics or Metrics()
     return {
         "ranks": rank_rows(found.jobs)[:MOST_RANKS],
@@ -31,7 +34,7 @@ def _part(counts: Counts, key: str) -> Counts:
 
 
 def rank_rows(jobs: Mapping[str, JobMetrics]) -> list[dict[str, Any]]:
-    """Return the exposed waits of each rank, those that waited longest first."""
+    """Return the exposed waits of each rank, longest first."""
     rows = [
         {
             "job": printable(name),
@@ -48,7 +51,9 @@ def rank_rows(jobs: Mapping[str, JobMetrics]) -> list[dict[str, Any]]:
 
 
 def wait_below(buckets: Sequence[int], share: float) -> float | None:
-    """Return the bound that a share of the waits stayed below; None without waits, or beyond the last bound.
+    """Return the bound below which a share of the waits stayed.
+
+    It is None without waits, or beyond the last bound.
 
     >>> wait_below([98, 0, 2], 0.5), wait_below([98, 0, 2], 0.99) == WAIT_BOUNDS[2], wait_below([0], 0.5)
     (0.0001, True, None)
@@ -62,7 +67,7 @@ def wait_below(buckets: Sequence[int], share: float) -> float | None:
 
 
 def stage_rows(histograms: Counts) -> list[dict[str, Any]]:
-    """Return the seconds of each stage of a group, and how many groups went through it.
+    """Return the seconds of each stage of a group, and the number of groups.
 
     >>> stage_rows({"fetch": [1, 2, 9.5], "encode": [3, 0, 0.5]})[0]
     {'name': 'fetch', 'count': 3, 'amount': 9.5}

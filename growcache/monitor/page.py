@@ -1,4 +1,7 @@
-"""The routes of the page: its files, and the JSON that only the page reads. Every one is a GET that changes nothing."""
+"""The routes of the page: its files, and JSON for the page only.
+
+Each is a GET that changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ MOST_DIGITS = 15
 
 
 def routes(caches: Sequence[Path]) -> list[Route]:
-    """Return the routes of the page that shows some caches; the first one is the default."""
+    """Return the routes of a page that shows some caches. The first one is the default."""
     named = named_caches(caches)
     answers = _fresh(named, read_answers)
     shards = _fresh(named, read_shards)
@@ -91,18 +94,21 @@ def _fresh(named: dict[str, Path], read: Callable[[Path], T]) -> dict[str, Fresh
 
 
 def read_shards(cache: Path) -> tuple[Path, IndexColumns]:
-    """Return the shards of the generation that new loaders take. Raises as `read_index`."""
+    """Return the shards of the generation that new loaders read.
+
+    Raises the errors of `read_index`.
+    """
     root = shown_generation(cache)
     return root, read_shard_columns(root)
 
 
 def _read_map(shards: FreshValue[tuple[Path, IndexColumns]]) -> dict[str, Any]:
-    """Return the map, which takes a second where a hundred leases hold a hundred thousand shards."""
+    """Return the map. It takes a second with a hundred leases on a hundred thousand shards."""
     return map_of(*shards.get())
 
 
 def read_answers(cache: Path) -> dict[str, Any]:
-    """Return the answers in words about a cache. Raises as `read_index`."""
+    """Return the answers about a cache, in words. Raises the errors of `read_index`."""
     try:
         status = read_status(cache)
     except CacheMissingError:
@@ -119,19 +125,22 @@ def _as_json(answers: Answers) -> dict[str, dict[str, str]]:
 
 
 def read_tables(cache: Path) -> dict[str, Any]:
-    """Return tables of what the service has counted. Raises as `read_index`."""
+    """Return tables of the service's counters. Raises the errors of `read_index`."""
     return metric_tables(read_metrics(shown_generation(cache)))
 
 
 def read_hole_groups(cache: Path) -> dict[str, Any]:
-    """Return the latest holes by reason, and how many there are in all. Raises as `read_index`."""
+    """Return the latest holes by reason, and the number of all.
+
+    Raises the errors of `read_index`.
+    """
     total, holes = read_holes(shown_generation(cache))
     groups = [asdict(group) for group in group_holes(holes)]
     return {"total": total, "noted": len(holes), "groups": groups}
 
 
 def number_in(request: Request, name: str) -> int | None:
-    """Return a number of the query, from 0 on; None where it is not there."""
+    """Return a number of the query, from 0 on, or None without one."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -143,7 +152,7 @@ def number_in(request: Request, name: str) -> int | None:
 
 
 def json_response(read: Callable[[], Any]) -> Response:
-    """Return what ``read`` returns; a cache that cannot be read is told in JSON, too."""
+    """Return the result of ``read``. If a cache cannot be read, the error is JSON, too."""
     try:
         body, code = orjson.dumps(read()), 200
     except CacheError as error:

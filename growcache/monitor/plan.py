@@ -1,7 +1,7 @@
-"""What a configuration leads to: pure functions of measured, given and assumed inputs.
+"""The consequences of a configuration: pure functions of measured, given and assumed inputs.
 
-`plan` simulates the service several times (`plan_simulation`), with each uncertain input at its value, its low and its
-high end. Every figure of the outcome has the range that these span.
+`plan` simulates the service several times (`plan_simulation`), with each uncertain input at its
+value, its low end and its high end. Every figure of the outcome has the range of these results.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from growcache.monitor.plan_simulation import simulate
 
 DAY_SECONDS = 86_400.0
 CURVE_POINTS = 60
-ALIKE_SHARE = 0.01  # by which two figures may differ and still be the same one
+ALIKE_SHARE = 0.01  # by which two equal figures may differ
 
 
 # ------------------------------------------------------------------------ scenarios
 
 
 def scenario_of(inputs: PlanInputs, pick: Callable[[str, Figure], float]) -> Scenario:
-    """Return the world in which each uncertain input has the picked value."""
+    """Return the scenario in which each uncertain input has the picked value."""
 
     def at(name: str) -> float:
         return pick(name, getattr(inputs, name))
@@ -89,12 +89,12 @@ def _picking(ends: Mapping[str, str]) -> Callable[[str, Figure], float]:
 
 
 def scenarios(inputs: PlanInputs) -> list[Scenario]:
-    """Return the expected world first, then those at the ends of what is uncertain."""
+    """Return the expected scenario first, and then those at the ends of uncertain inputs."""
     ends: list[Mapping[str, str]] = [{}, SLOWER, FASTER]
     if inputs.consumption is not None and inputs.consumption.low != inputs.consumption.high:
         ends += [{"consumption": "low"}, {"consumption": "high"}]
     found = [scenario_of(inputs, _picking(end)) for end in ends]
-    if inputs.consumption is None:  # nothing is known of when shards may go: at will, at most
+    if inputs.consumption is None:  # without a known consumption, shards may leave at any time
         freely = inputs.config.cache.model_copy(update={"min_uses": 0})
         config = inputs.config.model_copy(update={"cache": freely})
         found += [replace(one, config=config) for one in found]
@@ -118,7 +118,7 @@ def plan(inputs: PlanInputs) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Outcomes:
-    """The runs of all scenarios, the expected one first, and where each is at the horizon."""
+    """The runs of all scenarios, expected one first, and the state of each at the horizon."""
 
     inputs: PlanInputs
     runs: list[Run]
@@ -143,7 +143,7 @@ class _Outcomes:
         inputs, moments = self.inputs, self.moments
         seen = weakest([Figure.exact(None, self._trained), inputs.population_samples])
         coverage = self._open((inputs.parts.coverage(m.parts) for m in moments), seen)
-        if not inputs.is_listed:  # what was listed is the least that there is
+        if not inputs.is_listed:  # there are at least as many as were listed
             coverage = replace(coverage, value=None, low=None)
         return {
             "samples": self._open((m.samples for m in moments), self._trained),
@@ -159,7 +159,7 @@ class _Outcomes:
         if inputs.price is None or inputs.price_basis == "assumed":
             cost = replace(cost, basis="assumed")
         drawn = self._open((m.drawn / horizon for m in moments), basis)
-        if not inputs.visit_bytes.number:  # a Dataset's own reads are not seen
+        if not inputs.visit_bytes.number:  # growcache does not see a Dataset's own reads
             unseen = ("requests_per_second", "egress_bytes_per_hour", "cost_usd_per_day")
             names = (*unseen, "read_amplification")
             return {
@@ -195,7 +195,7 @@ class _Outcomes:
 
     @property
     def _supply(self) -> Figure:
-        """The input that says how fast samples come."""
+        """The input that determines the rate of samples."""
         link = self.inputs.link_bytes_per_second
         return link if math.isfinite(link.number) else self.inputs.visit_seconds
 
@@ -205,7 +205,7 @@ class _Outcomes:
         return weakest([self._supply, *([loop] if loop is not None else [])])
 
     def _open(self, values: Iterable[float | None], basis: Basis) -> Figure:
-        """Return a figure that has no value where it depends on a consumption that is not known."""
+        """Return a figure, without a value if it depends on an unknown consumption."""
         found = Figure.spanning(list(values), basis)
         if self.inputs.consumption is None and not _same(found.low, found.high):
             return replace(found, value=None)
@@ -250,7 +250,7 @@ def _wait_share(run: Run, moment: Moment, horizon: float) -> float | None:
 
 
 def _cost(inputs: PlanInputs, run: Run) -> float | None:
-    """Return the dollars of the first day."""
+    """Return the cost of the first day in dollars."""
     if inputs.price is None:
         return None
     day = run.at(DAY_SECONDS)
@@ -259,7 +259,7 @@ def _cost(inputs: PlanInputs, run: Run) -> float | None:
 
 
 def _curve(inputs: PlanInputs, run: Run) -> dict[str, list[float | None]]:
-    """Return columns over time, named as those of the history."""
+    """Return columns over time, with the names of the history's."""
     seconds = [inputs.horizon_seconds * i / CURVE_POINTS for i in range(CURVE_POINTS + 1)]
     found = [run.at(at) for at in seconds]
     names = ("samples", "bytes", "drawn", "evicted_samples", "delivered", "egress_bytes")

@@ -1,7 +1,7 @@
-"""A cache in virtual time: what `SpaceAllocator` and `WriteQueue` ask of the real one, without files.
+"""A cache in virtual time for `SpaceAllocator` and `WriteQueue`, without files.
 
-It has shards, one job's uses of them, and the leases of that job. So a simulation evicts, retires ahead and
-waits by the very code of the service.
+It has shards, one job's uses of them, and the leases of that job. So a simulation evicts,
+retires ahead and waits by the service's own code.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from growcache.loading.report import UseSums
 
 
 class ShardBytes(NamedTuple):
-    """What shards take on disk, by their samples."""
+    """Bytes of shards on disk, by their samples."""
 
     record: float  # bytes of a sample in the shard
-    sidecar: float  # bytes that the sidecar says of it
+    sidecar: float  # bytes of the sidecar per sample
 
     def _files(self, samples: int) -> tuple[int, int]:
         return int(samples * self.record), int(samples * self.sidecar)
@@ -32,7 +32,7 @@ class ShardBytes(NamedTuple):
         return sum(map(whole_blocks, self._files(samples)))
 
     def reserved(self, samples: int) -> int:
-        """Return what a sampler asks for."""
+        """Return the bytes that a sampler requests."""
         return reserved_bytes(self._files(samples))
 
 
@@ -59,7 +59,7 @@ class SimulatedLease:
 
 
 class Totals(NamedTuple):
-    """The sums that eviction and the write queue ask for."""
+    """The sums that eviction and the write queue need."""
 
     samples: int
     drawn: int
@@ -71,7 +71,7 @@ class Totals(NamedTuple):
 
 @dataclass(slots=True)
 class _NoRefetches:
-    """Nothing is refetched, made up, set aside, kept for dead readers, or held by others."""
+    """No shard is refetched, made up, set aside, kept for dead readers, or held by others."""
 
     wanted: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
@@ -89,7 +89,7 @@ class _NoRefetches:
 
 
 class SimulatedSpace:
-    """The space account, of which shards are the only part that changes."""
+    """The space account, of which only the shards change."""
 
     listing_ahead = 0
 
@@ -117,7 +117,7 @@ class SimulatedSpace:
 
 
 class SimulatedCache:
-    """See the module; the names are those of `Cache`."""
+    """A simulated cache with the names of `Cache`."""
 
     older: tuple[()] = ()
     returning_samples = 0
@@ -148,7 +148,7 @@ class SimulatedCache:
         drawn = (self.drawn, self.drawn_parts, self.drawn_shards)
         return Totals(self.live_samples, *drawn, len(self.retired))
 
-    # What the allocator asks
+    # --- for the allocator ---
 
     def bytes_left(self) -> int:
         return self.space.left()
@@ -181,7 +181,7 @@ class SimulatedCache:
     def _held(self) -> frozenset[int]:
         return frozenset[int]().union(*(lease.numbers for lease in self.leases))
 
-    # What changes
+    # --- changes ---
 
     def commit(self, permit: str, numbers: Iterable[int], samples: int, parts: int) -> int:
         """Make shards live that share the samples of a group; return their bytes."""
@@ -244,7 +244,7 @@ class SimulatedCache:
         self._candidates = None
 
     def effective_samples(self) -> float:
-        """Return (Σu)² / Σu² over all samples that came; see `Report.ess_samples`."""
+        """Return (Σu)² / Σu² over all samples that arrived; see `Report.ess_samples`."""
         sums = UseSums(self._gone.once, self._gone.squares, self._gone.most)
         there = [*self.live.values(), *self.retired.values()]
         sums.add([self.uses[s.number] * s.samples for s in there], [s.samples for s in there])

@@ -1,4 +1,4 @@
-"""The inputs and the figures of a plan: numbers with a range, and what they rest on. Pure."""
+"""The inputs and the figures of a plan: numbers with their ranges and their bases. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WEAKNESS: dict[Basis, int] = {"measured": 0, "given": 1, "assumed": 2}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with the range that it may be in; None where it is not known."""
+    """A number with its possible range; None if it is unknown."""
 
     value: float | None
     low: float | None
@@ -35,7 +35,7 @@ class Figure:
 
     @classmethod
     def spanning(cls, values: Sequence[float | None], basis: Basis) -> Figure:
-        """Return the first value, with the range of all that are known."""
+        """Return the first value, with the range of all known values."""
         known = [value for value in values if value is not None and math.isfinite(value)]
         if not known:
             return cls.exact(None, basis)
@@ -59,7 +59,7 @@ class Figure:
         return self._mapped(lambda value: value * number)
 
     def dividing(self, number: float) -> Figure:
-        """Return ``number`` over the figure."""
+        """Return ``number`` divided by the figure."""
         found = self._mapped(lambda value: number / value)
         return replace(found, low=found.high, high=found.low)
 
@@ -88,7 +88,7 @@ class PlanInputs:
     record_bytes: int
     sample_bytes: float
     catalog_bytes: int
-    link_bytes_per_second: Figure  # infinite where latency or processors are the limit
+    link_bytes_per_second: Figure  # infinite if latency or processors are the limit
     limited_by: str  # link, latency or processor
     visit_seconds: Figure
     visit_bytes: Figure
@@ -96,15 +96,15 @@ class PlanInputs:
     visit_samples: Figure
     cpu_seconds: Figure  # of a visit
     disk_bytes_per_second: Figure
-    free_bytes: Figure  # of the disk, for the cache, with what it has there already
+    free_bytes: Figure  # on the disk for the cache, including its present bytes
     startup_seconds: Figure  # until the first permit
-    population_samples: Figure  # infinite where a user's function draws
+    population_samples: Figure  # infinite if a user's function draws
     consumption: Figure | None  # samples per second, of all jobs together
     min_samples: Figure
     price: Price | None = None
     price_basis: Basis = "assumed"
     is_listed: bool = True  # to its end
-    jobs: int = 1  # that train on the cache; one loop stands for all
+    jobs: int = 1  # that train on the cache; one loop represents all
     memory_bytes: int = 8 << 30
     cores: int = 2
     horizon_seconds: float = HOUR_SECONDS
@@ -125,7 +125,7 @@ class PlanInputs:
 
     @property
     def capacity_samples(self) -> int:
-        """Samples that a full cache holds."""
+        """Samples in a full cache."""
         max_bytes = int(self.config.cache.max_bytes)
         room = max_bytes - space.fixed_budget(max_bytes).total - self.catalog_bytes
         each = self.shard_bytes.allocated(self.sizing.shard_samples)
@@ -140,7 +140,7 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something that is bad about a plan, and what would mend it."""
+    """A problem of a plan, and its remedy."""
 
     code: str
     text: str
@@ -166,7 +166,7 @@ OUTCOMES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of a plan, by name, and how the cache grows."""
+    """The figures of a plan by name, and the growth of the cache."""
 
     figures: Mapping[str, Figure]
     curve: Mapping[str, list[float | None]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Outcome:
 def plan_values(
     inputs: PlanInputs, outcome: Outcome, warned: Sequence[Warned]
 ) -> dict[str, Any]:
-    """Return a plan as JSON has it."""
+    """Return a plan as JSON values."""
     return {
         "cache": str(inputs.config.cache.path),
         "max_bytes": int(inputs.config.cache.max_bytes),

@@ -1,4 +1,4 @@
-"""The inputs of a plan: what a look at source, disk and cache shows, what the user gave, and what is assumed."""
+"""The inputs of a plan: measured at source, disk and cache, given by the user, or assumed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from growcache.monitor.store_address import store_address
 from growcache.store.urls import parse_url
 from growcache.usercode import child_environment
 
-# From the command to the first permit, as multiples of what a sampler alone needs to start: it follows the supervisor,
-# and all start together.
+# Time from the command to the first permit, in multiples of a single sampler's start. A sampler
+# starts after the supervisor, and all start together.
 STARTS = Figure(3.5, 2.5, 6.0, "measured")
 USUAL_START_SECONDS = 0.5
-MIN_SAMPLES = 1000  # the default of a loader
+MIN_SAMPLES = 1000  # a loader's default
 RATE_ERROR = 0.1  # of a rate that was measured for some seconds
 DISK_BYTES = 32_000_000  # written to measure the disk
 USUAL_DISK = Figure(500e6, 100e6, 2e9, "assumed")  # bytes per second
 JOB_SECONDS = 3.0  # for which a running job is watched
-LEAST_CPU = 20e-6  # seconds of a visit, which no measurement on one is worth more than
+LEAST_CPU = 20e-6  # seconds per visit, below which a measurement is not reliable
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the user says; None where it is to be measured or assumed."""
+    """Values that the user gave; None if measured or assumed."""
 
     consume: float | None = None  # samples per second
     link: float | None = None  # bytes per second
@@ -52,7 +52,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured on this machine, once for all configurations that are compared."""
+    """Measurements of this machine, made once for all compared configurations."""
 
     disk_bytes_per_second: Figure
     consumption: Figure | None
@@ -68,7 +68,7 @@ def look_at_machine(config: Config, given: Given) -> Machine:
 
 
 def startup() -> Figure:
-    """Start a sampler that ends at once, because nothing is on its input; return what a service needs."""
+    """Start a sampler without input, which ends at once; return the start-up time of a service."""
     began = time.monotonic()
     try:
         subprocess.run(
@@ -86,7 +86,7 @@ def startup() -> Figure:
 
 
 def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> PlanInputs:
-    """Return the inputs of one configuration, whose source was looked at."""
+    """Return the inputs for one configuration, whose source was probed."""
     timings = look.timings
     link, seconds = _link(timings, given.link)
     price = find_price(given.price) if given.price else _usual_price(config)
@@ -124,7 +124,7 @@ def inputs_of(config: Config, look: Look, machine: Machine, given: Given) -> Pla
 
 
 def _until_drawn(config: Config, look: Look) -> float:
-    """Return what the store takes before a first draw; strata need the whole listing."""
+    """Return the time of the store before a first draw. Strata need the whole listing."""
     listing = look.first_page_seconds
     if config.sampling.strata is not None:
         listing = look.listing_seconds
@@ -132,7 +132,7 @@ def _until_drawn(config: Config, look: Look) -> float:
 
 
 def _link(timings: Timings, given: float | None) -> tuple[Figure, Figure]:
-    """Return the link's bytes per second, and the seconds of a visit that is alone."""
+    """Return the link's bytes per second, and the seconds of a visit without others."""
     alone = timings.alone_seconds
     if given is not None:
         transfer = timings.visit_bytes / given
@@ -174,7 +174,7 @@ def _existing_parent(path: Path) -> Path:
 
 
 def free_for_cache(config: Config) -> float:
-    """Return the bytes that a cache may have there: free ones, less `min_free`, and those that it has."""
+    """Return the bytes for a cache: free ones without `min_free`, and those that it has already."""
     path = _existing_parent(config.cache.path)
     disk = os.statvfs(path)
     free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
@@ -183,7 +183,7 @@ def free_for_cache(config: Config) -> float:
 
 
 def disk_speed(path: Path) -> Figure:
-    """Write and sync some megabytes where the cache will be, without leaving a file."""
+    """Write and sync some megabytes at the cache's place, without leaving a file."""
     data = os.urandom(1 << 20)
     try:
         with TemporaryFile(dir=_existing_parent(path)) as file:
@@ -214,7 +214,7 @@ def _waited_seconds(status: Status) -> float:
 
 
 def open_jobs(path: Path) -> int:
-    """Return how many jobs train on a cache now."""
+    """Return the number of jobs that train on a cache now."""
     with suppress(GrowcacheError, OSError, ValueError):
         if CacheLayout(path).root.is_dir():
             return sum(job.open for job in read_status(path).jobs)
@@ -222,7 +222,7 @@ def open_jobs(path: Path) -> int:
 
 
 def running_consumption(path: Path) -> float | None:
-    """Return the samples per second that the jobs of a cache take; None where none runs."""
+    """Return the samples per second that a cache's jobs consume, or None without jobs."""
     with suppress(GrowcacheError, OSError, ValueError):
         if not CacheLayout(path).root.is_dir():
             return None
@@ -232,7 +232,7 @@ def running_consumption(path: Path) -> float | None:
         time.sleep(JOB_SECONDS)
         last = read_status(path)
         delivered = last.delivered - first.delivered
-        # What the service wrote is some tenths of a second old, each time.
+        # Each time, the service's file is some tenths of a second old.
         seconds = (last.updated_at or 0.0) - (first.updated_at or 0.0)
         seconds -= max(0.0, _waited_seconds(last) - _waited_seconds(first))
         return delivered / seconds if delivered > 0 and seconds > 0 else None

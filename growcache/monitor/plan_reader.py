@@ -1,7 +1,7 @@
-"""A training loop in virtual time: passes over snapshots, as `growcache.loading` makes them.
+"""A training loop in virtual time: passes over snapshots, as in `growcache.loading`.
 
-A snapshot holds its shards from before the end of the pass before it until the pass after it has begun, because they
-stay mapped. A shard is used once its window begins.
+A snapshot holds its shards from before the end of the previous pass until the next pass has
+started, because they stay mapped. A shard is used when its window starts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from growcache.monitor.plan_cache import SimulatedCache, SimulatedLease
 
 OPEN_SECONDS = 0.1  # of a first snapshot: read the index, map, verify, gather a block
 PREPARE_SECONDS = 0.02  # of a next one
-POLL_SECONDS = 0.05  # half of what lies between two looks of the service at its leases
-MOST_WINDOWS = 16  # of a pass: their number decides only when uses are counted
-PASSES_TOGETHER = 24  # passes in the time that the cache doubles, beyond which several are one
+POLL_SECONDS = 0.05  # half of the time between two polls of the leases
+MOST_WINDOWS = 16  # of a pass, whose number only affects when uses are counted
+PASSES_TOGETHER = 24  # passes while the cache doubles; more are simulated together
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Consumption:
     sample_bytes: int
     seed: int = 0
     max_reuse: int | None = None
-    waits: bool = False  # where everything was used so often
+    waits: bool = False  # if everything was used this often
 
 
 class SimulatedReader:
-    """Acts at `due`; each act moves it on by one window, snapshot or pass."""
+    """A reader that acts at `due`. Each act is one window, snapshot or pass."""
 
     def __init__(self, cache: SimulatedCache, loop: Consumption) -> None:
         self._cache = cache
@@ -40,20 +40,20 @@ class SimulatedReader:
         self._lease: SimulatedLease | None = None
         self._next: tuple[SimulatedLease, list[tuple[int, int]]] | None = None
         self._closing: list[tuple[float, SimulatedLease]] = []
-        self._windows: list[tuple[float, tuple[int, ...]]] = []  # when each begins
+        self._windows: list[tuple[float, tuple[int, ...]]] = []  # with their starts
         self._snapshot_at = self._end = math.inf
         self._pass = -1
         self._began = 0.0
         self._begins: deque[float] = deque(maxlen=4)
         self._samples = 0  # of the pass
-        self._repeats = 1  # passes over the same snapshot that are taken together
+        self._repeats = 1  # passes over the same snapshot that are simulated together
         self._delivered = 0.0  # in earlier passes
         self._waits_since: float | None = None
         self.first_batch_at = math.inf
-        self._waited = 0.0  # in waits that are over
+        self._waited = 0.0  # in finished waits
 
     def due(self, now: float, population: float) -> float:
-        """Return when it acts next; infinity where it waits for samples."""
+        """Return the time of the next act, or infinity if it waits for samples."""
         times = [self._end, self._snapshot_at]
         times += [at for at, _ in self._windows[:1]] + [at for at, _ in self._closing[:1]]
         if self._wants_samples and self._has_enough(population):
@@ -71,7 +71,7 @@ class SimulatedReader:
         return self._cache.live_samples >= wanted
 
     def passes_since(self, at: float) -> int:
-        """Return how many passes have begun after a time."""
+        """Return the number of passes that started after a time."""
         return sum(began > at for began in self._begins)
 
     def waited_seconds(self, now: float) -> float:
@@ -115,7 +115,7 @@ class SimulatedReader:
         self._delivered += self._samples * self._repeats
         closing, self._lease = self._lease, None
         following, self._next = self._next or self._take(now), None
-        if following is None:  # `on_max_reuse: wait` lets everything go
+        if following is None:  # `on_max_reuse: wait` releases everything
             self._cache.close_lease(closing)
             self._waits_since, self._end = now, math.inf
             return
@@ -171,7 +171,7 @@ class SimulatedReader:
         return [(window.first, window.numbers) for window in windows]
 
     def _passes_together(self, samples: int) -> int:
-        """Return how many passes are taken as one, so that a slow link needs no million of them."""
+        """Return how many passes to simulate together, so that a slow link needs no million."""
         if self._loop.max_reuse is not None or not self._cache.drawn or not self._began:
             return 1
         doubling = samples / max(1e-9, self._cache.drawn / self._began)

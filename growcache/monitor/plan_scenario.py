@@ -1,4 +1,7 @@
-"""What is simulated, and what came of it: a store, parts, a training loop; amounts over time. Pure."""
+"""The inputs and results of a simulation: a store, parts, a training loop, and amounts over time.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from growcache.sampling.sizing import Sizing
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """How fast samples come."""
+    """A store, as the rate of its samples."""
 
-    bytes_per_second: float  # of all reads together; infinite where latency alone is the limit
-    visit_seconds: float  # of a visit that is alone
-    visit_bytes: float  # that one reads
+    bytes_per_second: float  # of all reads together; infinite if only latency is the limit
+    visit_seconds: float  # of a visit without others
+    visit_bytes: float  # read by one visit
     visit_samples: float
     cpu_seconds: float  # of a sampler, per visit
     disk_bytes_per_second: float
@@ -31,7 +34,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What there is to draw, by stratum: the share of the draws, and the number of parts."""
+    """The parts to draw, by stratum: the share of the draws, and the number of parts."""
 
     shares: tuple[float, ...]
     counts: tuple[float, ...]
@@ -43,7 +46,7 @@ class Parts:
         return sum(self.counts)
 
     def coverage(self, drawn: float) -> float | None:
-        """Return the share of different parts among all; None where there is no end of them."""
+        """Return the share of different parts among all, or None if parts are endless."""
         if not math.isfinite(self.total) or not self.total:
             return None
         if self.replacement:
@@ -54,14 +57,14 @@ class Parts:
 
     @property
     def until_complete(self) -> float:
-        """The draws after which every part was drawn once."""
+        """Number of draws after which every part was drawn once."""
         pairs = zip(self.shares, self.counts, strict=True)
         return math.inf if self.replacement else max(parts / share for share, parts in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One world to simulate: a configuration, its sizes, a store and perhaps a training loop."""
+    """A simulated case: a configuration, its sizes, a store, and optionally a training loop."""
 
     config: Config
     sizing: Sizing
@@ -78,7 +81,7 @@ class Scenario:
 
 
 class Moment(NamedTuple):
-    """The state at one time; amounts since the start."""
+    """The state at one time, with amounts since the start."""
 
     at: float
     samples: float
@@ -94,18 +97,18 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)  # without slots, because of its cached properties
 class Run:
-    """What came of a scenario."""
+    """The result of a scenario."""
 
     moments: Sequence[Moment]
     first_batch_at: float
     full_at: float
     complete_at: float
-    ess_samples: float  # at the horizon, or at the end if that is earlier
-    ess_drawn: float  # the draws until then
-    ends_at_rest: bool  # whether nothing comes any more
+    ess_samples: float  # at the horizon, or at an earlier end
+    ess_drawn: float  # draws until then
+    ends_at_rest: bool  # whether nothing is added any more
 
     def at(self, seconds: float) -> Moment:
-        """Return the state at a time, beyond the simulated time by its last rates."""
+        """Return the state at a time. After the simulated time it follows the last rates."""
         last = self.moments[-1]
         if seconds <= last.at:
             times, *_ = self._columns
@@ -117,7 +120,7 @@ class Run:
         return found._replace(evicted_samples=found.drawn - found.samples)
 
     def ess_at(self, seconds: float) -> float:
-        """Return the effective sample size, which grows with the draws where the rates stay."""
+        """Return the effective sample size, which grows with the draws while the rates stay."""
         return self.ess_samples * max(1.0, self.at(seconds).drawn / max(1.0, self.ess_drawn))
 
     @cached_property
@@ -126,7 +129,7 @@ class Run:
 
     @cached_property
     def rates(self) -> Moment:
-        """The change per second over the last turnover or, before there is one, the last half."""
+        """The change per second over the last turnover, or else over the last half."""
         moments = self._last_moments()
         seconds = moments[:, 0] - moments[0, 0]
         slopes = seconds - seconds.mean()
@@ -134,7 +137,7 @@ class Run:
         grown = Moment(*(weights @ moments).tolist())._replace(at=1.0, samples=0.0, bytes=0.0)
         if self.ends_at_rest:
             return Moment(1.0, *[0.0] * (len(grown) - 1))._replace(delivered=grown.delivered)
-        # What is read is drawn, but reads and commits come in steps of their own.
+        # Reads are draws, but reads and commits happen in different steps.
         last = self.moments[-1]
         per_part = grown.parts / max(1e-9, last.parts)
         return grown._replace(

@@ -1,8 +1,9 @@
-"""The service in virtual time: permits, reads that share a link, commits, evictions, and a training loop.
+"""The service in virtual time: permits, shared link, commits, evictions, training loop.
 
-Everything that decides is the service's own: `decide` grants, `SamplerSlot` says which sampler takes a permit, `Sizing`
-says how large groups are, `WriteQueue` and `SpaceAllocator` make room. Only time is simulated: reads of a group
-progress together, so a group is complete when its own reads are, and half of those that are in flight behind it.
+All decisions use the service's own code. `decide` grants permits, `SamplerSlot` chooses the
+sampler, `Sizing` sets the size of groups, and `WriteQueue` and `SpaceAllocator` make room. Only
+time is simulated. The reads of a group progress together, so a group is complete when its own
+reads are, and half of those in flight behind it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from growcache.sampling.sizing import RAMP_END, SizeEstimate
 from growcache.sampling.space_allocator import SpaceAllocator, WriteQueue
 
 COMMIT_SECONDS = 0.04  # messages, sync and transaction of a group
-MOST_SHARDS = 192  # of a full cache; of more, some are simulated as one
-FEWEST_SHARDS = 64  # of a cache that grows, before some are simulated as one
+MOST_SHARDS = 192  # of a full cache; more are simulated in bundles
+FEWEST_SHARDS = 64  # of a growing cache before shards are simulated in bundles
 TURNOVERS = 3.0  # after the cache is full; then nothing changes any more
 MOST_EVENTS = 60_000
-ALMOST = 1e-6  # of a visit, or seconds: sums of floats are not exact
+ALMOST = 1e-6  # of a visit or of seconds, because sums of floats are not exact
 SURE_SECONDS = 10 * 365 * 86_400.0  # a cache that is not full by then never is
 
 
 @dataclass(eq=False, slots=True)
 class Filling:
-    """A group on its way: read, then encoded, then written."""
+    """A group in progress: read, then encoded, then written."""
 
     issued: IssuedPermit
     visits: int
@@ -49,7 +50,8 @@ class SimulatedSampler:
     slot: SamplerSlot
     reading: deque[Filling] = field(default_factory=deque)
     encoding: list[Filling] = field(default_factory=list)
-    work: float = 0.0  # visits received since the first group in `reading` began, in parts too
+    # Visits received since the first group in `reading` started, including fractions.
+    work: float = 0.0
 
     def in_flight(self, concurrency: int) -> int:
         left = sum(filling.visits for filling in self.reading) - self.work
@@ -67,7 +69,7 @@ class Simulation:
         config, self._scenario = scenario.config, scenario
         self._sampling = config.sampling
         self._cache = SimulatedCache(config.cache, scenario.shard_bytes, scenario.catalog_bytes)
-        as_cache: Any = self._cache  # it has what these ask for
+        as_cache: Any = self._cache  # it has everything that these need
         self._allocator = SpaceAllocator(
             config.cache, as_cache, evicts=True, clock=lambda: self.now
         )
@@ -96,7 +98,8 @@ class Simulation:
         self._verdict = Verdict(True)
         self.full_at = self.complete_at = math.inf
         self._drawn_at_full = 0
-        self._ess: tuple[float, float] | None = None  # at the horizon, and the draws until then
+        # At the horizon, with the draws until then.
+        self._ess: tuple[float, float] | None = None
         self._moments: list[Moment] = []
 
     def _groups_together(self) -> int:
@@ -135,7 +138,7 @@ class Simulation:
         return any(one.reading or one.encoding for one in self.samplers)
 
     def _turn(self) -> None:
-        """What the supervisor and the loop do between two events."""
+        """Do the work of supervisor and loop between two events."""
         for sampler in self.samplers:
             self._finish_reads(sampler)
             self._finish_encoding(sampler)
@@ -177,14 +180,14 @@ class Simulation:
 
     @property
     def _at_rest(self) -> bool:
-        """Whether nothing is added any more: nothing is evicted, or a budget is spent."""
+        """Whether nothing is added any more, because nothing is evicted, or a budget is spent."""
         return self._verdict.final and not any(
             filling.wrote_at < math.inf for one in self.samplers for filling in one.encoding
         )
 
     @property
     def _is_reading_steadily(self) -> bool:
-        """Whether training repeats a complete cache, of which nothing more is to be learned."""
+        """Whether training repeats a complete cache, so that simulating further is useless."""
         return self._reader is None or self._reader.passes_since(self.complete_at) > 2
 
     # ------------------------------------------------------------------ reads
@@ -301,14 +304,14 @@ class Simulation:
 
     @property
     def _groups_as_one(self) -> int:
-        """Return how many groups are simulated as one: more as the cache grows."""
+        """Return the number of groups to simulate together, which grows with the cache."""
         if self._group < RAMP_END:
             return 1
         full = max(1, self._scenario.sizing.shard_samples)
         return min(self._together, max(1, int(self._cache.live_samples / full / FEWEST_SHARDS)))
 
     def _next_visits(self) -> int:
-        """Return the visits of the next group, fewer at the end of a round or a fixed set."""
+        """Return the visits of the next group: fewer at the end of a round or a fixed set."""
         sizing, parts = self._scenario.sizing, self._scenario.parts
         wanted = sizing.group_parts(self._group) * self._groups_as_one
         if sizing.max_parts is not None:

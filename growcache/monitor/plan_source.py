@@ -1,6 +1,7 @@
 """A short look at a source, with the samplers' own code: list, probe, and time a few visits.
 
-The visits are those that a new cache would draw first, with as many reads in flight as the samplers have together.
+The visits are those that a new cache would draw first, with as many reads in flight as all
+samplers together have.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ MOST_ENCODED = 128
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was found at a source."""
+    """The findings about a source."""
 
     objects: int
-    is_whole: bool  # the listing, to its end
-    is_endless: bool  # samples come from a user's function
+    is_whole: bool  # the listing is complete
+    is_endless: bool  # a user's function draws samples
     parts: Parts
     population_samples: float
     sizing: Sizing
@@ -84,7 +85,7 @@ class Look:
     sample_bytes: float
     record_bytes: int
     shard_bytes: ShardBytes
-    catalog_bytes: int  # of the objects that were listed
+    catalog_bytes: int  # of the listed objects
     first_page_seconds: float
     listing_seconds: float
     probe_seconds: float
@@ -93,7 +94,7 @@ class Look:
     measured: tuple[MeasuredSource, ...] = ()
 
     def with_bound(self, config: Config) -> Look | None:
-        """Return the same look for another bound; None where other visits would be made."""
+        """Return the same look for another bound, or None if other visits would be made."""
         sizing = measure_sizing(config, self.measured, self.schema, self.sample_bytes)
         same = sizing.samples_per_object == self.sizing.samples_per_object
         same &= sizing.partitionings == self.sizing.partitionings
@@ -102,7 +103,7 @@ class Look:
 
 def look_at_source(config: Config) -> Look:
     here = str(Path.cwd())
-    if here not in sys.path:  # where samplers find the user's code, too
+    if here not in sys.path:  # samplers find the user's code here, too
         sys.path.insert(0, here)
     with (
         tempfile.TemporaryDirectory(prefix="growcache-plan-") as scratch,
@@ -249,7 +250,7 @@ def _objects(
 async def _probe(
     config: Config, sources: Sources, filler: GroupFiller, objects: Objects
 ) -> tuple[list[MeasuredSource], Schema, float]:
-    """Return measures, schema and mean bytes of a sample, as `SchemaSearch` finds them."""
+    """Return measures, schema and mean bytes of a sample, as from `SchemaSearch`."""
     declared = None
     if config.sampling.schema != "auto":
         declared = Schema.declared(config.sampling.schema)
@@ -282,7 +283,7 @@ async def _probe(
 
 
 class _Drawn:
-    """The parts of what was listed, in the order in which a new cache draws them."""
+    """The parts of the listed objects, in the order in which a new cache draws them."""
 
     def __init__(
         self, config: Config, catalog: Catalog, objects: Objects, sizing: Sizing
@@ -327,7 +328,7 @@ class _Drawn:
         return found, block_quotas(shares)
 
     def visits(self) -> Iterator[PartVisit]:
-        """Yield the visits of one round, because what was read once may come faster."""
+        """Yield the visits of one round, because repeated reads may be faster."""
         left = self.parts.total
         for group in count():
             draw = self._draws.group(group)
@@ -341,7 +342,7 @@ class _Drawn:
 
 
 def _encoded(config: Config, schema: Schema, visited: Visited) -> ShardBytes:
-    """Return what shards take per sample, of those that were read, in the cache's own encoding."""
+    """Return the bytes of shards per sample, from samples that were read and encoded."""
     filled = [one for one in visited[:MOST_ENCODED] if one[1].samples]
     if not filled:
         raise FormatError(

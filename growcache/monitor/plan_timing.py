@@ -1,4 +1,4 @@
-"""Time a few visits of a source: alone, and with as many reads in flight as the samplers have together."""
+"""Time a few visits of a source: alone, and with the reads in flight of all samplers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from growcache.sampling.sampler_memory import VisitResult
 from growcache.sampling.sizing import takes_some_samples
 from growcache.schema import Schema
 
-ALONE_VISITS = 4  # one after the other; the first one opens the connection
+ALONE_VISITS = 4  # one after another; the first one opens the connection
 TIMED_SECONDS = 3.0
 TIMED_BYTES = 32_000_000
 MOST_TIMED = 1024  # visits
-WAVES = 1.5  # of reads in flight, at least, in what is timed
-MEASURED_SHARE = 0.8  # of what latency or one processor allows: the rest is for the link
+WAVES = 1.5  # of reads in flight, at least, among the timed visits
+# Of the rate that latency or one processor allows; the rest is for the link.
+MEASURED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What visits took."""
+    """Times of visits."""
 
     alone_seconds: float
     rate: float  # visits per second
@@ -49,7 +50,7 @@ class Timings:
         if rate * self.cpu_seconds > MEASURED_SHARE:
             return "processor"
         reachable = self.in_flight / self.alone_seconds
-        if not self.nbytes:  # a Dataset's own reads are not seen
+        if not self.nbytes:  # growcache does not see a Dataset's own reads
             return "latency"
         return "latency" if rate > MEASURED_SHARE * reachable else "link"
 
@@ -81,14 +82,14 @@ async def time_visits(
         take = 1 if sampling.samples_per_object == "auto" else sampling.samples_per_object
 
     async def fill(count: int) -> tuple[Visited, ReadCounter, float]:
-        """Make the next visits; return them, what they read, and the seconds that they took."""
+        """Make the next visits; return them, the bytes that they read, and their seconds."""
         some, before, began = list(islice(visits, count)), replace(read), time.monotonic()
         results = await filler.visit_all(plan_permit(some, take), schema, lambda: None)
         spent = ReadCounter(read.nbytes - before.nbytes, read.requests - before.requests)
         return list(zip(some, results, strict=True)), spent, time.monotonic() - began
 
     alone = [await fill(1) for _ in range(ALONE_VISITS)]
-    wave = await fill(in_flight)  # which opens all connections
+    wave = await fill(in_flight)  # opens all connections
     each = wave[1].nbytes / max(1, len(wave[0]))
     cpu = time.process_time()
     timed = await fill(_how_many(len(wave[0]), in_flight, wave[2], each))
@@ -98,7 +99,7 @@ async def time_visits(
         raise SamplingError("there is no part to draw", code="GC217")
     seconds = [took for some, _, took in alone if some]
     alone_seconds = median(seconds[1:] or seconds)
-    if not timed[0]:  # the source is so small that all of it was read before
+    if not timed[0]:  # a source so small that all of it was read before
         timed = found, read, alone_seconds * len(found) / in_flight
     return _timings(timed, alone_seconds, cpu, in_flight), found
 
@@ -120,7 +121,7 @@ def _timings(
 
 
 def _how_many(wave: int, in_flight: int, seconds: float, each: float) -> int:
-    """Return how many visits can be timed in some seconds, by those of one wave."""
+    """Return the number of visits that can be timed in some seconds, by those of one wave."""
     if not wave:
         return 0
     fit = wave * TIMED_SECONDS / max(1e-3, seconds)
@@ -128,7 +129,7 @@ def _how_many(wave: int, in_flight: int, seconds: float, each: float) -> int:
 
 
 def _rate(count: int, seconds: float, alone: float) -> float:
-    """Return visits per second, without the time in which the first of them had only begun."""
+    """Return visits per second, without the time in which the first visits had only started."""
     rate = count / max(1e-6, seconds)
     latency = max(0.0, alone - 1 / rate)
     return count / max(seconds / 2, seconds - latency)

@@ -1,4 +1,4 @@
-"""What is bad about a plan, and what would mend it. Pure."""
+"""The problems of a plan, and their remedies. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from growcache.loading.report_table import WARN_REUSE
 from growcache.monitor.plan_figures import Outcome, PlanInputs, Warned
 from growcache.sampling.sizing import SizeEstimate, check_bound
 
-FEW_NEIGHBOURS = 4  # of a visit, below which their likeness hardly matters
+FEW_NEIGHBOURS = 4  # samples per visit below which their likeness hardly matters
 CORRELATIONS = (0.1, 0.5)
-THROTTLED = 0.5  # of the link's samples, below which training is what holds samplers back
+THROTTLED = 0.5  # of the link's samples, below which training limits the samplers
 
 
 def worth(visit: float, correlation: float) -> float:
-    """Return what each of the samples of a visit is worth, in independent ones.
+    """Return the value of each sample of a visit, in independent samples.
 
     >>> round(worth(16, 0.1), 2), worth(1, 0.5)
     (0.4, 1.0)
@@ -62,7 +62,7 @@ def _disk(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
 
 
 def _rounded(nbytes: float) -> int:
-    """Return two digits of a size, rounded down."""
+    """Return a size rounded down to two digits."""
     if nbytes < 100:
         return int(nbytes)
     unit = 10 ** (int(math.log10(nbytes)) - 1)
@@ -110,7 +110,7 @@ def _reuse(inputs: PlanInputs, outcome: Outcome) -> Iterator[Warned]:
 
 
 def _link_samples(inputs: PlanInputs) -> float:
-    """Return the samples per second that link, latency and processors can bring."""
+    """Return the samples per second that link, latency and processors allow."""
     sampling, visit = inputs.config.sampling, inputs.visit_seconds.number
     limits = [
         inputs.link_bytes_per_second.number / max(1e-9, inputs.visit_bytes.number),
@@ -169,7 +169,7 @@ def _windows(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     if min(held, inputs.population_samples.number) >= 2 * window:
         return
     if inputs.population_samples.number <= held:
-        return  # all of it is cached, however little that is
+        return  # all of it is cached, however little
     needed = int(inputs.config.cache.max_bytes) * 2 * window / max(1, held)
     yield Warned(
         "windows",

@@ -1,4 +1,4 @@
-"""What stores charge for reading: a table that ships with the package, or one of the user's own."""
+"""Prices of reading from stores: a table in the package, or the user's own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import yaml
 from growcache.errors import ConfigError
 
 GB = 1e9
-OWN = "own"  # the provider of a price in a file of the user's
+OWN = "own"  # provider of a price in a user's file
 PROVIDERS = {".amazonaws.com": "aws", ".googleapis.com": "google"}
 NUMBERS = ("egress_per_gb", "retrieval_per_gb", "per_1000_get", "per_1000_list")
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars of one class of storage in one region."""
+    """US dollars for one storage class in one region."""
 
     provider: str
     region: str
@@ -30,8 +30,8 @@ class Price:
     per_1000_get: float
     per_1000_list: float = 0.0
     retrieval_per_gb: float = 0.0
-    seen: str = ""  # when the source said so; empty: not verified
-    source: str = ""  # the URL of a page or a price list
+    seen: str = ""  # date of the source; empty: not verified
+    source: str = ""  # URL of a page or a price list
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Price:
 
     @property
     def standing(self) -> str:
-        """How far the price can be relied on, in words."""
+        """How reliable the price is, in words."""
         if self.seen:
             return f"seen {self.seen}"
         return "your own" if self.provider == OWN else "commonly quoted, not verified"
@@ -67,7 +67,11 @@ def known_prices() -> list[Price]:
 
 
 def find_price(wanted: str) -> Price:
-    """Return the price of ``REGION/CLASS``, or the first one of a YAML file; ConfigError if there is none."""
+    """Return the price of ``REGION/CLASS``, or the first one in a YAML file.
+
+    Raises:
+        ConfigError: There is no such price.
+    """
     if wanted.endswith((".yaml", ".yml")):
         path = Path(wanted)
         try:
@@ -86,7 +90,9 @@ def find_price(wanted: str) -> Price:
 
 
 def usual_price(addresses: Sequence[str | None]) -> Price | None:
-    """Return the price of a provider's usual region, by the stores' addresses; None where no provider is known.
+    """Return the price of a provider's usual region, from the stores' addresses.
+
+    It is None if no provider is known.
 
     >>> usual_price(["https://bucket.s3.amazonaws.com"]).provider
     'aws'

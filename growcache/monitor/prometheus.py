@@ -1,7 +1,7 @@
 """The metrics of caches in Prometheus' text format.
 
-Counters come from ``metrics.json``, gauges from the status. Every name begins with ``growcache_`` and every sample has the label
-``cache``; no label holds a key.
+Counters come from ``metrics.json``, and gauges from the status. Every name starts with
+``growcache_``, and every sample has the label ``cache``. No label contains a key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STATES = ("running", "complete", "full", "waiting", "shrinking", "stopped")
 
 
 class Seen(NamedTuple):
-    """A cache as it was seen; without a status it cannot be read."""
+    """A cache at one moment. Without a status it cannot be read."""
 
     name: str
     status: Status | None
@@ -48,7 +48,10 @@ Look = Callable[[], tuple[Status, Metrics | None]]
 
 
 def exposition(looks: Mapping[str, Look], accept: str) -> tuple[bytes, str]:
-    """Return the text for one scrape and its content type; ``accept`` is the request's header."""
+    """Return the text for one scrape and its content type.
+
+    ``accept`` is the request's header.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_CachesCollector([_see(name, look) for name, look in looks.items()]))
     encode, content_type = choose_encoder(accept)
@@ -97,7 +100,7 @@ def _up(seen: Iterable[Seen]) -> Metric:
     return family
 
 
-# Name, help, labels, and where the counts are.
+# Name, help, labels, and the place of the counts.
 _COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("growcache_samples_drawn", "Samples drawn into the cache.", (), "drawn"),
     ("growcache_samples_evicted", "Samples evicted from the cache.", (), "evicted"),
@@ -142,7 +145,7 @@ def _counters(seen: Sequence[Seen]) -> Iterator[Metric]:
 def _leaves(
     metrics: Metrics, path: tuple[str, ...], depth: int
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers below a path of the counts, with the keys that lead to them."""
+    """Yield the numbers below a path of the counts, with their keys."""
     if not depth:
         yield (), number_in(metrics.counts, *path)
         return
@@ -186,7 +189,7 @@ def _histograms(seen: Sequence[Seen]) -> Iterator[Metric]:
 
 
 def cumulative(bounds: Sequence[float], buckets: Sequence[float]) -> list[tuple[str, float]]:
-    """Return buckets as Prometheus has them: what is at most each bound.
+    """Return buckets in Prometheus' form: the counts up to each bound.
 
     >>> cumulative((0.1, 1.0), [2, 0, 1])
     [('0.1', 2), ('1.0', 2), ('+Inf', 3)]

@@ -1,7 +1,7 @@
-"""What a report says of a cache's history: summaries of its records. Pure.
+"""Summaries of a cache's history for a report. Pure.
 
-A record has the counters since the cache began, every ten seconds or, of long ago, less often. What happened between two
-records is the difference of their counters.
+A record has the counters since the cache began. There is one every ten seconds, and fewer for
+times long ago. The events between two records are the differences of their counters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 MOST_PERIODS = 72
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400)  # seconds
-HOURLY_FROM = 3 * 3600.0  # a history as long as that is shown hour by hour
+HOURLY_FROM = 3 * 3600.0  # from this length on, a history is shown hour by hour
 LEAST_GAP_SECONDS = 60.0  # without a service; a restart takes less
 MUCH_WAIT = 0.1
-FULL_SHARE = 0.97  # of max_bytes, where no record says that the cache is full
+FULL_SHARE = 0.97  # of max_bytes, if no record says that the cache is full
 _DURATION = re.compile(r" for \d[\d.,]* (?:s|min|h|d)(?: \d+ (?:s|min|h))?\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happened between two records."""
+    """The events between two records."""
 
     start: float
     stop: float
@@ -50,9 +50,9 @@ class Step:
 
 
 def of_last_generation(records: Sequence[HistoryRecord]) -> list[HistoryRecord]:
-    """Return the records of the newest generation, with counters from its beginning on.
+    """Return the records of the newest generation, with counters from its start.
 
-    A generation that was replaced had other samples, but requests and egress are counted on.
+    A replaced generation had other samples, but requests and egress continue to count.
     """
     newest = records[-1].generation if records else None
     known = (newest, None) if not newest else (newest,)  # early versions had no generations
@@ -78,12 +78,16 @@ def _since(before: int | None, now: int | None) -> int | None:
 def steps_between(
     records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
 ) -> list[Step]:
-    """Return the steps of a history; ``ranks`` are the loops of each job, whose waits are summed up."""
+    """Return the steps of a history.
+
+    ``ranks`` has the loops of each job, whose waits are summed.
+    """
     waits, found = dict[str, float](), list[Step]()
     for before, after in pairwise(records):
         waits = waits or _waits_of(before)
         seen = _waits_of(after)
-        # A job that no record named before began meanwhile, so all of its wait is of this step.
+        # A job without an earlier record started meanwhile, so all of its wait belongs to this
+        # step.
         more = {
             job: max(0.0, seconds - waits.get(job, 0.0)) / max(1, (ranks or {}).get(job, 1))
             for job, seconds in seen.items()
@@ -105,9 +109,9 @@ def steps_between(
 
 
 def _split_at_start(step: Step, before: float | None, run: float | None) -> list[Step]:
-    """Return the step, or the time without a service and the time since the next one's start.
+    """Return the step, or the time without a service and the time since the next start.
 
-    Old records are hours apart, so only the starts of services tell when none ran.
+    Old records are hours apart, so only the starts of services show when none ran.
     """
     if before is None or run is None or run == before or run - step.start < LEAST_GAP_SECONDS:
         return [step]
@@ -133,14 +137,14 @@ def _growth(before: float | None, after: float | None) -> int:
 
 
 def _counted_in_run(before: int | None, after: int | None) -> int:
-    """Return the growth of a counter that may begin from 0 with each run of the service."""
+    """Return the growth of a counter that may restart from 0 with each run of the service."""
     restarted = before is not None and after is not None and after < before
     return _growth(0 if restarted else before, after)
 
 
 @dataclass(slots=True)
 class Period:
-    """A row of the table of what limited training."""
+    """A row in the table of the limits of training."""
 
     start: float
     seconds: float = 0.0
@@ -163,12 +167,12 @@ class Period:
         for job, waited in step.waits.items():
             self.waits[job] += waited * share
         if step.waiting_for and not step.is_gap:
-            reason = _DURATION.sub("", step.waiting_for)  # else each record has one of its own
+            reason = _DURATION.sub("", step.waiting_for)  # else each record would have its own
             self.reasons[reason] += round(1000 * seconds)
 
     @property
     def wait_share(self) -> float:
-        """The exposed wait of the job that waited most, as a share of the time."""
+        """Exposed wait of the job that waited most, as a share of the time."""
         return min(1.0, max(self.waits.values(), default=0.0) / max(self.seconds, 1e-9))
 
     @property
@@ -181,7 +185,7 @@ class Period:
 
 
 def period_seconds(span: float) -> int:
-    """Return how long the rows of a table are.
+    """Return the length of the rows of a table, in seconds.
 
     >>> period_seconds(600), period_seconds(5 * 3600), period_seconds(14 * 86400)
     (60, 3600, 21600)
@@ -195,7 +199,7 @@ def period_seconds(span: float) -> int:
 def periods(
     records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = None
 ) -> list[Period]:
-    """Return what happened in each period of a history; a step over several is shared out by time."""
+    """Return the events in each period of a history. A step over several is divided by time."""
     if len(records) < 2:
         return []
     width = period_seconds(records[-1].at - records[0].at)
@@ -207,7 +211,8 @@ def periods(
 
 
 def _shared_out(step: Step, width: int, end: float) -> Iterator[tuple[int, float]]:
-    at = max(step.start, end - (MOST_PERIODS + 1) * width)  # of a clock that was decades behind
+    # For a clock that was decades behind.
+    at = max(step.start, end - (MOST_PERIODS + 1) * width)
     while at < step.stop:
         number = int(at // width)
         until = min(step.stop, float((number + 1) * width))
@@ -216,7 +221,7 @@ def _shared_out(step: Step, width: int, end: float) -> Iterator[tuple[int, float
 
 
 def limited_by(period: Period) -> str:
-    """Say in words what limited training in a period."""
+    """Return the limit of training in a period, in words."""
     if period.delivered < 1:
         if period.idle_seconds > period.seconds / 2:
             return "no service, no training"
@@ -237,7 +242,7 @@ def _while(period: Period) -> str:
 
 
 def thinned(values: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` values, evenly spread; the first and the last are kept.
+    """Return at most ``most`` values, evenly spread, including the first and the last.
 
     >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
     [1, 4, 7]
@@ -249,7 +254,7 @@ def thinned(values: Sequence[T], most: int) -> list[T]:
 
 
 def thinned_columns(records: Sequence[HistoryRecord], most: int) -> dict[str, Any]:
-    """Return at most ``most`` records by column, evenly spread, with the jobs of those between."""
+    """Return up to ``most`` records by column, evenly spread, with jobs of those in between."""
     return history_columns(thinned(list(with_jobs_held(records)), most))
 
 
@@ -290,11 +295,11 @@ def totals(records: Sequence[HistoryRecord], ranks: Mapping[str, int] | None = N
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What a plan predicts, as it really was in its horizon; None where the history does not say."""
+    """The actual values of a plan's figures at its horizon; None if the history lacks them."""
 
-    seconds: float  # of the horizon that has passed
+    seconds: float  # of the horizon that have passed
     values: Mapping[str, float | None]
-    # A moment is known as that of a record, and was after the record before it.
+    # The time of an event is that of its record, and after the record before it.
     earliest: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -335,7 +340,7 @@ def actual_values(
 
 
 def _began(records: Sequence[HistoryRecord]) -> float:
-    """Return when the first service started, which is a little before its first record."""
+    """Return the start of the first service, which is shortly before its first record."""
     first = records[0]
     return first.at if first.run is None else min(first.at, first.run)
 
@@ -352,7 +357,7 @@ def _last_known(records: Sequence[HistoryRecord], name: str) -> Any:
 
 
 def _ess_samples(records: Sequence[HistoryRecord]) -> float | None:
-    """Return that of the job which received most."""
+    """Return the effective sample size of the job that received most."""
     last = {name: job for record in records for name, job in record.jobs.items()}
     most = max(last.values(), key=lambda job: job.delivered or 0, default=None)
     return None if most is None else most.ess_samples
@@ -365,7 +370,7 @@ def _is_full(record: HistoryRecord) -> bool:
 
 
 def _turnover_seconds(records: Sequence[HistoryRecord], full_at: float | None) -> float | None:
-    """Return how long it took to evict as many samples as the cache held when it was full."""
+    """Return the time in which as many samples were evicted as the full cache held."""
     if full_at is None:
         return None
     after = [record for record in records if record.at >= full_at]

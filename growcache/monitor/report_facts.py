@@ -1,4 +1,4 @@
-"""Gather what a report shows of a cache; nothing in the cache is written."""
+"""Gather the facts about a cache for a report, without writing into the cache."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class ReportFacts:
 
     @property
     def own_records(self) -> list[HistoryRecord]:
-        """The part of the history in which the samples of now were drawn."""
+        """The part of the history in which the current samples were drawn."""
         return of_last_generation(self.records)
 
     @property
     def ranks(self) -> dict[str, int]:
-        """How many loops each job has, whose waits are summed up in the history."""
+        """Number of loops of each job, whose waits are summed in the history."""
         if self.metrics is None:
             return {}
         return {name: max(1, len(job.ranks)) for name, job in self.metrics.jobs.items()}
 
 
 def gather_facts(cache: Path, plan: Path | None = None) -> ReportFacts:
-    """Read a cache. Raises as `read_index`, and ConfigError for a plan that is none."""
+    """Read a cache. Raises the errors of `read_index`, and ConfigError for an invalid plan."""
     planned = None if plan is None else read_plan(plan)
     root = shown_generation(cache)
     status, records = read_status(root), read_history(cache)
@@ -103,7 +103,7 @@ def store_addresses(parts: Mapping[str, Any]) -> list[str | None]:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Return what `growcache plan --json` wrote."""
+    """Return the output of `growcache plan --json`."""
     advice = "write one with: growcache plan CONFIG --json > plan.json"
     try:
         if path.stat().st_size > MOST_PLAN_BYTES:

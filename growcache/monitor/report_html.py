@@ -1,4 +1,7 @@
-"""A report as one HTML file that works offline. Whatever comes from a store, a job or a plan is text."""
+"""A report as one HTML file that works offline.
+
+All content from stores, jobs or plans is text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ HERE, WEB = Path(__file__).parent, Path(__file__).parent / "web"
 SCRIPTS = (WEB / "uPlot.iife.min.js", WEB / "draw.js", HERE / "report.js")
 STYLES = (WEB / "style.css", WEB / "uPlot.min.css", WEB / "draw.css", HERE / "report.css")
 MOST_BYTES = 500_000
-MOST_RECORDS = 1200  # drawn; halved until the file is small enough
+MOST_RECORDS = 1200  # in charts; halved until the file is small enough
 LEAST_RECORDS = 50
 MOST_JOBS = 20  # the latest
 MOST_RANKED_JOBS = 4  # with the waits of each rank
@@ -41,7 +44,7 @@ Cell = str | tuple[str, str]  # a text, or a class and a text
 
 
 def report_page(facts: ReportFacts) -> str:
-    """Return the page, with a thinner history where it would have more than `MOST_BYTES`."""
+    """Return the page, with a thinner history if it would have more than `MOST_BYTES`."""
     body, most = _body(facts), MOST_RECORDS
     page = _page(body, history_json(facts.records, most))
     while len(page.encode()) > MOST_BYTES and most > LEAST_RECORDS:
@@ -80,7 +83,7 @@ def _page(body: str, history: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the source expression of an inlined script or style, which alone may run."""
+    """Return the source expression of an inlined script or style. Nothing else may run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -117,7 +120,7 @@ def _noscript() -> str:
 
 
 def table(heads: Sequence[Cell], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
-    """Return a table; a cell may have a class, such as ``number``."""
+    """Return a table. A cell may have a class, such as ``number``."""
     head = "".join(_cell("th", one) for one in heads)
     lines = "".join(f"<tr>{''.join(_cell('td', one) for one in row)}</tr>" for row in rows)
     title = f"<caption>{_text(caption)}</caption>" if caption else ""

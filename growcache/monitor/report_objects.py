@@ -1,4 +1,4 @@
-"""What was drawn how often: the cached samples of each object and stratum, and their uses."""
+"""How often objects and strata were drawn: their cached samples and their uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from growcache.errors import CacheError
 from growcache.monitor.report import thinned
 from growcache.usercode import printable
 
-MOST_SHARDS = 2000  # whose sidecars are read, evenly spread; the rest is estimated
+MOST_SHARDS = 2000  # sidecars to read, evenly spread; the rest is estimated
 MOST_STRATA = 20
 SHOWN_OBJECTS = 10
 USE_CLASSES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # lower ends
@@ -44,7 +44,7 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True)
 class DrawnObjects:
-    """Of the cached samples; ``share`` of the shards were looked at."""
+    """The objects of the cached samples. ``share`` of the shards were read."""
 
     objects: int = 0
     samples: int = 0
@@ -53,7 +53,7 @@ class DrawnObjects:
     most_drawn: list[tuple[str, int]] = field(default_factory=list)
     strata_are: str = ""
     strata: list[Stratum] = field(default_factory=list)
-    uses: list[tuple[str, int]] = field(default_factory=list)  # samples, by how often used
+    uses: list[tuple[str, int]] = field(default_factory=list)  # samples, by number of uses
     share: float = 1.0
 
 
@@ -97,7 +97,7 @@ def _with_others(strata: list[Stratum]) -> list[Stratum]:
 
 
 def use_classes(uses: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return samples by how often they were used.
+    """Return samples by their number of uses.
 
     >>> use_classes({0: 5, 2: 7, 5: 1, 9: 1})
     [('0', 5), ('1', 0), ('2', 7), ('3', 0), ('4 to 5', 1), ('6 to 7', 0), ('8 to 11', 1)]
@@ -117,10 +117,10 @@ def use_classes(uses: Mapping[int, int]) -> list[tuple[str, int]]:
 
 
 def stratum_namer(parts: Mapping[str, Any]) -> tuple[Callable[[int, str], str], str]:
-    """Return the function from an object to its stratum, and what strata are, by a cache's identity.
+    """Return the function from an object to its stratum, and the kind of strata, of a cache.
 
-    The origin of a sample does not say a column of labels, so for strata by one, and where there are none, folders
-    are shown.
+    The origin of a sample has no columns of labels. So folders are shown for strata by a
+    column, and without strata.
     """
     urls = parts.get("source.0.url")
     if urls is not None:
@@ -138,7 +138,10 @@ def stratum_namer(parts: Mapping[str, Any]) -> tuple[Callable[[int, str], str], 
 
 
 def _urls_of_sources(parts: Mapping[str, Any]) -> list[list[str]]:
-    """Return the URLs of each URL's source: an object names its URL, and a source may have several."""
+    """Return the URLs of each URL's source.
+
+    An object has the number of its URL, and a source may have several URLs.
+    """
     found: list[list[str]] = []
     number = 0
     while (urls := parts.get(f"source.{number}.url")) is not None:
@@ -157,7 +160,7 @@ def _folder(_: int, key: str) -> str:
 
 
 def read_drawn_objects(root: Path, parts: Mapping[str, Any]) -> DrawnObjects:
-    """Read the sidecars of live shards. Raises as `read_index`."""
+    """Read the sidecars of live shards. Raises the errors of `read_index`."""
     columns = read_shard_columns(root)
     uses = dict(zip(columns.numbers.tolist(), columns.uses.tolist(), strict=True))
     for lease in read_leases(root):

@@ -14,13 +14,13 @@ from growcache.humanize import in_bytes, in_count, in_percent, in_time
 WIDTH, PLOT_HEIGHT = 640, 186
 LEFT, RIGHT, TOP, AXIS = 74, 16, 34, 24
 LEGEND_COLUMNS, LEGEND_ROW, LEGEND_WIDTH = 3, 16, 180
-FLOOR = TOP + PLOT_HEIGHT  # where 0 is
+FLOOR = TOP + PLOT_HEIGHT  # height of 0
 TICKS = 5
 COLOURS = ("#0f766e", "#2563eb", "#c2410c", "#7c3aed", "#be185d", "#4d7c0f")
-INK = "#57606a"  # legible on white and on black; the report's own colours win over it
+INK = "#57606a"  # legible on white and on black; the report's own colours override it
 MOST_LINES = len(COLOURS)
 DAY_SECONDS = 86_400.0
-LEAST_VALUE = 1e-12  # less is 0
+LEAST_VALUE = 1e-12  # smaller values count as 0
 
 Column = Sequence[float | None]
 
@@ -39,7 +39,7 @@ class Chart:
     title: str
     unit: Callable[[float], str]
     lines: Sequence[Line]
-    elapsed: bool = False  # the times are seconds since the start
+    elapsed: bool = False  # times are seconds since the start
 
 
 def rates(at: Sequence[float], counters: Column) -> list[float | None]:
@@ -65,7 +65,7 @@ def _per_second(value: float) -> str:
 
 
 class Drawn(NamedTuple):
-    """A line of a chart: a column as it is, or its growth per second; of the cache, or of each job."""
+    """A line of a chart: a column, or its growth per second, of the cache or of each job."""
 
     label: str
     column: str
@@ -96,7 +96,7 @@ CHARTS: tuple[tuple[str, str, Callable[[float], str], tuple[Drawn, ...]], ...] =
 
 
 def charts_of(columns: Mapping[str, Any], plan: Mapping[str, Any] | None = None) -> list[Chart]:
-    """Return the charts of the columns of `history_columns`; those without any value are left out."""
+    """Return the charts of the columns of `history_columns`, without those that have no values."""
     charts = [
         Chart(name, title, unit, [line for one in drawn for line in _lines(one, columns)])
         for name, title, unit, drawn in CHARTS
@@ -118,7 +118,7 @@ def _lines(one: Drawn, columns: Mapping[str, Any]) -> list[Line]:
 
 
 def planned_charts(columns: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Chart]:
-    """Return what was planned as dashed lines, with what happened in the same time."""
+    """Return the plan as dashed lines, with the actual values of the same time."""
     curve = plan.get("curve")
     if not isinstance(curve, Mapping) or not columns["at"]:
         return []
@@ -161,7 +161,7 @@ def _known(line: Line) -> list[tuple[float, float]]:
 
 
 def nice_ticks(most: float) -> list[float]:
-    """Return round numbers from 0 to the first that is not below ``most``.
+    """Return round numbers from 0 to the first that is at least ``most``.
 
     >>> nice_ticks(87), nice_ticks(0)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.0, 1.0])
@@ -175,7 +175,7 @@ def nice_ticks(most: float) -> list[float]:
 
 
 def draw_svg(chart: Chart) -> str:
-    """Return a picture; what comes from a store or a job is escaped."""
+    """Return a picture. Texts from stores and jobs are escaped."""
     points = [_known(line) for line in chart.lines]
     times = [at for line in points for at, _ in line]
     ticks = nice_ticks(max((value for line in points for _, value in line), default=0.0))

@@ -17,9 +17,9 @@ from growcache.usercode import printable
 DAY_SECONDS = 86_400.0
 DEFAULT_HORIZON_SECONDS = 3600.0
 MOST_SOURCE_CHARACTERS = 200
-EQUAL_SHARE = 0.15  # a figure that differs by less is as planned
+EQUAL_SHARE = 0.15  # a figure that differs by less counts as planned
 EQUAL_SECONDS, EQUAL_POINTS = 1.0, 0.01
-WHOLE_SHARE = 0.95  # of the horizon that passed
+WHOLE_SHARE = 0.95  # of the horizon that has passed
 _EGRESS = "egress_bytes_per_hour"
 _AT_THE_HORIZON = (
     "coverage",
@@ -32,7 +32,7 @@ _AT_THE_HORIZON = (
 
 
 def methods_paragraph(facts: ReportFacts) -> str:
-    """Return what a paper's methods section says of the data that a model was trained on."""
+    """Return a paragraph about the training data for a paper's methods section."""
     sums = totals(facts.own_records, facts.ranks)
     sentences = [_source_sentence(facts), _drawn_sentence(facts, sums), *_job_sentences(facts)]
     if sums.wait_share is not None:
@@ -129,7 +129,7 @@ class Cost:
 
 
 def price_of(facts: ReportFacts) -> tuple[Price, str] | None:
-    """Return the price that the plan was made with, or the usual one of the store's provider."""
+    """Return the price of the plan, or the usual one of the store's provider, or None."""
     given = (facts.plan or {}).get("price")
     if isinstance(given, Mapping):
         known = {name: given[name] for name in Price.__slots__ if name in given}
@@ -156,7 +156,7 @@ class PlannedRow:
     between: str
     basis: str
     actual: str
-    fits: bool | None  # None: one of them is not known
+    fits: bool | None  # None: one of them is unknown
 
 
 _PLANNED = {
@@ -174,7 +174,7 @@ _PLANNED = {
 
 
 def planned_rows(facts: ReportFacts) -> tuple[Actual, list[PlannedRow]]:
-    """Compare a plan with what happened, from the start of the service to the plan's horizon, or until now."""
+    """Compare a plan with the actual values from the start to the horizon, or until now."""
     plan = facts.plan or {}
     horizon = _number(plan.get("horizon_seconds")) or DEFAULT_HORIZON_SECONDS
     actual = actual_values(facts.own_records, horizon, facts.ranks)
@@ -192,7 +192,10 @@ def planned_rows(facts: ReportFacts) -> tuple[Actual, list[PlannedRow]]:
 def _planned_row(
     name: str, figure: Mapping[str, Any], found: float | None, after: float | None
 ) -> PlannedRow:
-    """``after``: of a moment that is known to a record only, that of the record before."""
+    """Return a row.
+
+    ``after`` is the time of the record before, for a time that is only known to a record.
+    """
     value = _number(figure.get("value"))
     ends = [_number(figure.get(end)) for end in ("low", "high")]
     between = (
@@ -211,7 +214,10 @@ def _planned_row(
 
 
 def _planned_until(plan: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the figures that depend on the horizon at an earlier moment, from the plan's curve; others have none then."""
+    """Return the figures that depend on the horizon for an earlier time, from the plan's curve.
+
+    Other figures have no value then.
+    """
     found: dict[str, Any] = {name: None for name in _AT_THE_HORIZON if name in plan}
     for name, column in (
         ("coverage", "coverage"),
@@ -242,7 +248,10 @@ def _number(value: object) -> float | None:
 
 
 def _fits(name: str, planned: float, found: float, ends: list[float | None]) -> bool:
-    """Whether a figure is as planned: within the plan's range, 15 %, a second, or a point of a share."""
+    """Whether a figure is as planned.
+
+    It may differ by the plan's range, 15 %, a second, or one percentage point.
+    """
     low, high = ends
     if low is not None and high is not None and low <= found <= high:
         return True

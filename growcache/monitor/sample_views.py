@@ -1,7 +1,7 @@
-"""Values of samples as a page shows them: numbers, traces, pictures, text. Pure.
+"""Values of samples for a page: numbers, traces, pictures, text. Pure.
 
-What came from a remote object leaves here as numbers, as the pixels of a PNG that is made here, or as text whose
-control characters are escaped. The page shows text as text, never as markup.
+Content of remote objects is returned as numbers, as the pixels of a PNG that is made here, or
+as text with escaped control characters. The page shows text as text, never as markup.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Pixels = npt.NDArray[np.uint8]  # [height, width] or [height, width, 3]
 SHOWN_CHARACTERS = 600
 SHOWN_BYTES = 48
 SHOWN_NUMBERS = 12
-TRACE_BINS = 120  # of each, the least and the greatest value are shown
+TRACE_BINS = 120  # of which the lowest and highest value is shown
 TRACE_LEVELS = 1000
 MOST_TRACES = 8
-MOST_CHANNELS = 128  # of an array of two dimensions that is taken for channels × time
+MOST_CHANNELS = 128  # of an array of two dimensions that counts as channels × time
 ELONGATED = 4  # times as long as high
 PICTURE_PIXELS = 192
 DECODED_PIXELS = 25_000_000  # within a second; JPEG is decoded at a fraction of its size
@@ -37,7 +37,7 @@ PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
 def field_view(field: Field, value: Value) -> dict[str, Any]:
-    """Return a value for the page: its ``kind`` and what that kind needs."""
+    """Return a value for the page: its ``kind``, and the data for that kind."""
     head = {"name": printable(field.name), "dtype": _dtype_text(field)}
     if isinstance(value, str):
         return head | text_view(value)
@@ -56,7 +56,7 @@ def _dtype_text(field: Field) -> str:
 
 
 def text_view(text: str) -> dict[str, Any]:
-    r"""Return the beginning of a text, with its lines.
+    r"""Return the start of a text, with its lines.
 
     >>> text_view("<b>\u202e")["text"]
     '<b>\\u202e'
@@ -77,7 +77,7 @@ def bytes_view(value: bytes) -> dict[str, Any]:
 
 
 def _array_view(value: Array, classes: tuple[str, ...]) -> dict[str, Any]:
-    with np.errstate(all="ignore"):  # values as large as can be overflow, and are shown as none
+    with np.errstate(all="ignore"):  # extreme values overflow, and are shown as missing
         array = np.abs(value) if value.dtype.kind == "c" else value
         if array.size <= SHOWN_NUMBERS:
             return numbers_view(array, classes)
@@ -90,7 +90,7 @@ def _array_view(value: Array, classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def numbers_view(array: Array, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return a few numbers as text, with the name of the class where they have names."""
+    """Return a few numbers as text, with the names of classes if they have any."""
     numbers = [_number_text(number) for number in array.ravel().tolist()]
     text = ", ".join(numbers)
     if classes and array.size == 1 and 0 <= int(array.item()) < len(classes):
@@ -109,11 +109,11 @@ def _extremes(array: Array) -> dict[str, float | None]:
     return {"low": float(finite.min()), "high": float(finite.max())}
 
 
-# Traces
+# --- traces ---
 
 
 def as_traces(array: Array) -> Array:
-    """Return an array as channels × time, whatever its dimensions; time is the longest axis."""
+    """Return an array of any dimensions as channels × time. Time is the longest axis."""
     longest = int(np.argmax(array.shape))
     return np.moveaxis(array, longest, -1).reshape(-1, array.shape[longest])
 
@@ -135,7 +135,7 @@ def trace_view(traces: Array) -> dict[str, Any]:
 
 
 def _envelope(trace: Array) -> Array:
-    """Return a long trace as the least and greatest values of its bins, so no peak is lost."""
+    """Return a long trace as the lowest and highest values of its bins, so that no peak is lost."""
     if len(trace) <= 2 * TRACE_BINS:
         return trace
     edges = np.linspace(0, len(trace), TRACE_BINS + 1).astype(np.int64)[:-1]
@@ -148,17 +148,20 @@ def _levels(trace: npt.NDArray[np.float64], low: float, scale: float) -> list[in
     return [round(level) if np.isfinite(level) else None for level in levels.tolist()]
 
 
-# Pictures
+# --- pictures ---
 
 
 def as_picture(array: Array) -> Array | None:
-    """Return what is shown of an array that looks like an image: of two long axes or more, or with colours."""
+    """Return a picture of an array that looks like an image, or None.
+
+    Such an array has two or more long axes, or colours.
+    """
     if array.ndim == 3:
         if array.shape[-1] in COLOURS and min(array.shape[:2]) > max(COLOURS):
             return _three_colours(_thinned(array))
         if array.shape[0] in COLOURS and min(array.shape[1:]) > max(COLOURS):
             return _three_colours(_thinned(np.moveaxis(array, 0, -1)))
-        return as_picture(array[array.shape[0] // 2])  # the middle slice of a volume
+        return as_picture(array[array.shape[0] // 2])  # middle slice of a volume
     if array.ndim != 2 or _is_channels(array.shape):
         return None
     return _thinned(array)
@@ -183,7 +186,7 @@ def _is_coloured(array: Array) -> bool:
 
 
 def _grey_pixels(array: Array) -> Pixels:
-    """Return values as shades, from the least to the greatest."""
+    """Return values as shades, from the lowest to the highest."""
     values = np.asarray(array, np.float64)
     low, high = _extremes(values).values()
     if low is None or high is None or not 0 < high - low < np.inf:
@@ -219,11 +222,11 @@ def _png_chunk(name: bytes, data: bytes) -> bytes:
 
 
 class TooManyPixelsError(ValueError):
-    """To decode an image would take long, however short its file is."""
+    """Decoding an image would take long, however short its file is."""
 
 
 def _encoded_image_view(value: bytes) -> dict[str, Any]:
-    """Return an encoded image decoded here, so that no decoder of the browser sees foreign bytes."""
+    """Return an encoded image decoded here, so that the browser decodes no foreign bytes."""
     kind = image_kind(value)
     facts = {"length": len(value), "format": kind}
     try:
@@ -233,7 +236,7 @@ def _encoded_image_view(value: bytes) -> dict[str, Any]:
         return bytes_view(value) | {"note": note}
     except TooManyPixelsError as error:
         return bytes_view(value) | {"note": f"{kind}, not shown: {error}"}
-    except Exception as error:  # noqa: BLE001 - Pillow's plugins raise any exception for a broken image
+    except Exception as error:  # noqa: BLE001 - Pillow's plugins may raise anything
         return bytes_view(value) | {
             "note": f"{kind}, cannot be decoded: {type(error).__name__}"
         }

@@ -1,4 +1,4 @@
-"""The dashboard's web application: it answers GET requests from what it reads of caches, and changes nothing."""
+"""The dashboard's web application. It answers GET requests from caches, and changes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNAVAILABLE = 503
 
 
 class Views:
-    """The answers about some caches, by name; the first is the default."""
+    """The answers about some caches, by name. The first one is the default."""
 
     def __init__(self, caches: Mapping[str, Path]) -> None:
         self._paths = caches
@@ -119,7 +119,7 @@ def _look(path: Path, read: Callable[[], Status]) -> tuple[Status, Metrics | Non
 
 
 def missing_samples(status: Status, min_samples: float) -> str:
-    """Return why a loader that wants ``min_samples`` would still wait, in words; empty if it would not.
+    """Return why a loader with ``min_samples`` would still wait, in words, or "".
 
     >>> missing_samples(Status(samples=7, complete=True), 1000)
     ''
@@ -140,7 +140,7 @@ def missing_samples(status: Status, min_samples: float) -> str:
 
 
 def number_of(request: Request, name: str, default: float) -> float:
-    """Return a number of the query; HTTP 400 where it is none."""
+    """Return a number of the query, or HTTP 400 if it is not a number."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -154,7 +154,7 @@ def number_of(request: Request, name: str, default: float) -> float:
 
 
 async def _json(make: Callable[[], bytes]) -> Response:
-    """Return what ``make`` makes in a thread; a cache that cannot be read is told in JSON, too."""
+    """Return the result of ``make``, called in a thread. Errors of a cache are JSON, too."""
     try:
         body, code = await run_in_threadpool(make), 200
     except CacheError as error:
@@ -169,9 +169,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    """Answer where an error is a defect of this program; the server logs it."""
+    """Answer if an error is a defect of this program. The server logs it."""
     body = orjson.dumps({"error": f"a defect: {type(error).__name__}; the log says more"})
-    headers = {**HEADERS, "Cache-Control": NO_STORE}  # which the guard is too far inside to add
+    headers = {**HEADERS, "Cache-Control": NO_STORE}  # the guard is too far inside to add them
     return Response(body, 500, headers, media_type="application/json")
 
 
@@ -185,10 +185,10 @@ def create_app(
     """Return the application that shows some caches.
 
     Args:
-        caches: their paths, which need not exist yet.
-        token: what each request has to bring; None: requests to the loopback only.
-        public_metrics: whether the metrics need no token.
-        prefix: a path such as ``/growcache`` that all addresses begin with.
+        caches: Their paths, which need not exist yet.
+        token: Token that each request must have. None accepts requests only on the loopback.
+        public_metrics: Whether the metrics need no token.
+        prefix: Path with which all addresses start, such as ``/growcache``.
     """
     prefix = clean_prefix(prefix)
     views = Views(named_caches(caches))
@@ -203,13 +203,14 @@ def create_app(
         ],
         exception_handlers={HTTPException: _http_error, Exception: _defect},
     )
-    app.router.redirect_slashes = False  # it would name the host and scheme that a proxy hides
+    # A redirect would name the host and scheme that a proxy hides.
+    app.router.redirect_slashes = False
     app.state.end_events = views.ending.set
     return app
 
 
 def clean_prefix(prefix: str) -> str:
-    """Return a prefix with one slash before it and none after it.
+    """Return a prefix with a slash before it and none after it.
 
     >>> clean_prefix("x/y/"), clean_prefix("/"), clean_prefix("")
     ('/x/y', '', '')
@@ -223,6 +224,6 @@ def clean_prefix(prefix: str) -> str:
 
 
 async def _to_folder(request: Request) -> Response:
-    """Lead from the prefix itself to the page, by a relative address."""
+    """Redirect from the prefix itself to the page, by a relative address."""
     last = request.url.path.rsplit("/", 1)[-1]
     return Response(status_code=307, headers={"Location": f"./{last}/"})

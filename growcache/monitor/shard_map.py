@@ -1,4 +1,4 @@
-"""The map of a cache: a cell per shard, as columns that are short in JSON however many shards there are."""
+"""The map of a cache: a cell per shard, as columns whose JSON is short for any number of shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from growcache.cache.lease_views import read_leases
 
 
 def encode_runs(values: Column) -> list[int]:
-    """Return the values as pairs of a value and how often it repeats, in one list.
+    """Return pairs of a value and its number of repetitions, in one list.
 
     >>> encode_runs(np.array([7, 7, 7, 0]))
     [7, 3, 0, 1]
@@ -28,7 +28,7 @@ def encode_runs(values: Column) -> list[int]:
 
 
 def encode_steps(values: Column) -> list[int]:
-    """Return the runs of the differences between neighbours; the first value is its own difference.
+    """Return the runs of the differences between neighbours. The first difference is to 0.
 
     >>> encode_steps(np.array([5, 6, 7, 8, 20]))
     [5, 1, 1, 3, 12, 1]
@@ -37,7 +37,7 @@ def encode_steps(values: Column) -> list[int]:
 
 
 def map_of(root: Path, columns: IndexColumns) -> dict[str, Any]:
-    """Return the map of a generation, with what readers hold and have used by now."""
+    """Return the map of a generation, with the current holds and uses of readers."""
     now = time.time()
     held = np.zeros(len(columns.numbers), np.int64)
     uses = columns.uses.copy()

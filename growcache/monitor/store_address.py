@@ -1,4 +1,4 @@
-"""The address of a store that answers by HTTP, from a source's URL, its options and the environment."""
+"""The address of an HTTP store, from a source's URL, its options and the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GOOGLE = "https://storage.googleapis.com"
 def store_address(
     location: Location, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> str | None:
-    """Return the address of a store that answers by HTTP; None of others.
+    """Return the address of a store that answers by HTTP, or None for others.
 
     >>> from growcache.store.urls import parse_url
     >>> store_address(parse_url("s3://b/*.npy"), {"endpoint_url": "http://minio:9000"}, {})

@@ -1,4 +1,6 @@
-"""Three questions about a cache, answered in words: is training fed, is the cache growing, what is awaited. Pure.
+"""Three answers about a cache: is training fed, is it growing, and what does it wait for.
+
+Pure.
 
 The page, the terminal and the report show the same answers.
 """
@@ -16,9 +18,9 @@ from growcache.loading.report_table import WARN_REUSE
 Level = Literal["ok", "warn", "bad"]
 
 RECENT_SECONDS = 300.0
-LEAST_SECONDS = 5.0  # that a rate is taken over
-LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of the time of a loop
-LONG_SNAPSHOT_SECONDS = 900.0  # after which a reader that holds one may hang
+LEAST_SECONDS = 5.0  # for a rate
+LITTLE_WAIT, MUCH_WAIT = 0.02, 0.10  # shares of a loop's time
+LONG_SNAPSHOT_SECONDS = 900.0  # after which the reader of a snapshot may hang
 STARVED_SECONDS = 10.0  # without a byte from the store
 FULL_COVERAGE = 0.9999
 
@@ -34,7 +36,7 @@ class Answer:
     question: str
     answer: str
     level: Level = "ok"
-    action: str = ""  # empty where nothing needs to be done
+    action: str = ""  # empty if nothing needs to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Recently:
-    """The changes of counters in the last minutes; ``seconds`` is 0 while nothing is known."""
+    """The changes of counters in the last minutes. ``seconds`` is 0 while nothing is known."""
 
     seconds: float = 0.0
     samples: int = 0
@@ -66,7 +68,7 @@ class RecordOfJob(Protocol):
 
 
 class Record(Protocol):
-    """What is needed of a record of the history."""
+    """The needed parts of a record of the history."""
 
     @property
     def at(self) -> float: ...
@@ -85,7 +87,7 @@ class Record(Protocol):
 
 
 def recent_changes(records: Sequence[Record], status: Status) -> Recently:
-    """Return what changed between a record of some minutes ago, of this run, and ``status``."""
+    """Return the changes between ``status`` and a record of this run, from some minutes ago."""
     now = status.updated_at or 0.0
     earliest = max(now - RECENT_SECONDS, status.started_at or 0.0)
     recent = [r for r in records if earliest <= r.at <= now - LEAST_SECONDS]
@@ -108,7 +110,7 @@ def _growth_of(before: int | None, now: int) -> int:
     return 0 if before is None else max(0, now - before)
 
 
-# A record names only the jobs that changed, so a job that no recent record names did nothing.
+# A record has only the jobs that changed, so a job without a recent record did nothing.
 
 
 def _recent_wait(recent: Sequence[Record], job: JobStatus) -> float:
@@ -138,7 +140,7 @@ def answer_questions(status: Status, recent: Recently | None = None) -> Answers:
 
 
 def _about(seconds: float) -> str:
-    """Return a duration as one says it: of minutes and more, without the smaller unit where that says little.
+    """Return a duration as people say it, without the smaller unit if that adds little.
 
     >>> _about(42), _about(88), _about(295), _about(2530), _about(7300)
     ('42 s', '88 s', '5 min', '42 min', '2 h 1 min')
@@ -149,7 +151,7 @@ def _about(seconds: float) -> str:
 
 
 def _rate(per_second: float) -> str:
-    """Return a rate, with a fraction where it is small.
+    """Return a rate, with a fraction if it is small.
 
     >>> _rate(0.26), _rate(2), _rate(1234.5)
     ('0.3', '2', '1,234')
@@ -161,7 +163,7 @@ def _rate(per_second: float) -> str:
 
 
 def wait_share(status: Status, recent: Recently, job: JobStatus) -> float | None:
-    """Return the share of the recent time that each loop of a job waited for data, on average."""
+    """Return the mean share of the recent time in which each loop of a job waited for data."""
     if not recent.seconds:
         return None
     loops = max(1, status.loop_count(job.name))
@@ -223,7 +225,7 @@ def _feeding_advice(status: Status) -> str:
 
 
 def _reused(status: Status, recent: Recently) -> Answer | None:
-    """Return a warning where a job sees the same samples again and again, though there are others."""
+    """Return a warning if a job gets the same samples repeatedly, although there are others."""
     job = max(recent.deliveries, key=recent.deliveries.__getitem__, default="")
     delivered = recent.deliveries.get(job, 0)
     if status.complete or delivered <= recent.drawn * WARN_REUSE:
@@ -273,7 +275,7 @@ def _growth(status: Status, recent: Recently) -> Answer:
 
 
 def _is_halted(status: Status) -> bool:
-    """Whether it waits for what may never come, unlike readers that go on or a listing that ends."""
+    """Whether it waits for something that may never happen, unlike a reader or a listing."""
     return status.state == "waiting" and advice_for(status)[0] == "bad"
 
 
@@ -331,7 +333,7 @@ def _growing_text(status: Status, recent: Recently, rate: str) -> str:
 
 # What is it waiting for, and what should I do?
 
-# How bad it is to wait for a reason, and what helps. Of readers that depends on which they are.
+# The level of a waiting reason, and the remedy. For readers it depends on the reader.
 ADVICE: Mapping[str, tuple[Level, str]] = {
     "start": ("ok", ""),
     "cluster": (
@@ -358,11 +360,11 @@ ADVICE: Mapping[str, tuple[Level, str]] = {
     "complete": ("ok", ""),
     "service": ("bad", "Let its process go on, or start the service again."),
 }
-UNKNOWN_ADVICE: tuple[Level, str] = ("warn", "")  # of a reason of another version
+UNKNOWN_ADVICE: tuple[Level, str] = ("warn", "")  # for a reason of another version
 
 
 def advice_for(status: Status) -> tuple[Level, str]:
-    """Return how bad it is that a service waits, and what helps; nothing where it ends by itself."""
+    """Return the level of a service's wait, and the remedy, or "" if it ends by itself."""
     if status.waiting_reason == "readers":
         return _advice_on_readers(status)
     return ADVICE.get(status.waiting_reason or "", UNKNOWN_ADVICE)
