@@ -1,6 +1,6 @@
-"""The commands that take a cache: their options, and what `--help` says.
+"""The commands that take a cache: their options and the texts of `--help`.
 
-Each imports what it needs, so that ``--help`` and Tab are quick.
+Each imports its modules when it runs, so that ``--help`` and Tab are quick.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def status(
     """Show how full a cache is, what its service is doing, and its readers."""
     from growcache.cache.status import read_status
 
-    found = read_status(cache)  # a missing cache is an error at once, not an empty picture
+    # A missing cache is an error at once, rather than an empty picture.
+    found = read_status(cache)
     if watch:
         _watch_status(cache, json=json)
     elif json:

@@ -25,7 +25,7 @@ SEVERITY_STYLES = {"error": "bold red", "mended": "green", "info": "dim"}
 
 
 def show_check(cache: Path, *, json: bool, mend: bool = False) -> int:
-    """Print the findings; return exit code 1 if one of them is (still) an error."""
+    """Print the findings. Return exit code 1 if one of them is (still) an error."""
     shards = 0
     with progress_bar("checking shards") as advance:
 
@@ -58,7 +58,7 @@ def _print_findings(findings: Sequence[Finding], shards: int) -> None:
             style = SEVERITY_STYLES[finding.severity]
             grid.add_row(Text(finding.severity, style), Text(_finding_text(finding)))
         console.print(grid)
-    else:  # a line each, for grep
+    else:  # one per line, for grep
         for finding in findings:
             sys.stdout.write(f"{finding.severity}  {_finding_text(finding)}\n")
         sys.stdout.flush()
@@ -90,7 +90,7 @@ def _finding_text(finding: Finding) -> str:
 def check_catalog(cache: Path) -> Iterator[Finding]:
     path = CacheLayout(cache).catalog
     if not path.exists() or not path.stat().st_size:
-        return  # the next start lists
+        return  # the next start lists the source
     try:
         with Catalog.open(path, readonly=True) as catalog:
             torn, count = catalog.torn_bytes, len(catalog)

@@ -1,4 +1,4 @@
-"""Empty a cache that is not in use, and end leases of dead readers."""
+"""Empty a cache that is not in use, and end the leases of dead readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from growcache.errors import CacheBusyError
 from growcache.humanize import in_bytes, plural
 from growcache.usercode import printable
 
-SAMPLERS_END_SECONDS = 10.0  # that those of a service that died need to end
+SAMPLERS_END_SECONDS = 10.0  # that samplers of a dead service need to end
 MAX_NAMED_STRANGERS = 3  # names of foreign files
 
 
@@ -30,7 +30,11 @@ def clear_question(root: Path) -> str:
 
 
 def empty_cache(root: Path) -> str:
-    """Delete a cache's own files except its marker, its purge list and locks; return a text for the user."""
+    """Delete a cache's own files except its marker, its purge list and its locks.
+
+    Returns:
+        A text for the user.
+    """
     require_cache(CacheLayout(root))
     whole = root.absolute()
     before = allocated_tree(whole)
@@ -48,7 +52,7 @@ def empty_cache(root: Path) -> str:
 
 
 def _empty_generation(layout: CacheLayout) -> None:
-    require_cache(layout)  # one whose clearing was cut short is a cache, too
+    require_cache(layout)  # even if an earlier clearing did not finish
     adopt(layout)
     if is_locked(layout.supervisor_lock):
         raise in_use_error(layout, "stop that service first")
@@ -67,7 +71,7 @@ def _empty_generation(layout: CacheLayout) -> None:
 
 
 def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
-    """End the leases of dead readers; return a text for the user, and the exit code."""
+    """End the leases of dead readers. Return a text for the user, and the exit code."""
     layout = CacheLayout(cache)
     layout.require()
     views, foreign = survey_all_leases(cache)

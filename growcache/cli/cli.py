@@ -1,4 +1,4 @@
-"""The command line: its commands in the order of ``--help``, and how an error ends it."""
+"""The command line: the commands in the order of ``--help``, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# What typer raises for bad usage; where its base class lives depends on typer's version.
+# typer's errors for bad usage. The module of their base class depends on typer's version.
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED_EXIT_CODE = 130
 
@@ -47,7 +47,7 @@ def explain(
 START, PLAN, WATCH = "Start", "Plan and measure", "Watch"
 SAMPLES, CARE, ERRORS = "Look at samples", "Care for a cache", "Understand an error"
 
-# In the order of docs/commands.md, with the panel of `--help` that shows each.
+# The commands in the order of docs/commands.md, each with its panel in `--help`.
 COMMANDS = (
     (config_commands.demo, START),
     (config_commands.init, START),
@@ -89,7 +89,7 @@ for command, panel in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code: 0 success, 1 a finding, 2 bad usage."""
+    """Run the command line. Return its exit code: 0 success, 1 a finding, 2 bad usage."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows a ? instead
             stream.reconfigure(errors="replace")

@@ -1,6 +1,6 @@
-"""What Tab completes: configs, caches and settings.
+"""Completion with Tab: configs, caches and settings.
 
-A function that returns nothing leaves the word to the shell, which completes any path.
+If a function returns nothing, the shell completes any path.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from growcache.humanize import as_size
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
-MOST_ENTRIES = 2_000  # of the folders that are looked through, so that Tab stays quick
-MIN_SIZE = 1_000_000  # such a number is one of bytes
+MOST_ENTRIES = 2_000  # entries read per folder, so that Tab stays quick
+MIN_SIZE = 1_000_000  # a default from this size on is a number of bytes
 
 
 def complete_path() -> list[str]:
@@ -23,17 +23,17 @@ def complete_path() -> list[str]:
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Return the configs in the folder that is typed, and in those below it."""
+    """Return the configs in the typed folder, and in the folders below it."""
     return _complete(incomplete, _is_config)
 
 
 def complete_cache(incomplete: str) -> list[str]:
-    """Return the caches in the folder that is typed, and in those below it."""
+    """Return the caches in the typed folder, and in the folders below it."""
     return _complete(incomplete, _is_cache)
 
 
 def complete_code(incomplete: str) -> list[tuple[str, str]]:
-    """Return the codes of errors with their titles."""
+    """Return error codes with their titles."""
     from growcache.cli.explain import explanations
 
     found = explanations().values()
@@ -41,7 +41,7 @@ def complete_code(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return ``section.key=`` of every matching setting; of a single one its default."""
+    """Return ``section.key=`` of every matching setting, and the default of a single match."""
     from pydantic import BaseModel
 
     from growcache.config import CacheConfig, SamplingConfig
@@ -77,7 +77,10 @@ def _complete(incomplete: str, matches: Callable[[Path], bool]) -> list[str]:
 
 
 def _entries(folder: Path, start: str) -> Iterator[tuple[str, Path]]:
-    """Yield the entries of a folder that start so, and those of its folders, by their path in it."""
+    """Yield the entries of a folder whose names have a start, and those of its subfolders.
+
+    Each comes with its path in the folder.
+    """
     for entry in _scan(folder):
         if not entry.name.startswith(start) or (entry.name.startswith(".") and not start):
             continue

@@ -1,6 +1,6 @@
-"""The commands that take a config: their options, and what `--help` says.
+"""The commands that take a config: their options and the texts of `--help`.
 
-Each imports what it needs, so that ``--help`` and Tab are quick.
+Each imports its modules when it runs, so that ``--help`` and Tab are quick.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def run(
         settings = with_launched_node(settings)
     file = ConfigFile(config, overrides or (), os.environ) if config.is_file() else None
     with dashboard_beside(settings.cache.path, http), choose_reporter() as shown:
-        # What was imported stays: to look through it again and again is in vain.
+        # Imported modules stay, so the collector need not look through them again.
         gc.freeze()
         run_service(
             settings,

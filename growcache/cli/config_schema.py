@@ -1,4 +1,4 @@
-"""``growcache schema``: the JSON Schema of a configuration, with which editors complete and check it."""
+"""``growcache schema``: the JSON Schema of a configuration, which editors use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY = re.compile(r"(?:\$\{\w+\})?  ([a-z]\w*):")
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema; each key has as description what a written config says above it."""
+    """Return the schema. Each key has the comment of a written config as its description."""
     schema = Config.model_json_schema()
     for section, key, comment in commented_keys(TEMPLATE.read_text(encoding="utf-8")):
         for name in (_SECTIONS[section], *(("WeightedSource",) if section == "source" else ())):
@@ -26,7 +26,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def commented_keys(template: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the section and name of each key below a section, and the last comment above it."""
+    """Yield the section and name of each key of a section, and the last comment above it."""
     section, comment, ends = "", list[str](), False
     for line in template.splitlines():
         if found := _SECTION.match(line):

@@ -1,4 +1,4 @@
-"""Look into objects that are containers: which arrays, columns or databases they hold, and how to cut them."""
+"""Look into container objects: their arrays, columns or databases, and how to cut them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
         return [whole]
     rows = "Row i of each array is a sample"
     packed = f"{rows}; the arrays are compressed, so each archive is read whole."
-    # Arrays of different lengths are together one sample.
+    # Arrays of different lengths form one sample.
     return [({"axis": 0}, (f"{rows}.",)), ({"axis": 0, "read": "whole"}, (packed,)), whole]
 
 

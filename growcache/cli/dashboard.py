@@ -1,4 +1,4 @@
-"""``growcache dashboard``, and the dashboard that ``growcache run --http`` starts in a process of its own."""
+"""``growcache dashboard``, and the dashboard process of ``growcache run --http``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("growcache")
 
 
 def shipped_file(name: str) -> str:
-    """Return a file for Prometheus or Grafana that comes with the package."""
+    """Return a packaged file for Prometheus or Grafana."""
     return resources.files("growcache.monitor").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -49,7 +49,7 @@ def show_dashboard(
     prefix: str,
     listen_fd: int | None,
 ) -> None:
-    """Serve the dashboard of some caches; ``listen_fd`` is a socket that a service has opened for it."""
+    """Serve the dashboard of some caches, on a service's open socket ``listen_fd`` if given."""
     server = _http_server()
     token = server.read_token(token_file, os.environ)
     if listen_fd is not None:
@@ -58,7 +58,7 @@ def show_dashboard(
         listening = server.listen(server.Address.parse(http), token)
         _say_what_is_missing(caches)
         typer.echo(f"dashboard: {_shown_url(server, listening, prefix, token)}", err=True)
-    with signals_as_ctrl_c():  # else the end by SIGTERM would look like a death
+    with signals_as_ctrl_c():  # otherwise SIGTERM would look like a crash
         server.serve_dashboard(
             caches, listening, token=token, prefix=prefix, ends_with_input=listen_fd is not None
         )
@@ -81,7 +81,7 @@ def _shown_url(
 
 @contextlib.contextmanager
 def dashboard_beside(cache: Path, http: str | None) -> Iterator[None]:
-    """Run the dashboard of a cache in a process of its own while the block lasts; without ``http``, none."""
+    """Run the dashboard of a cache as a child process during the block, if ``http`` is given."""
     if http is None:
         yield
         return
@@ -113,7 +113,7 @@ def _start(cache: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
             "--listen-fd",
             str(descriptor),
         ],
-        stdin=subprocess.PIPE,  # its end, when this process ends or is killed, ends the dashboard
+        stdin=subprocess.PIPE,  # its end ends the dashboard, even if this process is killed
         stdout=subprocess.DEVNULL,
         pass_fds=[descriptor],
         start_new_session=True,

@@ -1,4 +1,4 @@
-"""``growcache demo``: a service in a child process, on a link of limited speed, and PyTorch on the cached windows."""
+"""``growcache demo``: a service on a slow link in a child process, and PyTorch on its cache."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 
     from growcache.torch import EpochLoader
 
-RECORDINGS = 80  # of each of the three classes
-HELD_OUT_RECORDINGS = 20  # of each class; none of them is in the remote store
+RECORDINGS = 80  # of each class
+HELD_OUT_RECORDINGS = 20  # of each class, not in the remote store
 HELD_OUT_SEED = 1
 MAX_BYTES = 10_000_000
 LINK_BYTES_PER_SECOND = 1_200_000
 SHARD_SAMPLES = 16  # small, so that the cache grows in small steps
 BATCH_SIZE = 32
 MIN_SAMPLES = 256
-# The pace of a model that is larger than this one, so that the cache grows and turns over
-# within a few epochs on every machine.
+# The pace of a larger model, so that the cache grows and turns over within a few epochs on
+# every machine.
 SAMPLES_PER_SECOND = 550
 LAST_EPOCH_STARTS_SECONDS = 40.0
 REFRESH_SECONDS = 0.2
-TABLE_LINES = 3  # its head, and the lines below it
-# Columns of the table of epochs, with the least width of a terminal that has them.
+TABLE_LINES = 3  # the head, and the lines below it
+# Columns of the table of epochs, with the smallest width of a terminal that shows them.
 COLUMNS = {
     "epoch": 0,
     "cached": 0,
@@ -66,7 +66,7 @@ COLUMNS = {
     "accuracy": 61,
     "held-out": 0,
 }
-MIN_SHOWN_EPOCHS = 3  # that are shown, at the cost of rows of the cache's picture
+MIN_SHOWN_EPOCHS = 3  # even if the cache's picture loses rows
 NO_TORCH = (
     "PyTorch is not installed, so the cache grows but nothing is trained; "
     "for the whole demo: pip install 'growcache[torch]'"
@@ -105,7 +105,7 @@ def run_demo(console: Console, *, epochs: int, keep: Path | None = None) -> list
         stack.enter_context(serve(demo_config(folder, min_uses=int(trains))))
         if training is not None:
             _train(screen, folder / "cache", training, epochs)
-        else:  # until the cache has filled and turns over
+        else:  # until the cache has become full and turns over
             end = time.monotonic() + LAST_EPOCH_STARTS_SECONDS / 2
             while time.monotonic() < end:
                 screen.refresh()
@@ -145,7 +145,7 @@ class DemoScreen:
         if at < self._next and not force:
             return
         self._next = at + REFRESH_SECONDS
-        with suppress(CacheMissingError):  # the service has only just been started
+        with suppress(CacheMissingError):  # the service has just been started
             self.status = read_status(self._cache)
         self._history.add(at, self.status)
         if self.region is not None:
@@ -270,7 +270,7 @@ class Training:
     def __init__(self, seed: int) -> None:
         import torch
 
-        # One thread is enough for this model, and does not fight with the samplers.
+        # One thread is enough for this model, and does not compete with the samplers.
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.model = make_network()
@@ -303,7 +303,7 @@ class Training:
         return self._right / max(1, self.samples)
 
     def held_out_accuracy(self) -> float:
-        """Share of correctly classified windows of recordings that are never trained on."""
+        """Share of correctly classified windows of recordings outside the training data."""
         import torch
 
         x, y = (torch.from_numpy(array) for array in self._held_out)

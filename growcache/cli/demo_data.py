@@ -1,7 +1,8 @@
 """The demo's remote store: synthetic recordings of a machine's four vibration sensors.
 
-A recording is an array of shape (steps, 4). From windows of it the model learns whether the machine runs smoothly,
-knocks or runs up. The class is in the object's name, and `label` adds it to each sample.
+A recording is an array of shape (steps, 4). The model learns from windows whether the machine
+runs smoothly, knocks or runs up. The class is part of the object's name, and `label` adds it to
+each sample.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def recording(name: str, number: int, seed: int) -> Array:
 
 
 def _smooth_signal(rng: np.random.Generator, steps: int) -> Array:
-    """A steady tone, as loud as the other two signals are at times."""
+    """A steady tone, as loud as the peaks of the other two signals."""
     tone: Array = 0.9 * np.sin(np.arange(steps) * rng.uniform(0.3, 1.2))
     return tone
 
 
 def _knock_signal(rng: np.random.Generator, steps: int) -> Array:
-    """A damped ringing about once a window."""
+    """A damped ringing about once per window."""
     ring = np.arange(48)
     shape = np.exp(-ring / rng.uniform(6, 14)) * np.sin(ring * rng.uniform(0.3, 1.2))
     strikes = np.zeros(steps)

@@ -1,4 +1,4 @@
-"""Detect what an object holds by its first bytes and its name, and which objects decide for a source."""
+"""Detect an object's format by its first bytes and its name, and the main kind of a source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from growcache.formats.tfrecord_scan import record_length_at
 from growcache.formats.zarr_metadata import folder_of_chunk
 from growcache.store.contract import Entry
 
-HEAD_BYTES = 1 << 17  # of an object are enough for `detect_format`
+HEAD_BYTES = 1 << 17  # enough of an object for `detect_format`
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 MAGIC = (
     (0, b"\x93NUMPY", "npy"),
@@ -40,7 +40,7 @@ FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
     ".tar": "tar",
 }
-# The dtype of files without a header.
+# The dtypes of files without a header.
 DTYPES_BY_SUFFIX = {
     **dict.fromkeys((".f32", ".float32"), "<f4"),
     **dict.fromkeys((".f64", ".float64"), "<f8"),
@@ -51,7 +51,7 @@ DTYPES_BY_SUFFIX = {
 
 
 def suffix_of(key: str) -> str:
-    """Return an object's suffix without that of its compression; empty for none, or a number."""
+    """Return an object's suffix without that of its compression, or "" for none or a number."""
     suffix = PurePosixPath(unpacked_name(key)).suffix.lower()
     return "" if suffix[1:].isdigit() else suffix
 
@@ -69,7 +69,7 @@ def _kind_of(key: str) -> str:
 
 
 def chunk_kinds(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return the path of its array for each chunk of a listing, by key; see `array_path`."""
+    """Return the path of the array of each chunk in a listing, by key. See `array_path`."""
     keys = [entry.key for entry in entries]
     roots = {_parent(key) for key in keys if key.endswith("/.zarray")}
     folders = {key: _array_folder(key, roots) for key in keys}
@@ -81,14 +81,17 @@ def _parent(key: str) -> str:
 
 
 def _array_folder(key: str, roots: set[str]) -> str:
-    """Return the folder of a chunk's array: the numbers of nested chunks may be folders of arrays, too."""
+    """Return the folder of a chunk's array.
+
+    The numbers of nested chunks may look like folders of arrays.
+    """
     guess = folder_of_chunk(key)
     parents = [f"{parent}/" for parent in PurePosixPath(key).parents] if guess and roots else []
     return next((parent for parent in parents if parent in roots), guess)
 
 
 def array_path(folder: str) -> str:
-    """Return the path of a Zarr array in its store, as it is in every store of a source.
+    """Return the path of a Zarr array in its store, which is equal in all stores of a source.
 
     >>> array_path("data/a.zarr/eeg/x/"), array_path("data/x/"), array_path("a.zarr/")
     ('eeg/x', 'x', '')
@@ -100,8 +103,8 @@ def array_path(folder: str) -> str:
 def largest_group(entries: Sequence[Entry], *, zarr: bool) -> tuple[list[Entry], Counter[str]]:
     """Return the objects of the kind with the most bytes, and the numbers of all others.
 
-    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_``, such as ``_metadata``,
-    describe others.
+    The chunks of each Zarr array are a kind. Objects whose names start with ``.`` or ``_``,
+    such as ``_metadata``, are metadata.
     """
     if zarr:
         kind_by_key = chunk_kinds(entries)
@@ -127,7 +130,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def folder_url(url: str) -> str:
-    """Return the URL of all objects below a folder; empty if the URL already means several.
+    """Return the URL of all objects below a folder, or "" if the URL already means several.
 
     >>> folder_url("s3://b/a.zarr"), folder_url("data/"), folder_url("stores/*.zarr"), folder_url("s3://b/**")
     ('s3://b/a.zarr/**', 'data/**', 'stores/*.zarr/**', '')
@@ -138,7 +141,7 @@ def folder_url(url: str) -> str:
 
 
 def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
-    """Return a URL that matches the objects of a group only, or an empty text.
+    """Return a URL that matches only the objects of a group, or "".
 
     >>> narrower_url(["s3://b/**"], [Entry("a/1.npy", 8, None, None)])
     's3://b/**/*.npy'
@@ -155,14 +158,16 @@ def narrower_url(urls: Sequence[str], group: Sequence[Entry]) -> str:
 
 
 def _ending(key: str) -> str:
-    """Return the suffixes that say what an object is, as ``.nii.gz``."""
+    """Return the suffixes that identify a kind of object, such as ``.nii.gz``."""
     suffixes = PurePosixPath(key).suffixes
     is_packed = unpacked_name(key) != key and len(suffixes) > 1
     return "".join(suffixes[-2:] if is_packed else suffixes[-1:])
 
 
 def zarr_url(url: str, keys: Sequence[str], path: str) -> str:
-    """Return the URL of one array's chunks in all stores that a URL of several arrays matches; else empty.
+    """Return the URL of one array's chunks in all stores, if a URL matches several arrays.
+
+    Otherwise it is "".
 
     >>> zarr_url("s3://b/a.zarr/**", ["a.zarr/x/c/0"], "x"), zarr_url("s3://b/**", ["n/a.zarr/x/0.0"], "x")
     ('s3://b/a.zarr/x/**', 's3://b/**/x/**')
@@ -176,7 +181,7 @@ def zarr_url(url: str, keys: Sequence[str], path: str) -> str:
 
 
 def detect_format(key: str, head: bytes) -> tuple[str, str]:
-    """Return the format and compression of an object, by its first bytes and its name; empty if unknown.
+    """Return the format and compression of an object by its first bytes and its name, or "".
 
     >>> detect_format("a.npy", bytes([0x93]) + b"NUMPY"), detect_format("a.txt", b"text")
     (('npy', ''), ('', ''))
@@ -189,7 +194,7 @@ def detect_format(key: str, head: bytes) -> tuple[str, str]:
         else:  # blocks of zstd may be larger than the head
             form, packed = FORMATS_BY_SUFFIX.get(suffix, "") if kind == "zstd" else "", ""
         is_known = form in COMPRESSIBLE and not packed
-        if is_known or kind != "zlib":  # other bytes may begin as zlib's, too
+        if is_known or kind != "zlib":  # because other bytes may start like zlib's
             return (form, kind) if is_known else ("", "")
     view = memoryview(head)
     found = (

@@ -1,4 +1,4 @@
-"""``growcache doctor``: measure what a service needs, and print what is wrong and what limits."""
+"""``growcache doctor``: measure the resources of a service, and print faults and limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVEL_SIGNS = {"ok": "ok", "warn": "warn", "wrong": "WRONG"}
 def show_doctor(
     config: Path, overrides: Sequence[str], consume: str | None, *, json: bool
 ) -> int:
-    """Print the findings; return exit code 1 if something is wrong."""
+    """Print the findings. Return exit code 1 if something is wrong."""
     settings = load_config(config, overrides, os.environ)
     rate = None if consume is None else number_of("--consume", consume)
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def _print(findings: Sequence[Finding], limit: Limit) -> None:
             Text("limit", "bold cyan"), Text(limit.resource, "bold"), _limit_text(limit)
         )
         console.print(grid)
-    else:  # a line each, for grep
+    else:  # one per line, for grep
         for one in findings:
             sys.stdout.write(f"{one.level}  {one.about}: {'; '.join(_lines(one))}\n")
         sys.stdout.write(f"limit  {limit.resource}: {'; '.join(_limit_lines(limit))}\n")

@@ -1,4 +1,4 @@
-"""The examples at the end of each command's help; tests parse them."""
+"""The examples at the end of each command's help. Tests parse them."""
 
 from __future__ import annotations
 

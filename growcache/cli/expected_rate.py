@@ -1,4 +1,4 @@
-"""What rate the settings can reach at a latency."""
+"""The rate that the settings can reach at a measured latency."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from growcache.config import SamplingConfig
 from growcache.humanize import in_bytes, in_count
 
-LOCAL_SECONDS = 0.002  # of a read, below which the store does not set the rate
+LOCAL_SECONDS = 0.002  # if a read takes less, the store does not limit the rate
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTiming:
-    seconds: float  # of one read, as a visit makes them
-    samples: float  # that one visit yields
+    seconds: float  # of one read of a visit
+    samples: float  # per visit
     sample_bytes: int
 
 
 def reachable_rate(timing: ReadTiming, workers: int, concurrency: int) -> float:
-    """Return the samples per second if the store answers many reads as fast as one.
+    """Return the samples per second if the store answers parallel reads as fast as one.
 
     >>> reachable_rate(ReadTiming(0.048, 1, 65_536), 2, 16)
     666.6666666666666
@@ -27,7 +27,7 @@ def reachable_rate(timing: ReadTiming, workers: int, concurrency: int) -> float:
 
 
 def rate_sentence(timing: ReadTiming | None, settings: SamplingConfig | None = None) -> str:
-    """Say what the settings can reach; nothing without a timing.
+    """Return a sentence about the reachable rate, or "" without a timing.
 
     >>> rate_sentence(ReadTiming(0.048, 1, 65_536))
     'A read took 48 ms: 2 workers with 16 reads in flight each reach about 670 samples/s (44 MB/s), as far as network and CPU allow.'

@@ -1,4 +1,4 @@
-"""The pages about error codes: read from the package, printed, and put together for the documentation."""
+"""The pages about error codes: read from the package, printed, and joined for the docs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Area:
 
 @cache
 def areas() -> tuple[Area, ...]:
-    """Return the areas in the order of their codes, each of which is a file of the package."""
+    """Return the areas in the order of their codes. Each is a file of the package."""
     folder = files("growcache.cli").joinpath("explanations")
     pages = sorted(
         (page for page in folder.iterdir() if page.name.endswith(".md")),
@@ -116,7 +116,7 @@ def reference_page() -> str:
 
 
 def anchor(one: Explanation) -> str:
-    """Return what a heading is linked by.
+    """Return the anchor of a heading.
 
     >>> anchor(Explanation("GC108", "Your function has other parameters, too", ""))
     'gc108-your-function-has-other-parameters-too'

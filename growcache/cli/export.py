@@ -1,4 +1,4 @@
-"""``growcache export``: copy a cache next to its target and rename it, so that the copy appears whole or not at all."""
+"""``growcache export``: copy a cache, and rename the complete copy to its target."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from growcache.modes import DIRECTORY_MODE, FILE_MODE
 from growcache.schema import Field, Schema
 from growcache.usercode import printable
 
-COPY_INDEX_BYTES = 64 << 20  # for the index of the copy, generously; it is not set aside
+COPY_INDEX_BYTES = 64 << 20  # a generous size for the copy's index, which is not set aside
 COPY_ROW_BYTES = 1024
 
 
@@ -128,7 +128,7 @@ def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
         made.mkdir(DIRECTORY_MODE)
         yield made
         fsync_directory(made)
-        made.rename(out)  # over an empty folder, too
+        made.rename(out)  # replaces an empty folder, too
     except OSError as error:
         if isinstance(error, CacheError):
             raise
@@ -137,7 +137,7 @@ def _folder_renamed_at_end(out: Path) -> Iterator[Path]:
             raise CacheFullError(said) from None
         raise ConfigError(said, code="GC106") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)  # after the rename it is not there
+        shutil.rmtree(made, ignore_errors=True)  # does nothing after the rename
 
 
 def _copy_shards(
@@ -154,9 +154,8 @@ def _copy_shards(
     assert identity is not None  # it is written before the first shard
     parts = {**identity.parts, "cache.format": cache_format}
     write_identity(folder, replace(identity, parts=parts))
-    if purged := read_bytes(
-        CacheLayout(root)
-    ):  # who goes on with the copy leaves them out, too
+    # A service that fills the copy leaves these objects out, too.
+    if purged := read_bytes(CacheLayout(root)):
         _write_durably(layout.purged, [purged])
     for row in rows:
         if cache_format == snapshot.view.cache_format:
@@ -173,7 +172,8 @@ def _copy_shards(
 
 
 def _refuse_purged(snapshot: Snapshot, root: Path, rows: Sequence[ShardRow]) -> None:
-    purges = read_purge_list(CacheLayout(root))  # of now: it may have grown meanwhile
+    # The list may have grown meanwhile.
+    purges = read_purge_list(CacheLayout(root))
     test = is_purged(CacheLayout(root), purges)
     if purges and any(names_purged(snapshot.sidecar(row.number), test) for row in rows):
         raise PurgedSampleError(
@@ -217,7 +217,7 @@ def _index_copy(layout: CacheLayout, shards: int) -> None:
         max_bytes=2 * used + COPY_INDEX_BYTES + shards * BLOCK_BYTES,  # type: ignore[arg-type]
         eviction="none",
         min_free=0,
-        allow_network_filesystem=True,  # no other process knows of it yet
+        allow_network_filesystem=True,  # no other process uses it yet
     )
     with Cache.open(layout.root, config) as cache:
         found = cache.totals().shards
@@ -297,7 +297,7 @@ def _source_urls(folder: Path) -> list[Any]:
     if identity is None:
         return []
     found: list[Any] = []
-    for name, value in identity.parts.items():  # of one source, or of several by their numbers
+    for name, value in identity.parts.items():  # numbered if there are several sources
         if name.startswith("source.") and name.endswith(".fields"):
             found += [url for _, url, *_ in value]
         elif name.startswith("source.") and name.endswith(".url"):
@@ -306,7 +306,7 @@ def _source_urls(folder: Path) -> list[Any]:
 
 
 def tfrecord_program(schema: Schema) -> str:
-    # Names are text literals of the program, so that none of a name is ever run.
+    # Names are text literals of the program, so that no part of a name is ever run.
     names = {field: json.dumps(field.name) for field in schema.fields}
     features = [f"    {name}: tf.io.FixedLenFeature([], tf.string)," for name in names.values()]
     fields = [
@@ -328,6 +328,6 @@ def _decode_expression(field: Field, found: str) -> str:
         flat = f"tf.io.decode_raw({found}, tf.{name})"
     open_ = sum(size is None for size in field.shape)
     if open_ > 1:
-        return flat  # its shape is in the feature "NAME/shape"
+        return flat  # the feature "NAME/shape" has its shape
     shape = [-1 if size is None else size for size in field.shape]
     return f"tf.reshape({flat}, {shape})"

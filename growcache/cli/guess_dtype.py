@@ -1,6 +1,6 @@
 """Guess the dtype of numbers without a header from the statistics of their bytes.
 
-The bytes of a number that say its magnitude differ less from number to number than those that say its last digits.
+The high bytes of numbers differ less from number to number than the low bytes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import numpy as np
 from growcache.schema import Array
 
 RAW_SUFFIXES = (".dat", ".bin", ".raw", ".img", ".bytes")
-MIN_BYTES = 4096  # to guess from
+MIN_BYTES = 4096  # needed for a guess
 _PLAUSIBLE = (1e-12, 1e12)  # magnitudes of measured floats
 _PLAUSIBLE_SHARE = 0.99
-_CLEAR_BITS = 0.5  # by which the entropy of two bytes differs, if it does
-# Bits per byte; above the last, bytes are compressed or encrypted.
+_CLEAR_BITS = 0.5  # if the entropies of two bytes differ by less, they count as equal
+# Bits per byte. Bytes with more are compressed or encrypted.
 _LEAST_ENTROPY, _MOST_ENTROPY = 0.01, 7.9
 
 
 def guess_dtype(data: bytes) -> str:
-    """Return a plausible dtype; an empty text where there is none.
+    """Return a plausible dtype, or "".
 
     >>> guess_dtype(np.sin(np.arange(4000)).astype(">f4").tobytes())
     '>f4'

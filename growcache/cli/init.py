@@ -1,4 +1,4 @@
-"""``growcache init``: write a commented config, from options, a probe of the source, and answers."""
+"""``growcache init``: write a commented config from options, a probe of the source, and answers."""
 
 from __future__ import annotations
 

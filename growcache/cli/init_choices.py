@@ -1,4 +1,4 @@
-"""Choose the settings of a config by what was given on the command line and what a probe found."""
+"""Choose the settings of a config from the command line's options and a probe's findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RAW_GUESS_REASON = "A guess: set dtype, shape and window to what was recorded."
 
 @dataclass(frozen=True, slots=True)
 class ConfigChoices:
-    """The settings of a config that are not the defaults."""
+    """The settings of a config that differ from the defaults."""
 
     url: str = EXAMPLE_URL
     format: str = "npy"
@@ -28,12 +28,12 @@ class ConfigChoices:
     cache_path: str = "./cache"
     max_bytes: str = "10GB"
     findings: Sequence[str] = ()  # sentences about the objects
-    reader: str = ""  # source of a function that decodes them, to be saved by the user
+    reader: str = ""  # source of a function that decodes objects, for the user to save
     bound_reason: str = ""  # explains max_bytes
-    rate: str = ""  # sentence about what the settings can reach
+    rate: str = ""  # sentence about the reachable rate
     labels: Mapping[str, Any] | None = None
     labels_findings: Sequence[str] = ()
-    labels_offer: Mapping[str, Any] | None = None  # settings in a comment
+    labels_offer: Mapping[str, Any] | None = None  # settings written as a comment
     on_missing: str = "error"
     split: Mapping[str, Any] | None = None
     split_findings: Sequence[str] = ()
@@ -89,7 +89,7 @@ def propose_choices(given: InitOptions, found: ProbedSource | None) -> ConfigCho
 
 
 def _with_labels_and_split(known: ConfigChoices, found: ProbedSource) -> ConfigChoices:
-    """Take labels that every object has; a split only as a comment, because it leaves objects out."""
+    """Add labels that every object has, and a split as a comment, because it leaves objects out."""
     if labels := found.labels:
         if found.all_have_labels:
             known = replace(known, labels=labels.settings, labels_findings=[labels.sentence])

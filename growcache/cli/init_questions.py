@@ -1,4 +1,4 @@
-"""Ask at a terminal for what a config needs, with what a probe found as the defaults."""
+"""Ask at a terminal for the settings of a config, with a probe's findings as defaults."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def _ask_for_format(
                 )
             check_format(form, options)
             break
-        except MissingLibraryError:  # the config may be meant for another machine
+        except MissingLibraryError:  # the config may be for another machine
             break
         except (yaml.YAMLError, ConfigError) as error:
             options = {}
             print_to_stderr(str(error))
     same = form == proposed.format and options == proposed.options
-    rate = proposed.rate if same else ""  # of the samples that were proposed
+    rate = proposed.rate if same else ""  # of the proposed samples
     findings = proposed.findings
     if not same and findings:
         was = f"{proposed.format} with {as_yaml(dict(proposed.options))}"

@@ -1,4 +1,4 @@
-"""The text of a config: the commented template, filled in, checked and written."""
+"""The text of a config: fill in the commented template, check it and write it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ COMMENT_WIDTH = 88
 
 
 def as_yaml(value: object) -> str:
-    """Return a value in one line, as a config has it."""
+    """Return a value as one line of YAML."""
     text = yaml.safe_dump(
         value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     )
-    return text.removesuffix("...\n").rstrip("\n")  # a plain \xa0 is no space to YAML
+    # YAML does not count a plain \xa0 as a space.
+    return text.removesuffix("...\n").rstrip("\n")
 
 
 def config_text(file: str = "growcache.yaml", choices: ConfigChoices | None = None) -> str:
@@ -65,7 +66,7 @@ def _as_comment(sentences: Sequence[str], indent: str = "  ") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    texts = map(printable, sentences)  # keys of objects may hold line breaks
+    texts = map(printable, sentences)  # keys of objects may contain line breaks
     return "".join(f"{line}\n" for text in texts for line in wrapper.wrap(text))
 
 
@@ -97,7 +98,8 @@ def write_config(path: Path, choices: ConfigChoices, *, force: bool = False) -> 
     text = checked_config_text(str(path), choices)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.touch(FILE_MODE, exist_ok=False)  # its owner may write secrets into it
+        # The owner may write secrets into the file.
+        temporary.touch(FILE_MODE, exist_ok=False)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:

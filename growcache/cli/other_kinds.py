@@ -1,4 +1,4 @@
-"""Kinds of object that no format reads: what to do about each, with a function that is ready to be used."""
+"""Kinds of object that no format reads: advice on each, with a function that decodes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from growcache.formats.compressed import unpacked_name
 
-DOCUMENT_BYTES = 1 << 16  # a text up to this size is one sample, where there are many objects
+DOCUMENT_BYTES = 1 << 16  # if there are many objects, a text up to this size is one sample
 READER = "my_reader"
 TEXT_SUFFIXES = (".txt", ".text", ".log", ".csv", ".tsv", ".json", "")
 # The first lines of Spark's and BigQuery's JSON Lines, whose names end in .json.
@@ -68,7 +68,7 @@ TORCH_READER = _reader("""
 
 
 def other_kind(key: str, head: bytes, *, many: bool) -> OtherKind | None:
-    """Return what to do about an object that no format reads; None if it is not known.
+    """Return advice on an object that no format reads, or None for an unknown kind.
 
     >>> other_kind("a.nc", b"CDF" + bytes([1, 0, 0, 0]), many=False).findings[0]
     'A NetCDF file of version 3: SciPy reads it whole, and all its variables are one sample.'
@@ -84,7 +84,7 @@ def _suffix(key: str) -> str:
 
 
 def is_text(head: bytes) -> bool:
-    """Return whether bytes are lines of UTF-8, the last character cut off or not."""
+    """Whether bytes are lines of UTF-8. The last character may be cut off."""
     if not head or b"\0" in head:
         return False
     try:

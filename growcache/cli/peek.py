@@ -1,4 +1,4 @@
-"""``growcache peek``. It takes no lease, so a shard that is evicted meanwhile is skipped."""
+"""``growcache peek``. It takes no lease, so it skips shards that are evicted meanwhile."""
 
 from __future__ import annotations
 
@@ -75,7 +75,12 @@ def _sample_in_view(root: Path, view: IndexView, place: str) -> StoredSample:
 
 
 def summarize_value(value: Value) -> dict[str, Any]:
-    """Return dtype, shape, extremes and, of a short array, all values; of strings the beginning. NaN becomes null."""
+    """Return dtype, shape and extremes of an array, and all values of a short one.
+
+    NaN becomes null.
+
+    Of a string, the start is returned.
+    """
     if isinstance(value, bytes):
         return {"dtype": "bytes", "length": len(value)}
     if isinstance(value, str):
@@ -136,7 +141,7 @@ def _print_json(view: IndexView, schema: Schema, found: list[StoredSample]) -> N
 
 
 SHORT_CHARACTERS = 24
-MIN_ORIGIN_WIDTH = 24  # cells of where samples are from; with less a table is not worth it
+MIN_ORIGIN_WIDTH = 24  # cells for the origins, below which a table is not worthwhile
 BORDER_WIDTH = 3  # cells between two columns
 
 
@@ -161,14 +166,14 @@ def _print_samples(view: IndexView, schema: Schema, found: Sequence[StoredSample
 
 
 def common_folder(keys: Sequence[str]) -> str:
-    """Return the folder of all keys, with its slash; empty if there is none.
+    """Return the deepest folder that contains all keys, with its slash, or "".
 
     >>> common_folder(["a/b/1.npy", "a/b/c/2.npy"]), common_folder(["a/1", "ab/1"])
     ('a/b/', '')
     """
     if len(set(keys)) < 2:
         return ""
-    first, last = min(keys), max(keys)  # a beginning of both is one of all keys between
+    first, last = min(keys), max(keys)  # a common start of both is common to all keys
     pairs = zip(first, last, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return first[: first.rfind("/", 0, shared) + 1]
@@ -177,7 +182,7 @@ def common_folder(keys: Sequence[str]) -> str:
 def _sample_table(
     schema: Schema, found: Sequence[StoredSample], folder: str, width: int
 ) -> Table | None:
-    """Return the samples as a table; None if it would be too wide to read."""
+    """Return the samples as a table, or None if it would be too wide to read."""
     headings = ["sample", "from", *(_column_heading(schema[name]) for name in schema.names)]
     rows = [
         [
@@ -277,7 +282,7 @@ def _value_text(value: Value) -> str:
 
 
 def _number_text(number: bool | int | float) -> str:
-    """Return a number in three digits, or an integer in all of them.
+    """Return a float with three digits, or an integer with all of them.
 
     >>> _number_text(12345), _number_text(0.0123456), _number_text(True)
     ('12345', '0.0123', 'True')

@@ -1,4 +1,4 @@
-"""``growcache plan``: look at source and disk, simulate, and show the figures with what they rest on."""
+"""``growcache plan``: measure source and disk, simulate, and show the figures with their bases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and the setting by which it differs from the others of a sweep."""
+    """A plan, and the setting by which it differs from others of a sweep."""
 
     name: str
     inputs: PlanInputs
@@ -49,7 +49,7 @@ class Planned:
 
 
 def seconds_of(text: str) -> float:
-    """Return a duration in seconds; ConfigError for any other text.
+    """Return a duration in seconds. May raise ConfigError.
 
     >>> seconds_of("90"), seconds_of("15 min"), seconds_of("1h"), seconds_of("2d")
     (90.0, 900.0, 3600.0, 172800.0)
@@ -65,7 +65,7 @@ def seconds_of(text: str) -> float:
 
 
 def size_of(option: str, text: str) -> float:
-    """Return bytes; a rate may end with /s.
+    """Return bytes. A rate may end with /s.
 
     >>> size_of("--link", "25MB/s"), size_of("--link", "1000000")
     (25000000.0, 1000000.0)
@@ -82,7 +82,7 @@ def size_of(option: str, text: str) -> float:
 
 
 def number_of(option: str, text: str) -> float:
-    """Return a number above 0; a rate may end with /s.
+    """Return a number above 0. A rate may end with /s.
 
     >>> number_of("--consume", "400/s")
     400.0
@@ -131,7 +131,7 @@ def _plans(
         for one in variants
     ]
     if given.price is not None:
-        find_price(given.price)  # which refuses an unknown one before anything is read
+        find_price(given.price)  # refuses an unknown price before anything is read
     with spinner(sys.stderr, "reading a few samples of the source …"):
         look = look_at_source(configs[0])
         machine = look_at_machine(configs[0], given)
@@ -145,7 +145,7 @@ def _plans(
 
 
 def _look(config: Config, first: Config, look: Look) -> Look:
-    """Return a look for a configuration of a sweep; only other sources or visits need one of their own."""
+    """Return a look for a configuration of a sweep: a new one only for other sources or visits."""
     if (config.source, config.split, config.sampling) != (
         first.source,
         first.split,
@@ -156,7 +156,7 @@ def _look(config: Config, first: Config, look: Look) -> Look:
 
 
 def swept(text: str) -> list[str]:
-    """Return the settings that ``KEY=A,B,C`` names.
+    """Return the settings named by ``KEY=A,B,C``.
 
     >>> swept("cache.max_bytes=50GB,100GB")
     ['cache.max_bytes=50GB', 'cache.max_bytes=100GB']
@@ -211,7 +211,7 @@ OUTCOME_ROWS: Mapping[str, tuple[str, Words]] = {
 }
 AT_HORIZON = ("samples", "coverage", "reuse", "ess_samples")
 TIMES = ("first_batch_seconds", "full_seconds", "complete_seconds")  # None: never
-OPTIONAL = ("complete_seconds", "reuse_when_full")  # shown only where they are known
+OPTIONAL = ("complete_seconds", "reuse_when_full")  # shown only if they are known
 INPUT_ROWS: Mapping[str, tuple[str, Words]] = {
     "consumption": ("consumption, samples/s", _count),
     "link_bytes_per_second": ("link", _rate),
@@ -313,7 +313,7 @@ def _inputs(inputs: PlanInputs) -> Table:
 
 
 def _warning_lines(plans: Sequence[Planned]) -> list[Text]:
-    """Return each warning once, with the settings of a sweep that it is about."""
+    """Return each warning once, with the settings of a sweep that cause it."""
     by_code: dict[str, list[tuple[str, Warned]]] = {}
     for one in plans:
         for warned in one.warned:

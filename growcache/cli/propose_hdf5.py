@@ -1,4 +1,4 @@
-"""Propose datasets and options for HDF5 files: plain ones, and those of MATLAB, NetCDF, NWB and AnnData."""
+"""Propose datasets and options for HDF5 files, including MATLAB, NetCDF, NWB and AnnData."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from growcache.formats.hdf5_dataset import DatasetLayout
 from growcache.humanize import plural
 
 MAX_DATASETS_TOGETHER = 8  # that become fields of one sample
-MIN_GROUPS, ALIKE_SHARE = 3, 0.8  # of groups that are samples
-MAX_DATASETS_SHOWN = 4  # the largest
+MIN_GROUPS, ALIKE_SHARE = 3, 0.8  # groups with at least these numbers count as samples
+MAX_DATASETS_SHOWN = 4  # the largest ones
 MATLAB, NETCDF, NWB, ANNDATA = "MATLAB v7.3", "NetCDF-4", "NWB", "AnnData"
 SCALED = "attributes say what the stored numbers mean; scale: none takes them as they are."
 _NWB_TIMES = ("timestamps",)
@@ -24,11 +24,11 @@ _NWB_TIMES = ("timestamps",)
 
 @dataclass(frozen=True, slots=True)
 class HDF5Contents:
-    datasets: Sequence[DatasetLayout]  # that can be read
-    unreadable: Sequence[str] = ()  # reasons
-    flavour: str = ""  # who wrote it; empty for plain files
+    datasets: Sequence[DatasetLayout]  # readable ones
+    unreadable: Sequence[str] = ()  # reasons of the others
+    flavour: str = ""  # the program or convention that wrote it; empty for plain files
     coordinates: frozenset[str] = frozenset()  # datasets that are axes of others
-    scaled: frozenset[str] = frozenset()  # datasets whose attributes say what numbers mean
+    scaled: frozenset[str] = frozenset()  # datasets with a scale in their attributes
 
 
 def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
@@ -38,7 +38,8 @@ def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
     if not found.flavour and (group := groups_of_samples([one.path for one in found.datasets])):
         whole = f"Each group of {group} is a sample, and its datasets are the fields."
         return [({"group": group}, (listed, whole))]
-    shown = [one for one in found.datasets if not one.path.startswith("#")]  # MATLAB's own
+    # Datasets whose names start with # are MATLAB's own.
+    shown = [one for one in found.datasets if not one.path.startswith("#")]
     arrays = [one for one in shown if math.prod(one.shape) > 1] or [
         one for one in shown if one.shape
     ]
@@ -48,7 +49,7 @@ def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
         raise FormatError(f"{listed} None is an array")
     main = max(_preferred(numbers, found.flavour), key=_nbytes)
     siblings = [one for one in shown if _folder(one.path) == _folder(main.path)]
-    # What has scalars next to it is one sample, as a rule: an image with its label.
+    # An array next to scalars is usually one sample, such as an image with its label.
     has_scalars = not found.flavour and not all(one.shape for one in siblings)
     options, sentence = array_options(main.shape, main.dtype.itemsize, many=many or has_scalars)
     if main.string_storage:
@@ -63,7 +64,7 @@ def hdf5_candidates(found: HDF5Contents, *, many: bool) -> list[Candidate]:
 
 
 def groups_of_samples(paths: Sequence[str]) -> str:
-    """Return which groups are samples: numbered ones that hold the same datasets; else an empty text.
+    """Return the numbered groups with equal datasets, which are samples, or "".
 
     >>> groups_of_samples([f"data/demo_{n}/{name}" for n in range(5) for name in ("actions", "obs/image")])
     'data/*'
@@ -110,7 +111,7 @@ def cells_options(paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _preferred(arrays: Sequence[DatasetLayout], flavour: str) -> Sequence[DatasetLayout]:
-    """Return the arrays that hold what was measured."""
+    """Return the arrays with measured values."""
     if flavour == NWB:
         return [one for one in arrays if one.path.endswith("/data")] or arrays
     return arrays
@@ -126,14 +127,14 @@ def _together(
         name = _folder(main.path).rpartition("/")[2] or "x"
         times = [one.path for one in siblings if one.path.endswith(_NWB_TIMES)]
         return {name: main.path, **dict.fromkeys(("timestamps",) * len(times), *times)}
-    if options.get("axis"):  # others have no such axis, or mean another thing by it
+    if options.get("axis"):  # other datasets may lack this axis, or use it for something else
         return [main.path]
     together = [one.path for one in siblings if _goes_along(one, main, options)]
     return together if len(together) <= MAX_DATASETS_TOGETHER else [main.path]
 
 
 def _goes_along(one: DatasetLayout, main: DatasetLayout, options: Mapping[str, Any]) -> bool:
-    if not options:  # the object is one sample, of which arrays of text are no values
+    if not options:  # the object is one sample, in which arrays of text cannot be values
         return not (one.string_storage and one.shape)
     is_row_of_text = "window" not in options and len(one.shape) == 1
     return one.shape[:1] == main.shape[:1] and (not one.string_storage or is_row_of_text)

@@ -1,4 +1,4 @@
-"""Propose labels from a table that was found with the objects, and a split by subjects that keys name."""
+"""Propose labels from a table found with the objects, and a split by the subjects in keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from growcache.cli.propose_options import names_text
 from growcache.humanize import in_count
 
-MIN_MATCHED_SHARE = 0.5  # of the objects, to propose a table
+MIN_MATCHED_SHARE = 0.5  # of the objects, needed to propose a table
 MAX_LABEL_COLUMNS = 8
 MAX_CLASSES = 1000
 MIN_GROUPS = 5  # fewer cannot be split
@@ -27,7 +27,7 @@ Table = Mapping[str, Sequence[str]]  # cells by column
 
 @dataclass(frozen=True, slots=True)
 class ProposedLabels:
-    """Settings of ``source.labels``, and the share of the objects that have a row."""
+    """Settings of ``source.labels``, and the share of objects with a row."""
 
     settings: Mapping[str, Any]
     share: float
@@ -64,9 +64,9 @@ class ProposedSplit:
 def propose_labels(
     url: str, table: Table, keys: Sequence[str], prefix: str = "", taken: Collection[str] = ()
 ) -> ProposedLabels | None:
-    """Return the labels that a table holds for objects, if its rows are about them.
+    """Return the labels of a table whose rows are about the objects, or None.
 
-    Columns do not become labels if samples have fields of their names, as ``taken``.
+    ``taken`` are the fields of the samples. A column of such a name is not proposed.
 
     >>> table = {"file": ["a.npy", "b.npy"], "state": ["rest", "task"]}
     >>> propose_labels("t.csv", table, ["data/a.npy", "data/b.npy"]).settings["match"]
@@ -91,7 +91,7 @@ def propose_labels(
 
 
 def _share(names: Sequence[str], cells: Sequence[str]) -> float:
-    """Return the share of names that have a row; 0 if rows repeat a name."""
+    """Return the share of names with a row, or 0 if rows repeat a name."""
     known = set(cells)
     if len(known) < len(cells):
         return 0
@@ -99,7 +99,7 @@ def _share(names: Sequence[str], cells: Sequence[str]) -> float:
 
 
 def _names_of_objects(keys: Sequence[str], prefix: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield for each value of ``match`` what it looks up, the plainest first."""
+    """Yield each value of ``match`` with the names that it looks up, plainest first."""
     yield "exact", list(keys)
     yield "exact", [key.removeprefix(prefix) for key in keys]
     names = [key.rpartition("/")[2] for key in keys]
@@ -111,7 +111,7 @@ def _names_of_objects(keys: Sequence[str], prefix: str) -> Iterator[tuple[str, l
 
 
 def _label_columns(table: Table) -> list[str]:
-    """Return the columns of which every row has a value, and few different ones or numbers."""
+    """Return the columns with a value in every row, which are numbers or have few distinct ones."""
     return [name for name, cells in table.items() if _is_label(cells)][:MAX_LABEL_COLUMNS]
 
 
@@ -132,7 +132,7 @@ def _is_number(cell: str) -> bool:
 
 
 def propose_split(keys: Sequence[str]) -> ProposedSplit | None:
-    """Return a split by subjects; None where keys name fewer than `MIN_GROUPS`.
+    """Return a split by subjects, or None if keys name fewer than `MIN_GROUPS`.
 
     >>> propose_split([f"ds/sub-{n:02d}/eeg.edf" for n in range(9)]).settings["group"]
     '(?P<group>sub-[0-9A-Za-z]+)'
@@ -150,7 +150,7 @@ def propose_split(keys: Sequence[str]) -> ProposedSplit | None:
 
 
 def group_pattern(keys: Sequence[str], name: str) -> str:
-    """Return a regular expression for the subject that every key names; empty where one names none.
+    """Return a regular expression for the subject in every key, or "" if a key names none.
 
     >>> group_pattern(["x/patient_7/a.npy", "x/patient_12/b.npy"], "group")
     '(?P<group>patient_[0-9]+)'

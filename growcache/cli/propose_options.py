@@ -1,4 +1,4 @@
-"""Propose options for objects of a known format, with sentences that say why."""
+"""Propose options for objects of a known format, with sentences about the reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from growcache.humanize import in_bytes, in_count
 from growcache.store.contract import Entry
 
 MAX_CLASSES = 1000
-SMALL_BYTES = 1 << 20  # up to this size an array is one sample, where there are many objects
+SMALL_BYTES = 1 << 20  # if there are many objects, an array up to this size is one sample
 ROW_BYTES = 4096  # a row of this size can be a sample
-SUBARRAY_BYTES = 256  # the same where rows are themselves arrays
+SUBARRAY_BYTES = 256  # the same if rows are themselves arrays
 WINDOW_BYTES = 1 << 16
 MAX_IMAGE_CHANNELS = 4
 MIN_IMAGE_SIDE = 16
 MAX_NAMED = 8  # arrays, columns or databases
-# An axis of time has so many values, this many times as many as the channels.
+# An axis of time has at least this many values, and this many times as many as the channels.
 MIN_TIMES, MIN_TIME_RATIO, MAX_CHANNELS = 10_000, 16, 512
 DTYPE_NAMES = {
     "|u1": "unsigned bytes",
@@ -75,9 +75,9 @@ RECORD_OPTIONS: dict[str, list[Candidate]] = {
 def candidates(
     form: str, compression: str, entry: Entry, head: bytes, folders: set[str]
 ) -> list[Candidate]:
-    """Return the candidates for objects whose format needs no look inside, the best first.
+    """Return the candidates for objects whose header need not be read, best first.
 
-    ``folders`` are all that hold an image; empty if they are not known.
+    ``folders`` are all folders that contain images, or empty if unknown.
     """
     if form == "image":
         return [_image_candidate(entry, head, folders)]
@@ -130,7 +130,7 @@ def _raw_sentence(options: Mapping[str, Any]) -> str:
 
 
 def guessed_raw(entry: Entry, head: bytes) -> Candidate | None:
-    """Return a candidate for an object of numbers whose name does not tell their dtype."""
+    """Return a candidate for numbers without a header, if the name does not show their dtype."""
     if suffix_of(entry.key) not in RAW_SUFFIXES:
         return None
     dtype = guess_dtype(head)
@@ -157,7 +157,8 @@ def array_options(
 ) -> tuple[dict[str, Any], str]:
     """Return the options that cut samples from an array, and a sentence about them.
 
-    A small array of ``many`` objects is one sample. Windows divide ``chunks``, if there are any.
+    A small array is one sample if there are ``many`` objects. Windows divide ``chunks``, if
+    there are any.
     """
     nbytes = math.prod(shape) * item_bytes
     is_small = many and nbytes <= SMALL_BYTES and len(shape) < 3
@@ -189,7 +190,7 @@ def array_options(
 
 
 def long_axis(shape: Sequence[int]) -> int:
-    """Return the axis that is much longer than all others, as time is; 0 where there is none.
+    """Return an axis that is much longer than all others, as of time, or 0.
 
     >>> long_axis([64, 100_000]), long_axis([100_000, 64]), long_axis([60_000, 784]), long_axis([3, 4, 50_000])
     (1, 0, 0, 2)
@@ -201,7 +202,7 @@ def long_axis(shape: Sequence[int]) -> int:
 
 
 def window_rows(row_bytes: int, rows: int) -> int:
-    """Return the rows of a window of about 64 KiB; an object has at least four windows.
+    """Return the rows of a window of about 64 KiB, with at least four windows per object.
 
     >>> window_rows(16, 10**9), window_rows(16, 1000), window_rows(3000, 10**6)
     (4096, 128, 16)

@@ -1,4 +1,4 @@
-"""Propose options for recordings and scans by what their headers say: rates, signals, shapes."""
+"""Propose options for recordings and scans from their headers: rates, signals, shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from growcache.humanize import plural
 # Options of a format, and sentences about the objects.
 Candidate = tuple[dict[str, Any], Sequence[str]]
 EDF_WINDOW = "2s"
-MAX_RATE = 1_000_000  # frames a second, of plausible audio
+MAX_RATE = 1_000_000  # frames per second of plausible audio
 
 
 def nifti_candidates(head: bytes) -> list[Candidate]:
@@ -28,7 +28,7 @@ def nifti_candidates(head: bytes) -> list[Candidate]:
 
 
 def nifti_shape(head: bytes) -> tuple[int, ...]:
-    """Return the shape of a volume by its header; empty if it is damaged."""
+    """Return the shape of a volume from its header, or () if it is damaged."""
     for order in "<>":
         for start, sizes in ((40, f"{order}8h"), (16, f"{order}8q")):  # NIfTI-1, NIfTI-2
             if len(head) < 348:
@@ -58,7 +58,10 @@ def edf_candidates(head: bytes) -> list[Candidate]:
 
 
 def labels_by_rate(head: bytes) -> dict[float, list[str]]:
-    """Return the labels of an EDF or BDF header by sampling rate, without annotations; nothing if it is damaged."""
+    """Return the labels of an EDF or BDF header by sampling rate, without annotations.
+
+    It is empty if the header is damaged.
+    """
     try:
         count, seconds = int(head[252:256]), float(head[244:252])
         labels = [head[256 + 16 * n :][:16].decode("latin-1").strip() for n in range(count)]
@@ -90,7 +93,7 @@ def audio_candidates(head: bytes) -> list[Candidate]:
 
 
 def rate_of_audio(head: bytes) -> int:
-    """Return the frames a second of a WAV or FLAC file; 0 if it is not known."""
+    """Return the frames per second of a WAV or FLAC file, or 0 if unknown."""
     if head.startswith(b"fLaC"):
         return int.from_bytes(head[18:21], "big") >> 4
     at = head.find(b"fmt ", 12, 4096)

@@ -1,4 +1,4 @@
-"""Prove a proposal: open the format with its options, and read samples of objects as the service would."""
+"""Test a proposal: open the format with its options, and read samples as a service would."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from growcache.humanize import in_bytes, plural
 from growcache.schema import Sample, Schema, sample_bytes
 from growcache.store.contract import Entry, StoredObject
 
-MAX_READ_BYTES = 32 << 20  # of an object that is read whole, to prove a candidate
-MAX_TIMED = 3  # objects, of which the fastest counts
+MAX_READ_BYTES = 32 << 20  # of an object that is read whole to test a candidate
+MAX_TIMED = 3  # objects; the fastest counts
 SMALL_READ_BYTES, MAX_TIMED_BYTES = 1 << 12, 1 << 20
 
 
@@ -29,13 +29,13 @@ class ProbedSource:
     format: str = "bytes"
     options: dict[str, Any] = field(default_factory=dict)
     findings: tuple[str, ...] = ()  # sentences
-    samples: int = 0  # estimated, of all objects; 0 before any was read
+    samples: int = 0  # estimate for all objects; 0 before any was read
     sample_bytes: int = 0
     fields: frozenset[str] = frozenset()  # of the samples
     url: str = ""  # matches only the objects that were read; empty: the source's own
-    reader: str = ""  # source of a function that decodes an object, where no format does
+    reader: str = ""  # source of a function that decodes an object that no format reads
     timing: ReadTiming | None = None
-    labels: ProposedLabels | None = None  # of a table that was found with the objects
+    labels: ProposedLabels | None = None  # of a table found with the objects
     split: ProposedSplit | None = None
 
     @property
@@ -84,7 +84,7 @@ def _opened(form: str, options: Mapping[str, Any], urls: Sequence[str]) -> Objec
         return open_format(form, options, urls)
     except MissingLibraryError:
         raise
-    except ConfigError as error:  # what a header says may be no option
+    except ConfigError as error:  # a header's words need not be a valid option
         raise FormatError(str(error), code=error.code) from None
 
 
@@ -92,19 +92,19 @@ def _opened(form: str, options: Mapping[str, Any], urls: Sequence[str]) -> Objec
 class _ReadObject:
     nbytes: int
     samples: int
-    per_read: int  # samples that are fetched together
+    per_read: int  # samples fetched together
     example: Sample | None
 
 
 def _share(found: Sequence[_ReadObject], group: Sequence[Entry]) -> float:
-    """Return how many times as many samples as those of the objects that were read the group has."""
+    """Return the estimated samples of the group per sample of the objects that were read."""
     if len({one.samples for one in found}) == 1:
         return len(group) / len(found)
     return sum(one.size for one in group) / sum(one.nbytes for one in found)
 
 
 async def _read_sample(object_format: ObjectFormat, reader: StoredObject) -> _ReadObject:
-    """Read one sample of an object; of a large object that is read whole none."""
+    """Read one sample of an object, or none of a large object that is read whole."""
     nbytes = reader.entry.size
     if object_format.reads_whole(reader.entry):
         if nbytes > MAX_READ_BYTES:
@@ -123,7 +123,7 @@ async def _read_sample(object_format: ObjectFormat, reader: StoredObject) -> _Re
 
 
 async def _read_seconds(object_format: ObjectFormat, reader: StoredObject) -> float:
-    """Return how long a read takes on an open connection."""
+    """Return the seconds of a read on an open connection."""
     whole = object_format.reads_whole(reader.entry)
     nbytes = min(reader.entry.size, MAX_TIMED_BYTES if whole else SMALL_READ_BYTES)
     start = time.perf_counter()

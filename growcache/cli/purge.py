@@ -1,7 +1,7 @@
-"""``growcache purge``: record which objects must be gone, have their samples removed, and look what is left.
+"""``growcache purge``: record objects, have their samples removed, and report the rest.
 
-The list is the request: a service that runs reads it, and without one this process takes its place.
-The report says what two looks at the files found, before and afterwards.
+The list is the request. A running service reads it, and without one this process removes the
+samples. The report compares the files before and afterwards.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from growcache.store.catalog import Catalog
 
 POLL_SECONDS = 0.1
 STEP_SECONDS = 0.5
-HEARD_SECONDS = 30.0  # a service reads the list ten times a second
-SILENT_SECONDS = 2.0  # that a silence must last: a machine may just have woken up
+HEARD_SECONDS = 30.0  # although a service reads the list ten times per second
+SILENT_SECONDS = 2.0  # of silence, because a machine may just have woken up
 RECORDED = "the objects are recorded, and are purged once the service goes on; it"
 SAMPLERS_END_SECONDS = 10.0
 SPARE_BYTES = 64 << 20
@@ -81,20 +81,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What was done in all generations of a cache; lists have the older generations' shards first."""
+    """The changes in all generations of a cache.
 
-    keys: int  # that were named
+    Lists start with the oldest generation's shards.
+    """
+
+    keys: int  # named by the user
     recorded: int  # of these, new in the list
     listed: int  # of these, in the listing of this cache
-    samples: int  # of them, that no shard holds any more
+    samples: int  # of them, removed from all shards
     rewritten: list[int]  # shards
     dropped: list[int]
     held: list[int]
-    bytes: int  # of shards, that are free now
+    bytes: int  # of shards, freed
     holders: list[Holder] = field(default_factory=list)
-    unread: list[int] = field(
-        default_factory=list
-    )  # shards of which nobody knows what they hold
+    unread: list[int] = field(default_factory=list)  # shards with unknown samples
     generations: int = 1
 
     @property
@@ -135,7 +136,7 @@ class PurgeReport:
 def purge_objects(
     root: Path, names: Sequence[str], keys_from: str | None, *, wait: bool, json: bool
 ) -> int:
-    """Purge, and print the report; return exit code 1 if samples are left, or may be."""
+    """Purge, and print the report. Return exit code 1 if samples are left, or may be."""
     root = root.absolute()
     require_cache(CacheLayout(root))
     asked = named_objects([*names, *_lines(keys_from)], int(time.time()))
@@ -166,7 +167,7 @@ def _generations(root: Path) -> list[CacheLayout]:
 
 
 def _known(root: Path) -> list[PurgedObject]:
-    """Return what any generation's list has: a command may have ended before it came to all."""
+    """Return the objects of all generations' lists, because a command may have ended early."""
     found = {
         one.sha256: one
         for layout in _generations(root)
@@ -207,7 +208,7 @@ def _purge(root: Path, asked: Sequence[PurgedObject], *, wait: bool) -> PurgeRep
 
 
 def _record(root: Path, asked: Sequence[PurgedObject]) -> int:
-    """Add the objects to the list of every generation, also of one that begins meanwhile."""
+    """Add the objects to the list of every generation, including one that starts meanwhile."""
     recorded, seen = 0, set[Path]()
     while missing := [one for one in _generations(root) if one.root not in seen]:
         for layout in missing:
@@ -224,13 +225,13 @@ def _record(root: Path, asked: Sequence[PurgedObject]) -> int:
 @dataclass(frozen=True, slots=True)
 class _Holding:
     samples: int  # of purged objects
-    is_concerned: bool  # it has samples or holes of them
+    is_concerned: bool  # has samples or holes of them
     nbytes: int  # of the shard
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen in one generation."""
+    """The shards of one generation."""
 
     shards: dict[int, _Holding] = field(default_factory=dict)
     unread: list[int] = field(default_factory=list)
@@ -241,7 +242,7 @@ NOTHING = _Seen()
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a purge did in one generation."""
+    """The changes of a purge in one generation."""
 
     root: Path
     samples: int
@@ -274,7 +275,7 @@ def _look(root: Path, meant: PurgeList) -> dict[Path, _Seen]:
 
 
 def _seen(layout: CacheLayout, meant: PurgeList) -> _Seen:
-    """Return the shards on disk, with how many purged samples each holds."""
+    """Return the shards on disk, with the number of purged samples in each."""
     identity = known_identity(layout)
     if identity is None:
         return _Seen(unread=numbers_on_disk(layout))
@@ -289,7 +290,7 @@ def _seen(layout: CacheLayout, meant: PurgeList) -> _Seen:
 def _numbers(layout: CacheLayout) -> list[int]:
     try:
         view = read_index(layout.root, retired=True)
-    except CacheMissingError:  # the index is made again of these when the purge is applied
+    except CacheMissingError:  # the purge rebuilds the index from these
         return numbers_on_disk(layout)
     return [row.number for row in (*view.shards, *view.retired)]
 
@@ -300,7 +301,7 @@ def _holding(layout: CacheLayout, number: int, test: Callable[[str], bool]) -> _
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     except FileNotFoundError:  # deleted since the index was read
         return None
-    except CorruptShardError:  # what it holds is unknown, so all of it goes
+    except CorruptShardError:  # its samples are unknown, so all of it goes
         return _Holding(0, True, sum(map(allocated, shard_paths(layout, number))))
     samples, concerned = purged_samples(sidecar, test), names_purged(sidecar, test)
     return _Holding(samples, concerned, sidecar.shard_bytes)
@@ -311,7 +312,7 @@ def _listed(layout: CacheLayout, meant: PurgeList) -> set[str]:
     if not layout.catalog.exists():
         return found
     with (
-        suppress(CacheError),  # it is damaged: the next start lists anew
+        suppress(CacheError),  # the next start replaces a damaged listing
         Catalog.open(layout.catalog, readonly=True) as catalog,
     ):
         for _, keys in catalog.stores_and_keys(0, len(catalog)):
@@ -332,7 +333,7 @@ def _holders(root: Path, held: Sequence[int]) -> list[Holder]:
 
 
 def _apply(root: Path, *, wait: bool) -> None:
-    """Return once the lists are applied, except for what readers hold (with ``wait``: for that too)."""
+    """Return once the lists are applied, except for shards held by readers, unless ``wait``."""
     while not _applied_by_service(root, wait=wait):
         try:
             _apply_alone(root, wait=wait)
@@ -348,7 +349,7 @@ def _is_served(root: Path) -> bool:
 
 
 def _applied_by_service(root: Path, *, wait: bool) -> bool:
-    """Wait for the service that runs; False if none runs."""
+    """Wait for a running service, or return False without one."""
     sizes: dict[Path, int] = {}  # of the lists, which may grow meanwhile
     began, silent_since = time.monotonic(), math.inf
     while _is_served(root):
@@ -376,7 +377,7 @@ def _applied_by_service(root: Path, *, wait: bool) -> bool:
 def _meta(layout: CacheLayout) -> Mapping[str, Any]:
     try:
         return read_index(layout.root).meta
-    except CacheMissingError:  # it is made again, or the generation has ended
+    except CacheMissingError:  # it is being rebuilt, or the generation has ended
         return {}
 
 
@@ -443,7 +444,7 @@ def _step_until_readers(newest: Cache) -> None:
 
 
 def _config_without_service(layout: CacheLayout) -> CacheConfig:
-    """Return the settings of the last service, as far as readers go by them."""
+    """Return the settings of the last service that readers depend on."""
     meta = _meta(layout)
     bound = read_status(layout.root).target_bytes if layout.index.exists() else 0
     return CacheConfig(
@@ -452,5 +453,5 @@ def _config_without_service(layout: CacheLayout) -> CacheConfig:
         max_reuse=meta.get("max_reuse"),
         on_max_reuse=meta.get("on_max_reuse", "warn"),
         min_free=0,
-        allow_network_filesystem=True,  # the service decided about that
+        allow_network_filesystem=True,  # the service has decided about that
     )

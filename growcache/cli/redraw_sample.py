@@ -1,7 +1,7 @@
 """``growcache peek --refetch``: make a cached sample again from the store, and compare.
 
-A sample is a function of its object, the seed and the configuration. Other bytes mean another configuration or
-transform, an object that was rewritten in place, or damage.
+A sample is a function of its object, the seed and the configuration. Other bytes mean another
+configuration or transform, an object that was rewritten in place, or damage.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from growcache.store.urls import (
 )
 from growcache.usercode import short_key
 
-# Their clients run nothing that a URL or an object says.
+# Their clients run no code from a URL or an object.
 SAFE_SCHEMES = BUCKET_SCHEMES | SSH_SCHEMES | LOCAL_SCHEMES
 TRANSFORM_DIGEST = "the transform's source"
 
@@ -99,7 +99,11 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
 
 
 def config_from_identity(identity: Identity, root: Path) -> Config:
-    """Return a cache's own configuration; ConfigError if it names code, because another person may have made the cache."""
+    """Return a cache's own configuration.
+
+    Raises:
+        ConfigError: It names code, which another person may have chosen.
+    """
     values: dict[str, Any] = {"cache": {"path": str(root)}, "sampling": {}}
     sources: dict[str, dict[str, Any]] = {}
     for dotted, value in filter(_decides_samples, identity.parts.items()):
@@ -202,7 +206,7 @@ async def _draw_again(
     labels: Labels | None,
 ) -> list[Sample]:
     here = str(Path.cwd())
-    if here not in sys.path:  # where samplers find the user's code, too
+    if here not in sys.path:  # samplers find the user's code here, too
         sys.path.insert(0, here)
     sampling = config.sampling
     transform = load_transform(sampling.transform, sampling.transform_options, sampling.seed)
@@ -232,7 +236,7 @@ async def _draw_again(
         visit.part, visit.parts, permit.round if round_ is None else round_, sampling.seed, take
     )
     weighted = WEIGHT in identity.schema.names
-    if weighted:  # it follows from all that was listed then, not from the object
+    if weighted:  # it depends on the whole listing of that time, rather than on the object
         visit = replace(visit, weight=float(np.asarray(peeked.sample[WEIGHT])))
     filler = GroupFiller(sources, transform, sampling.seed, 1, weighted=weighted)
     try:
@@ -268,7 +272,10 @@ def _difference_text(a: Value, b: Value | None) -> str | None:
 
 
 async def joined_objects_of(root: Path, reader: StoredObject, first: int) -> tuple[Entry, ...]:
-    """Return the objects of the other fields as listed, else as they are now; a shard names the first field's only."""
+    """Return the objects of the other fields as listed, or else as they are now.
+
+    A shard names only the first field's object.
+    """
     store = reader.store
     if not isinstance(store, RemoteStore):  # an index of a Dataset
         return ()

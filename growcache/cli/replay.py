@@ -1,4 +1,4 @@
-"""``growcache replay``: what a step of training saw, and whether the store still has that."""
+"""``growcache replay``: the samples of a training step, and whether the store still has them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from growcache.store.contract import Entry
 from growcache.store.store import RemoteStore, open_store
 from growcache.usercode import printable
 
-MOST_ASKED = 16  # objects asked about at once
+MOST_ASKED = 16  # objects looked up at once
 
 
 def show_steps(journal: Path, rank: int, *, json: bool) -> None:
@@ -79,7 +79,7 @@ def replay_step(
 
 
 def _changed_objects(config: Config, objects: Sequence[Entry]) -> dict[tuple[int, str], str]:
-    """Return what became of the objects that are not as they were, by store and key."""
+    """Return the states of changed objects, by store and key."""
     try:
         answers = asyncio.run(_current_states(config, objects))
     except StoreError as error:
@@ -101,10 +101,10 @@ async def _current_states(config: Config, objects: Sequence[Entry]) -> list[str]
     async def state(entry: Entry) -> str:
         number = source_of_url(firsts, entry.store)
         if entry.key == endless_entry(config.sources[number].format).key:
-            return ""  # a function of the user drew by itself
+            return ""  # a user's function drew without objects
         store = stores[number]
         if store is None:
-            return ""  # nobody knows whether what an index of a Dataset yields was changed
+            return ""  # a Dataset's indexes have no version to compare
         own = replace(entry, store=entry.store - firsts[number])
         async with slots:
             return await _state(store, own)
@@ -187,7 +187,7 @@ def _write_arrays(out: Path, batch: dict[str, Any]) -> None:
 
 
 def _arrays(name: str, values: list[Any]) -> dict[str, Array]:
-    """Return a list of texts, bytes or arrays as arrays; values back to back, and where each begins."""
+    """Return a list of texts, bytes or arrays as arrays: values back to back, and their starts."""
     if values and isinstance(values[0], str):
         return {name: np.array(values)}
     flat = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for v in values]

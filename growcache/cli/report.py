@@ -17,7 +17,7 @@ MOST_SVG_POINTS = 400
 
 
 def write_report(cache: Path, out: Path, svg: Path | None, plan: Path | None) -> str:
-    """Write a report; return a sentence for each thing that was written."""
+    """Write a report. Return a sentence for each written file or folder."""
     _refuse_inside(cache, out, "-o")
     if svg is not None:
         _refuse_inside(cache, svg, "--svg")
@@ -32,7 +32,7 @@ def write_report(cache: Path, out: Path, svg: Path | None, plan: Path | None) ->
 
 
 def _refuse_inside(cache: Path, out: Path, option: str) -> None:
-    """Nothing but the service writes into a cache, because every byte there counts."""
+    """Refuse files in a cache, because only the service writes there, and every byte counts."""
     if out.absolute().resolve().is_relative_to(cache.absolute().resolve()):
         raise ConfigError(
             f"{option}: {out} is in the cache; choose a place outside of it", code="GC106"

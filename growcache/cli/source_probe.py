@@ -1,7 +1,7 @@
-"""Probe a source before there is a config: list part of it, detect a format, prove it by reading.
+"""Probe a source without a config: list part of it, detect a format, and test it by reading.
 
-The kind of object with the most bytes decides. Three of its objects are read as the service would read
-them. A candidate that cannot be read gives way to the next one, at last to plain bytes.
+The kind of object with the most bytes decides. Three of its objects are read as the service
+would read them. If a candidate cannot be read, the next one is tried, and plain bytes last.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from growcache.store.left_out import UNKNOWN_FORMAT
 from growcache.store.store import RemoteStore, open_store
 from growcache.threads import DaemonThread
 
-LISTING_SECONDS = 2.0  # a small source is listed to its end, of a large one a part
+LISTING_SECONDS = 2.0  # enough to list a small source completely, and a part of a large one
 PROBE_SECONDS = 15.0
-MANY_OBJECTS = 16  # each of which can be a sample
+MANY_OBJECTS = 16  # from this number on, each can be a sample
 LABELS_SECONDS = 3.0  # to read tables next to the objects
 WHOLE_BYTES = "An object's bytes are one sample, for your code to decode (decode in options)."
 
@@ -138,7 +138,8 @@ async def _propose(
     kinds = [
         detect_format(one.entry.key, head) for one, head in zip(readers, heads, strict=True)
     ]
-    form, compression = Counter(kinds).most_common(1)[0][0]  # of equals that of the largest
+    # If numbers are equal, the largest object decides.
+    form, compression = Counter(kinds).most_common(1)[0][0]
     first = kinds.index((form, compression))
     many = len(group) >= MANY_OBJECTS
     if not form:
@@ -170,7 +171,7 @@ async def _propose_other(
     reader: StoredObject,
     group: Sequence[Entry],
 ) -> ProbedSource:
-    """Propose something for objects whose format was not recognised."""
+    """Propose settings for objects whose format was not recognised."""
     entry = reader.entry
     proposals = [other_kind(entry.key, head, many=len(group) >= MANY_OBJECTS)]
     if guess := guessed_raw(entry, head):

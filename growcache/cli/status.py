@@ -1,4 +1,7 @@
-"""A status as text: a sentence, lines for a log, JSON for programs. It needs no terminal library."""
+"""A status as text: a sentence, lines for a log, JSON for programs.
+
+No terminal library is needed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from growcache.cache.status_model import Status, left_out_text
 from growcache.cli.terminal import fold_to_width, print_json
 from growcache.humanize import in_bytes, in_count, in_percent, in_time, plural
 
-GROWTH_SECONDS = 30.0  # that growth looks back
-STARVED_SECONDS = 10.0  # twice as long as rates look back
+GROWTH_SECONDS = 30.0  # period over which growth is measured
+STARVED_SECONDS = 10.0  # twice the period of rates
 FULL_COVERAGE = 0.9999
 JSON_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
@@ -23,7 +26,7 @@ MAX_POINTS = 240
 
 @dataclass
 class StatusHistory:
-    """Points (time, samples, bytes) of the cache, thinned as the time they span grows."""
+    """Points (time, samples, bytes) of the cache, which are thinned as their time span grows."""
 
     points: list[tuple[float, int, int]] = field(default_factory=list)
     spacing: float = 0.25
@@ -156,7 +159,7 @@ def trouble_texts(status: Status) -> list[str]:
 
 
 class StatusReporter:
-    # Takes the samplers' error output; None leaves it on our error stream.
+    # Takes the samplers' error output. None leaves it on this process's error stream.
     on_stderr: Callable[[bytes], None] | None = None
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Find small tables next to the objects of a source, and read them, because they may hold labels."""
+"""Find and read small tables next to the objects of a source, which may have labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TABLES = 6
 MAX_TABLE_BYTES = 1 << 24
 MAX_UNPACKED_BYTES = 1 << 26
 MAX_ROWS = 1 << 19  # of a Parquet table
-MAX_KEYS = 200_000  # of objects that are looked up
+MAX_KEYS = 200_000  # objects that are looked up
 
 
 def find_labels(
@@ -35,9 +35,10 @@ def find_labels(
     taken: Collection[str],
     seconds: float,
 ) -> ProposedLabels | None:
-    """Return the labels of the table that has a row for most of the objects.
+    """Return the labels of the table that has rows for the most objects.
 
-    ``entries`` are what was listed, ``group`` those of them that are samples, with fields ``taken``.
+    ``entries`` are all listed objects. ``group`` are those that are samples, with fields
+    ``taken``.
     """
     location = parse_url(source.url[0])
     if len(source.url) > 1 or location.scheme in (*WEB_SCHEMES, *SSH_SCHEMES, "chain"):
@@ -64,7 +65,7 @@ def find_labels(
 def _tables_at(
     source: SourceConfig, listed: Sequence[Entry], known: Collection[str], seconds: float
 ) -> dict[str, Table]:
-    """Return the tables of a URL, and those that were listed before, by key."""
+    """Return the tables of a URL and those listed before, by key."""
     store = open_store(source, concurrency=1, timeout_seconds=seconds)
     try:
         found = {one.key: one for one in [*listed, *_list_briefly(store)] if _is_table(one)}
@@ -75,7 +76,7 @@ def _tables_at(
 
 
 def _folders_near(location: Location) -> Iterator[str]:
-    """Yield URLs of what is in the folder that holds all objects, and in the one above."""
+    """Yield URLs of the contents of the folder of all objects, and of the folder above it."""
     root, prefix = location.root, location.prefix
     yield f"{root}{prefix}*"
     above, slash, _ = prefix.rstrip("/").rpartition("/")
@@ -90,7 +91,7 @@ def _list_briefly(store: RemoteStore) -> Iterator[Entry]:
             yield from page
             if time.monotonic() > end:
                 return
-    except GrowcacheError:  # a folder that may not be listed has no table
+    except GrowcacheError:  # a folder that must not be listed has no table
         return
 
 
@@ -109,7 +110,7 @@ def _url_of(typed: str, location: Location, key: str) -> str:
 
 
 async def _read_tables(store: RemoteStore, entries: Sequence[Entry]) -> dict[str, Table]:
-    """Return the cells of tables by key, those that can be read."""
+    """Return the cells of the readable tables, by key."""
     found = {}
     for entry in entries:
         try:
@@ -123,7 +124,7 @@ async def _read_tables(store: RemoteStore, entries: Sequence[Entry]) -> dict[str
 
 
 def parse_cells(kind: str, data: bytes) -> Table | None:
-    r"""Return the cells of a table as texts, by column; None where it has no rows or cannot be read.
+    r"""Return the cells of a table as texts, by column, or None if it is empty or unreadable.
 
     >>> parse_cells("csv", b"name,age\na,3\nb,4\n")
     {'name': ['a', 'b'], 'age': ['3', '4']}
@@ -164,7 +165,7 @@ def _parquet_cells(data: bytes) -> Table | None:
             return None
         texts = [one.name for one in file.schema_arrow if _is_text(pa, one.type)]
         names = [one.name for one in file.schema_arrow if pa.types.is_primitive(one.type)]
-        # A text that many rows share is kept once.
+        # Rows share equal texts in memory.
         file = pq.ParquetFile(io.BytesIO(data), read_dictionary=texts)
         found = file.read(columns=[*names, *texts])
     except (pa.ArrowException, OSError, ValueError):

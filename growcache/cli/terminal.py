@@ -1,6 +1,7 @@
-"""The abilities of a stream. Colours follow the conventions of rich (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``).
+"""The abilities of a stream.
 
-Redrawing is a separate question, because a log file with forced colours must still get no cursor movements.
+Colours follow the conventions of rich (``NO_COLOR``, ``FORCE_COLOR``, ``TERM``). Redrawing is
+decided separately, because a log file with forced colours must still get no cursor movements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def can_redraw(stream: IO[str]) -> bool:
 def fold_to_width(text: str, stream: IO[str]) -> str:
     try:
         width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):  # no terminal of the system's
+    except (OSError, ValueError):  # not a terminal of the system
         width = 0
     if not width:
         return text
@@ -45,7 +46,7 @@ def _folded(line: str, width: int) -> str:
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM, and a closed terminal, end the block as Ctrl-C does."""
+    """Let SIGTERM and the closing of the terminal end the block as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -98,7 +99,7 @@ def can_ask() -> bool:
 
 
 def apply_no_color(arguments: list[str]) -> list[str]:
-    """Return the arguments without ``--no-color``, which children get by the environment."""
+    """Return the arguments without ``--no-color``, which children get through the environment."""
     if NO_COLOR not in arguments:
         return arguments
     os.environ["NO_COLOR"] = "1"

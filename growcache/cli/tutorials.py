@@ -11,7 +11,7 @@ import typer
 from growcache.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[1]
-# The notebooks of an installed package, and those of a clone that is installed as editable.
+# The notebooks of an installed package, and those of a clone installed as editable.
 HOMES = (PACKAGE / "tutorials", PACKAGE.parent / "docs/tutorials")
 PAGE_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)[^)]*\)")
 
@@ -31,7 +31,7 @@ def write_tutorials(folder: Path) -> None:
 
 
 def without_page_links(notebook: str) -> str:
-    """Name pages of the repository instead of linking them: a copy stands somewhere else."""
+    """Name pages of the repository instead of linking them, because a copy is elsewhere."""
 
     def named(link: re.Match[str]) -> str:
         text, target = link.groups()

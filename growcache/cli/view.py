@@ -1,4 +1,4 @@
-"""A status as a picture for a terminal: a frame with one row for each question."""
+"""A status as a picture for a terminal: a frame with one row per question."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from growcache.humanize import (
 )
 from growcache.monitor.verdicts import advice_for
 
-# Of a terminal without Unicode.
+# Used by a terminal without Unicode.
 TO_ASCII = str.maketrans("▁▂▃▄▅▆▇█▓▒▌░·…", "._-~=+*#%+=.,.")
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_CURVE_WIDTH = 60
 MIN_BAR_WIDTH = 4
 SMALL_BAR_WIDTH = 20
-MAX_WIDTH = 120  # a wider picture is harder to read, not easier
+MAX_WIDTH = 120  # a wider picture would be harder to read
 LABEL_WIDTH = 8
-FRAME_WIDTH = LABEL_WIDTH + 6  # of the picture, less its rows' texts
+FRAME_WIDTH = LABEL_WIDTH + 6  # of the picture without its rows' texts
 MAX_LISTED = 4  # jobs, samplers, readers
-TITLE_WIDTH = 17  # less the path
+TITLE_WIDTH = 17  # of the title without the path
 MAX_JOB_CHARACTERS = 24
 STATE_STYLES = {
     "running": "bold green",
@@ -58,7 +58,7 @@ STATE_STYLES = {
     "waiting": "bold yellow",
     "shrinking": "bold yellow",
 }
-# Parts of the cache's bar: their names, colours and characters, which differ without colours, too.
+# Parts of the cache's bar: names, colours, and characters that differ without colours, too.
 BAR_PARTS = (
     ("samples", "green", "█"),
     ("leaving", "yellow", "▓"),
@@ -70,7 +70,10 @@ FREE_PART = ("free", "bright_black", "░")
 
 @dataclass(frozen=True)
 class StatusPicture:
-    """A status as a frame of rows; the least important ones are left out beyond ``height`` lines."""
+    """A status as a frame of rows.
+
+    If it exceeds ``height`` lines, the least important rows go.
+    """
 
     status: Status
     history: StatusHistory | None = None
@@ -111,7 +114,7 @@ def _frame_rows(rows: dict[str, Text], status: Status, width: int) -> Panel:
     path = keep_end(status.path, max(8, width - TITLE_WIDTH))
     return Panel(
         grid,
-        # "default": a frame's own colour is too faint to be read on a light terminal.
+        # "default", because a frame's own colour is too faint on a light terminal.
         title=Text.assemble(("growcache  ", "default"), (path, "default bold")),
         subtitle=Text(age, style="default"),
         title_align="left",
@@ -144,11 +147,11 @@ def curve_text(history: StatusHistory, width: int) -> Text:
 
 
 def shorten_to_lines(text: str, width: int, count: int) -> list[str]:
-    """Return at most ``count`` lines of a text, which is shortened in the name of an object."""
+    """Return a text in at most ``count`` lines, with its object's name shortened if necessary."""
     room = count * width
     lines = textwrap.wrap(shorten_name(text, room), width, break_on_hyphens=False)
     while len(lines) > count and room > count:
-        room -= 1  # words leave ends of lines empty, so how much has to go is to be tried
+        room -= 1  # try again, because words leave ends of lines empty
         lines = textwrap.wrap(shorten_name(text, room), width, break_on_hyphens=False)
     return lines[:count]
 
@@ -186,7 +189,7 @@ def _state_row(status: Status, history: StatusHistory | None, width: int) -> lis
 
 
 def _advice_row(status: Status, _: object, width: int) -> list[Text]:
-    """Show what helps where the service waits; the page says the same."""
+    """Show the remedy for the service's wait, as the page does."""
     level, action = advice_for(status) if status.waiting_for else ("ok", "")
     lines = textwrap.wrap(action, width, break_on_hyphens=False) if level != "ok" else []
     return [Text(line, style="yellow") for line in lines]
@@ -211,9 +214,9 @@ def _cache_row(status: Status, _: object, width: int) -> list[Text]:
 
 
 def _bar_amounts(status: Status) -> tuple[float, float, float, float]:
-    """Return bytes of samples, of retired shards, of shards being written, of all else."""
+    """Return bytes of samples, of retired shards, of shards being written, and of the rest."""
     overhead = status.budget_bytes + status.catalog_bytes
-    if status.state == "stopped":  # nothing is set aside: all but the samples is overhead
+    if status.state == "stopped":  # nothing is set aside, so all but the samples is overhead
         if not status.samples:
             overhead = status.bytes
         elif status.sample_bytes is None:
@@ -226,7 +229,7 @@ def _bar_amounts(status: Status) -> tuple[float, float, float, float]:
 
 
 def _bar_legend(amount: float, name: str, colour: str, character: str) -> Text:
-    # Only the sign is coloured: blue letters cannot be read on a dark terminal.
+    # Only the sign is coloured, because blue letters cannot be read on a dark terminal.
     return Text.assemble((character, colour), f" {name} {in_bytes(amount)}")
 
 
@@ -402,9 +405,9 @@ ROWS: dict[str, Callable[[Status, StatusHistory | None, int], list[Text]]] = {
     "config": _config_row,
     "samplers": _samplers_row,
     "readers": _readers_row,
-    "advice": _advice_row,  # last, so that nothing jumps where it comes and goes
+    "advice": _advice_row,  # last, so that nothing jumps when it appears or disappears
 }
-# Rows that go where there are not lines enough, first those that are missed least.
+# Rows that are left out if there are too few lines, least important first.
 DISPENSABLE = (
     "samplers",
     "readers",

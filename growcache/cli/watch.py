@@ -1,4 +1,4 @@
-"""A status picture that is kept up to date: at a terminal, and in a notebook with ``growcache.watch``."""
+"""A live status picture: at a terminal, and in a notebook with ``growcache.watch``."""
 
 from __future__ import annotations
 

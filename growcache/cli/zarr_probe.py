@@ -1,4 +1,4 @@
-"""Look at a listing of Zarr stores: which array to take, which go along, and how to cut them."""
+"""Choose an array from a listing of Zarr stores, the arrays read with it, and how to cut them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from growcache.humanize import in_bytes
 from growcache.store.contract import StoredObject
 
 MAX_CHUNKS_READ = 8  # of an array
-MAX_BESIDE = 8  # arrays that go along
+MAX_BESIDE = 8  # arrays read with the chosen one
 MAX_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FoundArray:
-    folder: str  # of its chunks
+    folder: str  # of the array's chunks
     metadata: ZarrMetadata
-    is_scaled: bool  # whether its attributes say what the stored numbers mean
+    is_scaled: bool  # its attributes have a scale
 
 
 async def find_array(chunks: Sequence[StoredObject]) -> FoundArray | None:
@@ -39,7 +39,7 @@ async def find_array(chunks: Sequence[StoredObject]) -> FoundArray | None:
 
 
 async def find_others(chunk_by_path: Mapping[str, StoredObject]) -> dict[str, FoundArray]:
-    """Return other arrays by path, those that can be read."""
+    """Return other readable arrays by path."""
     found = {}
     for path, chunk in list(chunk_by_path.items())[: 2 * MAX_BESIDE]:
         try:
@@ -54,7 +54,10 @@ async def find_others(chunk_by_path: Mapping[str, StoredObject]) -> dict[str, Fo
 def zarr_candidate(
     main: FoundArray, others: Mapping[str, FoundArray], url: str, keys: Sequence[str]
 ) -> tuple[Candidate, str]:
-    """Return options for an array, sentences, and the URL of its chunks alone; empty for the given URL."""
+    """Return options for an array, sentences, and the URL of its chunks alone.
+
+    The URL is "" if it would equal the given one.
+    """
     metadata = main.metadata
     options, sentence = _cut(metadata)
     scaled = [f"Its {SCALED}"] * main.is_scaled
@@ -81,7 +84,7 @@ def zarr_candidate(
 
 
 def is_anndata(paths: Collection[str]) -> bool:
-    """Return whether the arrays of a store are cells by genes, as AnnData writes them."""
+    """Whether the arrays of a store are cells by genes, as AnnData writes them."""
     has_cells = "X" in paths or {"X/data", "X/indices", "X/indptr"} <= set(paths)
     return has_cells and any(path.startswith("obs/") for path in paths)
 
@@ -104,7 +107,7 @@ def _cut(metadata: ZarrMetadata) -> tuple[dict[str, Any], str]:
 
 
 def block_shape(shape: Sequence[int], chunks: Sequence[int], item_bytes: int) -> list[int]:
-    """Return a block of about a MiB at most that divides a chunk.
+    """Return a block of at most about 1 MiB that divides a chunk.
 
     >>> block_shape([1, 2, 8, 900, 900], [1, 1, 1, 256, 256], 2), block_shape([512, 512, 512], [256, 256, 256], 4)
     ([1, 1, 1, 256, 256], [64, 64, 64])
