@@ -32,13 +32,8 @@ from growcache.cache.reader_lease import Lease
 from growcache.errors import CacheError, ConfigError
 from growcache.loading.options import LoaderOptions, launch_id
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import (
-    Backoff,
-    WaitControl,
-    take_new_snapshot,
-    wait_for_room,
-    waking_on_change,
-)
+from growcache.loading.snapshot_choice import take_new_snapshot
+from growcache.loading.waiting import Backoff, WaitControl, wait_for_room, waking_on_change
 
 WARN_SECONDS = 5.0  # of waiting for other ranks, before a warning
 PATIENCE_SECONDS = 1800.0  # for ranks that were never seen, as in torch.distributed

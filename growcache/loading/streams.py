@@ -22,14 +22,13 @@ from growcache.errors import CorruptShardError, GrowcacheError
 from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import (
+from growcache.loading.snapshot_choice import (
     SnapshotChoice,
-    WaitControl,
     choose_shards,
-    in_a_generation,
     take_snapshot,
     wait_for_pass,
 )
+from growcache.loading.waiting import WaitControl, in_a_generation
 from growcache.loading.windows import plan_snapshot
 from growcache.threads import DaemonThread, Future
 

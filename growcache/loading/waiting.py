@@ -1,7 +1,6 @@
-"""Wait until a snapshot can be taken: enough samples, shards below the reuse limit, room for the lease.
+"""Wait until the cache holds enough samples, or until the disk has room for a lease.
 
-Changes in the cache's directory wake the wait. The uses of a job are those of finished leases,
-from the index, plus those that open leases report.
+Changes in the cache's directory wake the wait. A pass reads the newest generation that holds enough.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from growcache.cache.files import (
     FIRST_GENERATION,
@@ -26,7 +24,6 @@ from growcache.cache.files import (
     generation_path,
 )
 from growcache.cache.index.reader import IndexView, read_index
-from growcache.cache.lease_views import LeaseView, RankNote, read_leases
 from growcache.cache.locks import is_locked
 from growcache.cache.side_files import read_identity
 from growcache.cache.status import read_status
@@ -41,7 +38,7 @@ from growcache.errors import (
 )
 from growcache.loading.bound_check import BoundCheck, is_stuck
 from growcache.loading.options import LoaderOptions
-from growcache.loading.snapshot import Snapshot, mean_sample_bytes
+from growcache.loading.snapshot import mean_sample_bytes
 from growcache.loading.wait_progress import WaitLine, WaitProgress, wait_line
 
 POLL_SECONDS = 1.0
@@ -50,6 +47,16 @@ GENERATION_END_SECONDS = 5.0  # a generation without an index is removed within 
 REPEAT_SECONDS = 60.0  # between two messages of one wait
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitControl:
+    wake: threading.Event
+    stopped: Callable[[], bool]
+    on_long_wait: Callable[[], None] = lambda: None
+    unread_shards: Callable[[], Mapping[str, Iterable[int]]] = dict
 
 
 def samples_wanted(view: IndexView, min_samples: int) -> int:
@@ -97,7 +104,7 @@ def wait_for_samples(
     layout, bound = CacheLayout(path), BoundCheck()
     views = index_views(path, wake or threading.Event(), stopped)
     with closing(views), wait_line(rank) as line:
-        notice = _WaitNotice(line)
+        notice = WaitNotice(line)
         for view in views:
             if _has_enough(view, min_samples, complete):
                 break
@@ -108,7 +115,7 @@ def wait_for_samples(
                     "growcache run CONFIG"
                 )
             refuse_failed_service(layout, view)
-            status = _status_of(layout)
+            status = status_of(layout)
             _refuse_impossible(status, view, min_samples)
             _refuse_small_bound(bound, status, view, min_samples, complete=complete)
             wanted = 0 if complete else samples_wanted(view, min_samples)
@@ -190,7 +197,7 @@ def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
         )
 
 
-def _status_of(layout: CacheLayout) -> Status:
+def status_of(layout: CacheLayout) -> Status:
     try:
         return read_status(layout.root)
     except CacheMissingError:
@@ -236,7 +243,7 @@ def _refuse_small_bound(
     )
 
 
-class _WaitNotice:
+class WaitNotice:
     """Logs what a wait is for: at its start, when its service ends, and from time to time.
 
     If a line shows the progress, only a missing service is worth a message.
@@ -266,11 +273,11 @@ def _describe_wait(
     event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
     return (
         f"waiting for {event} in {layout.directory}, {view.totals.samples} are there"
-        f"{_service_hint(status)}"
+        f"{service_hint(status)}"
     )
 
 
-def _service_hint(status: Status) -> str:
+def service_hint(status: Status) -> str:
     """Return what the service waits for, or why it does not run, for the end of a message."""
     if status.state != "stopped":
         return f"; its service waits for {status.waiting_for}" if status.waiting_for else ""
@@ -288,7 +295,7 @@ def describe_missing(options: LoaderOptions, min_samples: int) -> str:
     view = _read_view(layout)
     if _has_enough_of(view, least):
         return f"it takes its snapshot of {layout.root}"
-    return _describe_wait(layout, _status_of(layout), view, least, complete=False)
+    return _describe_wait(layout, status_of(layout), view, least, complete=False)
 
 
 class Backoff:
@@ -316,45 +323,6 @@ def waking_on_change(folder: Path, wake: threading.Event) -> Iterator[None]:
         yield
     finally:
         watch.stop()
-
-
-_log = logging.getLogger(__name__)
-warned_of_reuse: set[tuple[Path, str]] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class WaitControl:
-    wake: threading.Event
-    stopped: Callable[[], bool]
-    on_long_wait: Callable[[], None] = lambda: None
-    unread_shards: Callable[[], Mapping[str, Iterable[int]]] = dict
-
-
-def wait_for_pass(
-    options: LoaderOptions, min_samples: int, watch: WaitControl, *, known: bool = False
-) -> IndexView:
-    running = min_samples < options.min_samples
-    view = wait_for_samples(
-        chosen_generation(
-            options.root, options.min_samples, options.min_pass_samples, running=running
-        ),
-        max(min_samples, options.min_pass_samples),
-        complete=options.fixed,
-        wake=watch.wake,
-        stopped=watch.stopped,
-        known=known,
-        on_wait=watch.on_long_wait,
-        rank=options.ranks.rank,
-    )
-    if watch.stopped():
-        return view
-    if view.totals.samples < options.min_pass_samples:
-        raise ConfigError(
-            f"all {view.totals.samples} samples of {options.root} are less than one batch "
-            f"of {options.min_pass_samples}; use a smaller batch_size or drop_last=False",
-            code="GC602",
-        )
-    return view
 
 
 def chosen_generation(root: Path, min_samples: int, least: int, *, running: bool) -> Path:
@@ -406,152 +374,3 @@ def _generations_change(root: Path, before: list[int]) -> bool:
 
 def _has_enough_of(view: IndexView, min_samples: int) -> bool:
     return 0 < samples_wanted(view, min_samples) <= view.totals.samples
-
-
-class SnapshotChoice(NamedTuple):
-    view: IndexView
-    without: frozenset[int] = frozenset()
-    counts: bool = False
-
-
-class ReuseLimit(NamedTuple):
-    most: int
-    waits: bool  # all shards are used up
-
-
-def reuse_limit(view: IndexView) -> ReuseLimit | None:
-    most = view.meta.get("max_reuse")
-    return (
-        None if most is None else ReuseLimit(int(most), view.meta.get("on_max_reuse") == "wait")
-    )
-
-
-def shards_at_limit(
-    view: IndexView,
-    leases: Iterable[LeaseView],
-    job: str,
-    most: int,
-    unread_shards: Mapping[str, Iterable[int]],
-) -> frozenset[int]:
-    uses = Counter(view.uses)
-    for lease in leases:
-        if lease.job == job and lease.name not in view.counted:
-            uses.update({*lease.used(), *unread_shards.get(lease.name, ())})
-    return frozenset(number for number, count in uses.items() if count >= most)
-
-
-def choose_shards(
-    options: LoaderOptions, watch: WaitControl, view: IndexView
-) -> SnapshotChoice:
-    """Choose the shards of a job's next snapshot. It may wait for samples with fewer uses."""
-    if options.fixed or reuse_limit(view) is None:
-        return SnapshotChoice(view)
-    bound, notice = BoundCheck(), _WaitNotice(WaitLine(None))
-    with closing(index_views(options.root, watch.wake, watch.stopped)) as views:
-        for seen in views:
-            limit = reuse_limit(seen)
-            if limit is None:
-                return SnapshotChoice(seen)
-            unread_shards = watch.unread_shards()  # before the leases, which report later reads
-            leases = read_leases(options.root)
-            view = read_index(options.root, job=options.job)
-            out = shards_at_limit(view, leases, options.job, limit.most, unread_shards)
-            fresh = sum(row.samples for row in view.shards if row.number not in out)
-            if fresh >= options.min_pass_samples:
-                return SnapshotChoice(view, out, counts=True)
-            if not limit.waits:
-                _warn_of_reuse(options, limit)
-                break
-            watch.on_long_wait()
-            if unread_shards:  # they may stay unread, so a later look without them decides
-                continue
-            status = _status_of(CacheLayout(options.root))
-            _refuse_endless(options, view, limit)
-            _refuse_few_unused(options, bound, status, view, limit, fresh)
-            notice.say(_describe_reuse_wait(options, status, limit, fresh), status)
-    return SnapshotChoice(view)
-
-
-def take_snapshot(
-    options: LoaderOptions,
-    watch: WaitControl,
-    choice: SnapshotChoice,
-    ranks: RankNote | None = None,
-) -> Snapshot | None:
-    """Wait for room for the lease, and take the snapshot; return None if stopped."""
-    views = iter([choice.view])  # outdated at the second attempt
-
-    def attempt() -> Snapshot:
-        snapshot = Snapshot.take(
-            options.root,
-            job=options.job,
-            verify=options.verify,
-            ranks=ranks,
-            without=choice.without,
-            view=next(views, None),
-        )
-        if choice.counts:
-            snapshot.lease.keep_for_service()
-        return snapshot
-
-    return wait_for_room(attempt, watch.wake, watch.stopped)
-
-
-def take_new_snapshot(
-    options: LoaderOptions, watch: WaitControl, view: IndexView, note: RankNote | None = None
-) -> Snapshot | None:
-    options = options.at_generation(view.root)
-    return take_snapshot(options, watch, choose_shards(options, watch, view), note)
-
-
-def _warn_of_reuse(options: LoaderOptions, limit: ReuseLimit) -> None:
-    key = (options.root, options.job)
-    if key not in warned_of_reuse:
-        warned_of_reuse.add(key)
-        _log.warning(
-            "job %s has used all samples of %s %d times (cache.max_reuse), and goes on with them: "
-            "training outruns the remote store",
-            *(options.job, options.root, limit.most),
-        )
-
-
-def _refuse_endless(options: LoaderOptions, view: IndexView, limit: ReuseLimit) -> None:
-    if view.complete:
-        raise CacheError(
-            f"job {options.job} has used all samples of {options.root} {limit.most} times "
-            "(cache.max_reuse), and no more come, because the cache is complete; raise "
-            "cache.max_reuse, or set cache.on_max_reuse: warn",
-            code="GC611",
-        )
-    refuse_failed_service(CacheLayout(options.root), view)
-
-
-def _refuse_few_unused(
-    options: LoaderOptions,
-    bound: BoundCheck,
-    status: Status,
-    view: IndexView,
-    limit: ReuseLimit,
-    fresh: int,
-) -> None:
-    if bound.is_endless(
-        *(time.monotonic(), fresh, view.totals),
-        stuck=is_stuck(status),
-        ramping=status.ramping,
-    ):
-        raise ConfigError(
-            f"job {options.job} needs {options.min_pass_samples} samples for its next pass, and the cache "
-            f"{options.root} has room for {bound.most} that it used less than {limit.most} times "
-            "(cache.max_reuse); raise cache.max_bytes, lower batch_size, or set cache.on_max_reuse: warn",
-            code="GC611",
-        )
-
-
-def _describe_reuse_wait(
-    options: LoaderOptions, status: Status, limit: ReuseLimit, fresh: int
-) -> str:
-    but = f" all but {fresh}, of {options.min_pass_samples} for a pass," * (fresh > 0)
-    return (
-        f"waiting for new samples: job {options.job} has used those of {options.root}{but} "
-        f"{limit.most} times (cache.max_reuse){_service_hint(status)}"
-    )

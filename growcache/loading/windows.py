@@ -37,13 +37,8 @@ from growcache.loading.plan import (
 from growcache.loading.rank_sync import RankGroup
 from growcache.loading.resume import RemainingPass
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import (
-    WaitControl,
-    describe_missing,
-    in_a_generation,
-    take_new_snapshot,
-    wait_for_pass,
-)
+from growcache.loading.snapshot_choice import take_new_snapshot, wait_for_pass
+from growcache.loading.waiting import WaitControl, describe_missing, in_a_generation
 from growcache.threads import StoppedError
 
 AGREEMENT_SECONDS = 1.0  # longer times are waits for other machines

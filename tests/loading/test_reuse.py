@@ -23,17 +23,17 @@ from growcache.cache.status_model import Status
 from growcache.config import CacheConfig
 from growcache.config_text import load_config
 from growcache.errors import CacheError, CacheFullError, ConfigError
-from growcache.loading import blocks, bound_check, plan, waiting
+from growcache.loading import blocks, bound_check, plan, snapshot_choice, waiting
 from growcache.loading.options import LoaderOptions
 from growcache.loading.passes import Passes
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.waiting import (
-    WaitControl,
+from growcache.loading.snapshot_choice import (
     choose_shards,
     reuse_limit,
     shards_at_limit,
     take_snapshot,
 )
+from growcache.loading.waiting import WaitControl
 from growcache.loading.windows import Piece
 from growcache.numpy import EpochLoader
 from tests.filled import Filled
@@ -44,9 +44,9 @@ MakeCache = Callable[..., Filled]
 
 @pytest.fixture(autouse=True)
 def unwarned() -> Iterator[None]:
-    waiting.warned_of_reuse.clear()
+    snapshot_choice.warned_of_reuse.clear()
     yield
-    waiting.warned_of_reuse.clear()
+    snapshot_choice.warned_of_reuse.clear()
 
 
 def test_who_waited_for_room_takes_what_the_index_says_then(
@@ -67,7 +67,7 @@ def test_who_waited_for_room_takes_what_the_index_says_then(
                 raise CacheFullError("no room")
             return Snapshot.take(*arguments, **keywords)
 
-    monkeypatch.setattr(waiting, "Snapshot", Full)
+    monkeypatch.setattr(snapshot_choice, "Snapshot", Full)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
     snapshot = take_snapshot(options, WaitControl(wake, wake.is_set), choice)
     assert snapshot is not None
@@ -169,7 +169,7 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
 
 
 @pytest.mark.mutant(
-    23, "growcache.loading.waiting:choose_shards", "watch.on_long_wait()", "pass"
+    23, "growcache.loading.snapshot_choice:choose_shards", "watch.on_long_wait()", "pass"
 )
 def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
     make_cache: MakeCache, caplog: pytest.LogCaptureFixture

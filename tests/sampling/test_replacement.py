@@ -31,7 +31,7 @@ from growcache.cache.index.reader import read_index
 from growcache.cache.status import read_status
 from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
-from growcache.loading import waiting
+from growcache.loading import snapshot_choice
 from growcache.loading.maps import MapPool
 from growcache.loading.waiting import chosen_generation
 from growcache.numpy import EpochLoader
@@ -424,7 +424,7 @@ def test_a_generation_that_ends_before_its_lease_is_no_error(
     with opened(cache) as plain:
         add(plain, 0)
     begin_generation(cache, any_owner=False)
-    look, looks = waiting.wait_for_pass, list[Any]()
+    look, looks = snapshot_choice.wait_for_pass, list[Any]()
 
     def look_and_end(*arguments: Any, **keywords: Any) -> Any:
         looks.append(view := look(*arguments, **keywords))
