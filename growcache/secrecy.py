@@ -161,7 +161,7 @@ def _may_be_secret(text: str) -> bool:
     return len(text) >= MIN_SECRET_CHARACTERS and text not in _COMMON_WORDS
 
 
-# ------------------------------------------------------------------------- what is known
+# ------------------------------------------------------------------------- known secrets
 
 _lock = threading.Lock()
 _known: set[str] = set()

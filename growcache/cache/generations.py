@@ -50,7 +50,7 @@ def begin_generation(root: Path, *, any_owner: bool) -> CacheLayout:
     layout = CacheLayout(generation_path(root, number))
     make_inner_directory(layout.root)
     before = CacheLayout(generation_path(root, newest)).purged
-    # What was withdrawn stays so; before the marker, which makes the folder a generation.
+    # Purged objects stay purged. The marker makes the folder a generation, so it comes after.
     if before.exists():
         write_atomic(layout.purged, before.read_bytes())
     write_marker(layout)

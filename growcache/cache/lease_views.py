@@ -56,8 +56,8 @@ MOST_LEASE_BYTES = 1 << 26  # of a valid lease, enough for 60 million shards
 MOST_SHARD_NUMBER = 1 << 53
 HEADERS_KEPT = 32  # headers never change, and are read ten times a second
 
-# MAPPED: read, and its map is kept. BEGUN: the same, but a part of it has yet to be read, so a
-# reader that dies and returns needs it.
+# `MAPPED`: read, and its map is kept. `BEGUN`: the same, but a part of it has yet to be read, so
+# a reader that dies and returns needs it.
 HELD, MAPPED, READ, DROPPED, BEGUN = 0, 1, 2, 3, 4
 # The stage of a lease. SETTLED: open, and shards that were retired before it was seen are
 # dropped. The stage precedes the states, so a process that reads SETTLED reads states that were
@@ -103,7 +103,7 @@ class LeaseView:
     open: bool  # its reader lives and holds it
     closed: bool  # its reader ended it properly
     numbers: tuple[int, ...]  # of its shards, ascending
-    states: bytes  # HELD, MAPPED, READ, DROPPED or BEGUN per shard
+    states: bytes  # one per shard, such as `HELD`
     wishes: Mapping[int, str] = field(default_factory=dict)  # digests to refetch, by number
     settled: bool = False  # all shards are present; others may copy that of rank 0
     ranks: RankNote | None = None

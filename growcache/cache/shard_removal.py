@@ -66,7 +66,7 @@ class ShardRemover:
     def poll(self, now: float) -> None:
         finished = self.lease_table.refresh(now)
         try:
-            # A log that cannot be truncated must grow slowly, so many leases then share one
+            # A log that cannot be truncated must grow slowly. Then many leases share a
             # transaction.
             if finished and (
                 self._index_writer.log_is_short or len(finished) >= LEASES_PER_TRANSACTION

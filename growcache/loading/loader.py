@@ -392,7 +392,7 @@ class Loader:
                 shuffle, drop_last, samples_per_epoch and fixed. The functions must be the same,
                 too. If the number of ranks differs, the rest of the pass is divided anew among
                 them. Each rank of a machine may load the state of any of its ranks.
-            missing: What to do if shards that the rest of the pass needs are no longer cached.
+            missing: The action if shards for the rest of the pass are no longer cached.
                 ``"refetch"``: the service draws them again, and the loader waits for them.
                 ``"substitute"``: other shards take their places, as far as the cache has
                 others. ``"error"``: raise CacheError.

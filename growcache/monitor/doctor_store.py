@@ -108,7 +108,7 @@ def _measure(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store answered that it is overloaded, at last for a read that was given up."""
+    """Whether a store answered that it is overloaded, even for a read that failed permanently."""
     last = error.__cause__ or error
     return isinstance(last, TransientStoreError) and last.throttled and last.status is not None
 

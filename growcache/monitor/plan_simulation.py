@@ -3,7 +3,7 @@
 All decisions use the service's own code. `decide` grants permits, `SamplerSlot` chooses the
 sampler, `Sizing` sets the size of groups, and `WriteQueue` and `SpaceAllocator` make room. Only
 time is simulated. The reads of a group progress together, so a group is complete when its own
-reads are, and half of those in flight behind it.
+reads are, and half of those in flight after it.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class Simulation:
         self._shard += shards
         self._issued_parts += visits
 
-    # ------------------------------------------------------------------ what is noted
+    # ------------------------------------------------------------------------ records
 
     def _look_whether_full(self) -> None:
         if self.full_at == math.inf and (

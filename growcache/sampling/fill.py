@@ -1,8 +1,8 @@
 """Fill one group of shards: visit its parts, transform the samples, distribute and encode them.
 
 The limits are the store's latency over the reads in flight, and then the client's CPU time per
-byte. So many visits run concurrently, and large arrays are not copied between the client's
-buffer and the file.
+byte. Therefore many visits run concurrently, and large arrays are not copied between the
+client's buffer and the file.
 """
 
 from __future__ import annotations

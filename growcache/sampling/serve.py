@@ -294,7 +294,7 @@ def _as_error(answer: Message) -> GrowcacheError:
 
 
 def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Log the error that ends the service. The trainer goes on with the cached samples."""
+    """Log the error that ends the service. The trainer continues with the cached samples."""
     assert process.stdout is not None
     reported = False
     with process.stdout as messages:

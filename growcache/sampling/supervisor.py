@@ -399,7 +399,7 @@ class Supervisor:
                 code="GC504",
             )
 
-    # --------------------------------------------------------------- beginnings
+    # ----------------------------------------------------------------- identity
 
     def _identify(self) -> None:
         if self._introduction is None or not len(self._catalog):

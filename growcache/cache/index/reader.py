@@ -414,8 +414,8 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
 def _roll_back(layout: CacheLayout) -> None:
     """Roll back the changes of a supervisor that died while it made or closed the index.
 
-    The log needs no rollback, but switching to it and back does. SQLite does so only for a user
-    who may write, while no writer lives.
+    The log needs no rollback, but switching to it and back does. SQLite does so only for users
+    with write access, while no writer lives.
     """
     with suppress(sqlite3.OperationalError), closing(_connect(layout, "rw")) as connection:
         connection.execute("PRAGMA schema_version").fetchone()

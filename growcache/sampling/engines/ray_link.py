@@ -134,7 +134,7 @@ class ActorLink:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # ------------------------------------------------------------------- its life
+    # ----------------------------------------------------------------- life cycle
 
     async def _live(self) -> None:
         speaking = asyncio.create_task(self._speak())
@@ -208,7 +208,7 @@ class ActorLink:
         self._tell_supervisor({"type": "started", "pid": known["pid"], "node": name})
         return True
 
-    # ------------------------------------------------------------ what it says
+    # ---------------------------------------------------------------- messages
 
     def _heard(self, message: Message) -> None:
         if "id" in message:
@@ -266,7 +266,7 @@ class ActorLink:
     def _tell_supervisor(self, message: Message) -> None:
         self._shared.send({**message, "slot": self.slot})
 
-    # ----------------------------------------------------------------- its shards
+    # --------------------------------------------------------------------- shards
 
     async def _transfer(self, permit_id: str, nbytes: int) -> None:
         """Bring the shards of a granted permit to the disk, and report it to the actor."""
