@@ -1,6 +1,6 @@
 """File modes inside a cache: for its owner only, or shared with a group.
 
-A cache folder of mode 2770 (the setgid bit, and all rights for the group) is shared: members of
+A cache folder of mode 2770 (the setgid bit, and all rights for the group) is shared. Members of
 the group work on it as different users, such as service and trainer in two containers. All
 files and folders made in it are accessible to the group, whatever the umask. Any other cache is
 accessible to its owner only. So is a folder that growcache makes for a cache.

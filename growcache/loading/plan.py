@@ -2,7 +2,7 @@
 
 A pass shuffles the shards and cuts them into windows. Within a window, the samples of all
 shards are permuted. Every shard is already a random mixture, so the shuffle of a window with a
-few shards is as good as one of a whole epoch, and each gather finds many rows in one map.
+few shards is as good as one of a whole epoch. Each gather finds many rows in one map.
 
 Ranks that share a cache follow the same plan. Step s of an epoch takes the next rows for all of
 them, a batch each. So they make equal numbers of steps and share the pages in memory. Separate
