@@ -82,7 +82,7 @@ else
 	$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
 endif
 
-bench-peers: $(VENV)/tests.installed  ## Measure growcache beside other loaders; write docs/reference/loader_benchmarks.md
+bench-peers: $(VENV)/tests.installed  ## Compare growcache with other loaders; write docs/reference/loader_benchmarks.md
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
 demo: $(VENV)/demo.installed  ## Install PyTorch and growcache, and watch a cache grow

@@ -1,7 +1,7 @@
 """Seconds from the start of `growcache run` to its first draw, after its predecessor was killed.
 
 A service that draws from a local disk, full and evicting, is ended by SIGKILL at a random
-moment and started again, in a small cache and in one of 2,800 shards with 700,000 samples,
+moment and started again, in a small cache and in one of 3,000 shards with 750,000 samples,
 over a listing of 100,000 objects. `written` is when the first sampler begins to
 write a group of the new service, `draw` when a shard is committed that was not there before.
 The time of `growcache --help` is given with it: the interpreter and the imports.

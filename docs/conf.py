@@ -1,4 +1,9 @@
-"""How Sphinx builds the site: `make docs`."""
+"""How Sphinx builds the site: `make docs`.
+
+Sphinx with MyST, not MkDocs: MkDocs 1 gets no more releases, Material for MkDocs only security fixes until May 2027, and its
+successor Zensical is at version 0.1. pydata-sphinx-theme, as in NumPy and pandas, brings its own fonts, icons and search, so
+the site loads nothing from other hosts.
+"""
 
 import os
 from importlib.metadata import version as version_of

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LOOKED_UP = "reference"  # the chapter that is not read from one end to the other
 CODE = re.compile(r"^ *(```+|:::+).*?^ *\1|<!--.*?-->", re.M | re.S)
-END_OF_SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(\[*])")
+END_OF_SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(\[*]|growcache\b)")
 
 
 class Count(NamedTuple):

@@ -243,7 +243,7 @@ def test_the_configs_load(page: str, tmp_path: Path) -> None:
 def test_the_commands_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    lines = [line for line in lines if not line.startswith("pip ")]
+    lines = [line for line in lines if not line.startswith(("pip ", "python3 "))]
     lines += re.findall(r"`(growcache [a-z][^`]*)`", PAGES[page])
     for line in lines:
         _, command, *arguments = line.split()

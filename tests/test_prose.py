@@ -19,10 +19,6 @@ PAGES = [
     *DOCS.rglob("*.md"),
     *DOCS.rglob("*.ipynb"),
 ]
-# Until they are rewritten.
-OLD = [
-    DOCS / "reference/errors.md",
-]
 # Each with a better choice.
 BANNED = {
     r"so many": "a number, or `as many as`",
@@ -61,7 +57,7 @@ def help_texts() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    pages = {str(page.relative_to(ROOT)): prose_of(page) for page in PAGES if page not in OLD}
+    pages = {str(page.relative_to(ROOT)): prose_of(page) for page in PAGES}
     return pages | help_texts() | {TEMPLATE.name: TEMPLATE.read_text(encoding="utf-8")}
 
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PAGE = Path(__file__).parent.parent / "THIRD_PARTY.md"
-# Licences that ask for source code, in some case, of what is passed on. MPL, LGPL and EPL ask it of their own files only.
+# Licences that may ask for source code if a package is passed on. MPL, LGPL and EPL ask it only for their own files.
 COPYLEFT = re.compile(r"GPL|MPL|EPL|CDDL|EUPL|OSL", re.IGNORECASE)
 UNSTATED = {"namex": "Apache-2.0"}  # its repository says so, its metadata nothing
 SPDX = {  # what older metadata says -> the identifier
@@ -133,13 +133,13 @@ def page(found: list[Package]) -> str:
             "# Licences of what growcache installs",
             "",
             "growcache is under [Apache-2.0](LICENSE). Its wheel contains one file of others: uPlot, under",
-            "[MIT](growcache/monitor/web/LICENSE.uPlot.txt). The packages below are installed beside it, under licences of",
+            "[MIT](growcache/monitor/web/LICENSE.uPlot.txt). The packages below are installed with it, under licences of",
             "their own. `make third-party` writes this page from their metadata.",
             "",
             "## Copyleft",
             "",
-            "These ask for source code, in some case, of what is passed on. MPL-2.0, EPL-2.0 and LGPL ask it of their own",
-            "files, not of a program that imports them. Without the extra a package is not installed.",
+            "These licences may ask you for source code if you pass the package on. MPL-2.0, EPL-2.0 and LGPL ask it only for",
+            "their own files, not for a program that imports them. Without the extra, a package is not installed.",
             "",
             *_table(copyleft),
             "",

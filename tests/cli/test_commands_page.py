@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +54,10 @@ from tests.tables import DOCS
 PAGE = DOCS / "reference/commands.md"
 END = "<!-- end -->"
 HOME = "/home/me"
+READ_TIME = (
+    "A read took less than 2 ms, so the CPU sets the rate: more workers help, more reads in "
+    "flight do not."
+)
 COMMANDS: Any = typer.main.get_command(app)
 KINDS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
@@ -298,6 +304,17 @@ FULL = Status(
     sample_bytes=262_144,
     full=True,
 )
+
+
+def test_what_init_says(
+    here: Path, capsys: pytest.CaptureFixture[str], write_tables: bool
+) -> None:
+    command = "growcache init new.yaml --url 'data/*.npy' --yes"
+    assert main(shlex.split(command)[1:]) == 0
+    said = capsys.readouterr()
+    found = re.sub(r"A read took .*", READ_TIME, said.err)  # a busy machine reads more slowly
+    lines = [textwrap.fill(line, 80) for line in (found + said.out).splitlines()]
+    shown("init", "\n".join([f"$ {command}", *lines]), writes=write_tables)
 
 
 def test_what_check_says(
