@@ -3,9 +3,9 @@ r"""Train with Hugging Face's Accelerate on a cache that grows.
     pip install accelerate
     accelerate launch examples/accelerate_loop.py --url 's3://bucket/train/*.npy'
 
-Each object is one .npy array, and a sample; the task, to predict a sample's mean, needs no
-labels. ``prepare`` returns the loader as it is: that deals with the ranks of a job itself,
-and delivers on the device it was given. ``save_state`` and ``load_state`` include it.
+Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no
+labels. ``prepare`` returns the loader unchanged, because the loader handles the ranks of a job
+itself and delivers on its own device. ``save_state`` and ``load_state`` include it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Accelerate.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--samples-per-epoch", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--state", type=Path, help="a folder to save to, and to go on from")
+    parser.add_argument("--state", type=Path, help="a folder to save to and resume from")
     arguments = parser.parse_args()
 
     config = {
@@ -41,12 +41,14 @@ def main() -> None:
 
     accelerator = Accelerator()
     with (
-        growcache.serve(config),  # in the background; other ranks join the first one's
+        growcache.serve(
+            config
+        ),  # in the background; other ranks share the first rank's service
         EpochDataLoader(
             arguments.cache,
             batch_size=arguments.batch_size,
             min_samples=arguments.min_samples,
-            # Over all ranks; a multiple of what an optimizer step takes.
+            # Over all ranks; a multiple of the samples of an optimizer step.
             samples_per_epoch=arguments.samples_per_epoch,
             device=accelerator.device,
         ) as loader,

@@ -1,11 +1,11 @@
-r"""Train on chunks of samples and their labels, too large for memory, and for the disk.
+r"""Train on chunks of samples and labels that are too large for memory and disk.
 
     python examples/chunks_pytorch.py --classes 2 \
         --x 's3://bucket/train_x_{k}.npy' --y 's3://bucket/train_y_{k}.npy'
 
 Chunks with the same {k} belong together: row i of train_y_7.npy is the label of row i of
-train_x_7.npy. Rows are fetched by themselves, from all chunks at once, so every batch is a mixture
-of all chunks, and none has to be loaded, or stored, as a whole.
+train_x_7.npy. Samplers fetch single rows from all chunks, so every batch mixes all chunks.
+No chunk is ever loaded or stored as a whole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on chunks of samples and labels.")
     parser.add_argument("--x", required=True, help="chunks of samples, with {k}")
     parser.add_argument("--y", required=True, help="chunks of their labels, with {k}")
-    parser.add_argument("--classes", type=int, required=True, help="labels are 0 to this")
+    parser.add_argument(
+        "--classes", type=int, required=True, help="labels are below this number"
+    )
     parser.add_argument("--neighbours", type=int, default=8, help="rows per request")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=10)
@@ -47,7 +49,7 @@ def main() -> None:
         nn.Flatten(), nn.LazyLinear(64), nn.ReLU(), nn.LazyLinear(arguments.classes)
     ).to(device)
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,
@@ -57,7 +59,7 @@ def main() -> None:
         optimizer = None
         for epoch in range(arguments.epochs):
             right = 0
-            for batch in loader:  # a new epoch, over all that is cached by now
+            for batch in loader:  # a new epoch over all samples cached by now
                 y = batch["y"].to(device).long()
                 found = model(batch["x"].to(device).float())
                 loss = nn.functional.cross_entropy(found, y)

@@ -1,9 +1,9 @@
-"""Train on windows of EEG that braindecode cuts, through a growing cache.
+"""Train on EEG windows that braindecode cuts, through a growing cache.
 
     python examples/dataset_braindecode.py --folder /mnt/slow/eeg --classes healthy ill
 
-MNE opens the recordings without reading their signals. Windows are read, in processes of
-growcache's own, once; training takes them from the cache, and each epoch has more of them.
+MNE opens the recordings without reading their signals. growcache reads each window once, in
+separate processes. Training takes the windows from the cache, and each epoch has more of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from growcache.torch import EpochLoader
 
 
 def make(folder: str, classes: list[str], window: int) -> Any:
-    """Return windows of the recordings in a folder for each class."""
+    """Return windows of the recordings. Each class has a folder."""
     recordings = [
         RawDataset(
             mne.io.read_raw_fif(path, preload=False, verbose="error"),
@@ -43,29 +43,35 @@ def make(folder: str, classes: list[str], window: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on windows that braindecode cuts.")
-    parser.add_argument("--folder", required=True, help="of folders of *_raw.fif files")
+    parser.add_argument(
+        "--folder", required=True, help="a folder of folders of *_raw.fif files"
+    )
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
-    parser.add_argument("--window", type=int, default=256, help="in values of a channel")
+    parser.add_argument("--window", type=int, default=256, help="values per channel")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
 
     model = nn.Sequential(
-        nn.LazyBatchNorm1d(affine=False),  # of volts, which are tiny
+        nn.LazyBatchNorm1d(affine=False),  # because the signals are in volts, which are tiny
         nn.LazyConv1d(16, kernel_size=9, stride=4),
         nn.ReLU(),
         nn.AdaptiveAvgPool1d(1),
         nn.Flatten(),
         nn.Linear(16, len(arguments.classes)),
     )
-    with EpochLoader.from_dataset(  # the service is a child, until this block ends
+    with EpochLoader.from_dataset(  # runs the service in a child process until this block ends
         functools.partial(make, arguments.folder, arguments.classes, arguments.window),
         arguments.cache,
         max_bytes=arguments.max_bytes,
-        names=["x", "y", "window"],  # a window is its number in the recording, start and stop
+        names=[
+            "x",
+            "y",
+            "window",
+        ],  # window: its number in the recording, its start and its stop
         batch_size=arguments.batch_size,
         min_samples=arguments.min_samples,
         as_tuple=("x", "y"),

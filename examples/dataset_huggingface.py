@@ -1,10 +1,11 @@
-"""Train on a Dataset of Hugging Face through a growing cache.
+"""Train on a Hugging Face Dataset through a growing cache.
 
     python examples/dataset_huggingface.py --dataset my/dataset --classes 10
 
-Rows are read, and images decoded, in processes of growcache's own, once; training takes them from
-the cache, and each epoch has more of them. `load_dataset` downloads the whole dataset first. Where
-that is too much, growcache can read its Parquet files by range; see docs/reference/formats.md.
+growcache reads each row and decodes each image once, in separate processes. Training takes the
+samples from the cache, and each epoch has more of them. `load_dataset` downloads the whole dataset
+first. If that is too much, growcache can read the Parquet files by range: see
+docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ SIDE = 32  # pixels
 
 
 def smaller(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return images of one size; `with_transform` gives rows in lists."""
+    """Resize the images to one size. `with_transform` gives rows in lists."""
     images = [image.convert("RGB").resize((SIDE, SIDE)) for image in rows["image"]]
     return {"image": images, "label": rows["label"]}
 
 
 def make(dataset: str, split: str) -> Any:
-    """Return a dataset of the hub, or of a folder that `save_to_disk` wrote."""
+    """Return a dataset from the hub, or from a folder that `save_to_disk` wrote."""
     if Path(dataset).is_dir():
         return load_from_disk(dataset).with_transform(smaller)
     return load_dataset(dataset, split=split).with_transform(smaller)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train on a Dataset of Hugging Face.")
+    parser = argparse.ArgumentParser(description="Train on a Hugging Face Dataset.")
     parser.add_argument("--dataset", required=True, help="its name on the hub, or a folder")
-    parser.add_argument("--split", default="train", help="of a dataset of the hub")
-    parser.add_argument("--classes", type=int, required=True, help="how many")
+    parser.add_argument("--split", default="train", help="the split of a dataset from the hub")
+    parser.add_argument("--classes", type=int, required=True, help="the number of classes")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10)
@@ -56,7 +57,7 @@ def main() -> None:
         nn.Linear(16, arguments.classes),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with EpochLoader.from_dataset(  # the service is a child, until this block ends
+    with EpochLoader.from_dataset(  # runs the service in a child process until this block ends
         functools.partial(make, arguments.dataset, arguments.split),
         arguments.cache,
         max_bytes=arguments.max_bytes,

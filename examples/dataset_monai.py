@@ -2,9 +2,9 @@
 
     python examples/dataset_monai.py --folder /mnt/slow/scans --classes healthy ill
 
-MONAI's transforms that take long, to load, scale and resize, run in processes of growcache's own,
-once for each volume. It takes the place of MONAI's CacheDataset, and bounds the disk instead of
-filling the memory. Random transforms run at each delivery.
+The slow transforms (load, scale and resize) run once for each volume, in separate processes.
+growcache replaces MONAI's CacheDataset. It uses a bounded part of the disk instead of memory.
+Random transforms run at each delivery.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE = (16, 16, 16)
 
 
 def make(folder: str, classes: list[str]) -> Any:
-    """Return a Dataset of the files in a folder for each class."""
+    """Return a Dataset of the files. Each class has a folder."""
     files = [
         {"image": str(path), "label": label}
         for label, name in enumerate(classes)
@@ -41,10 +41,10 @@ def make(folder: str, classes: list[str]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on volumes that MONAI reads.")
-    parser.add_argument("--folder", required=True, help="of folders of NIfTI files")
+    parser.add_argument("--folder", required=True, help="a folder of folders of NIfTI files")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10)
@@ -59,11 +59,11 @@ def main() -> None:
         nn.Linear(8, len(arguments.classes)),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with EpochLoader.from_dataset(  # the service is a child, until this block ends
+    with EpochLoader.from_dataset(  # runs the service in a child process until this block ends
         functools.partial(make, arguments.folder, arguments.classes),
         arguments.cache,
         max_bytes=arguments.max_bytes,
-        names=["image", "label"],  # without what MONAI notes on the file
+        names=["image", "label"],  # without MONAI's notes on the file
         batch_size=arguments.batch_size,
         min_samples=arguments.min_samples,
         as_tuple=("image", "label"),

@@ -1,9 +1,9 @@
-"""Train on a Dataset of your own through a growing cache.
+"""Train on your own Dataset through a growing cache.
 
     python examples/dataset_pytorch.py --folder /mnt/slow/recordings --classes healthy ill
 
-The Dataset is an ordinary one of PyTorch, whose items take long to read. growcache calls it in
-processes and threads of its own and keeps what comes; training never waits for it.
+The Dataset is an ordinary PyTorch Dataset whose items are slow to read. growcache calls it in
+separate processes and threads, and caches the items. Training never waits for the Dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from growcache.torch import EpochLoader
 
 
 class Recordings(Dataset[tuple[torch.Tensor, int]]):
-    """Windows of recordings in a folder for each class."""
+    """Windows of recordings. Each class has a folder."""
 
     def __init__(self, folder: str, classes: list[str], length: int) -> None:
         self.files = sorted(Path(folder).glob("*/*.npz"))
@@ -39,10 +39,10 @@ class Recordings(Dataset[tuple[torch.Tensor, int]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a Dataset through a cache.")
-    parser.add_argument("--folder", required=True, help="of folders of .npz files")
+    parser.add_argument("--folder", required=True, help="a folder of folders of .npz files")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10)
@@ -56,7 +56,7 @@ def main() -> None:
         nn.Flatten(),
         nn.Linear(16, len(arguments.classes)),
     )
-    with EpochLoader.from_dataset(  # the service is a child, until this block ends
+    with EpochLoader.from_dataset(  # runs the service in a child process until this block ends
         make,
         arguments.cache,
         max_bytes=arguments.max_bytes,

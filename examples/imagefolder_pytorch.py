@@ -3,10 +3,11 @@ r"""Train on millions of image files in a folder per class, and validate on anot
     python examples/imagefolder_pytorch.py --classes classes.txt \
         --train 's3://bucket/imagenet/train/*/*.JPEG' --val 's3://bucket/imagenet/val/*/*.JPEG'
 
-A line of classes.txt is the name of a folder, as `ls train` writes them. The images are fetched
-in random order, decoded and resized once, in the background, and kept as pixels on the local
-disk; each epoch crops and flips anew what is there. Without --val a twentieth of --train is held
-out. `--train '/data/train/*/*.jpg'` reads a local folder. Needs: pip install 'growcache[image,torch]'
+Each line of classes.txt names a folder, as `ls train` writes them. Samplers fetch the images in
+random order, decode and resize each once, and cache the pixels on the local disk. Each epoch crops
+and flips the cached images anew. Without --val, a twentieth of --train is held out.
+`--train '/data/train/*/*.jpg'` reads a local folder.
+Needs: pip install 'growcache[image,torch]'
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on images in a folder per class.")
     parser.add_argument("--train", required=True, help="images, with globs")
-    parser.add_argument("--val", help="images to validate on; without it some of --train")
+    parser.add_argument("--val", help="images to validate on (default: a part of --train)")
     parser.add_argument("--classes", type=Path, required=True, help="names of the folders")
-    parser.add_argument("--balanced", action="store_true", help="draw all classes alike")
-    parser.add_argument("--size", type=int, default=256, help="pixels of a side, in the cache")
+    parser.add_argument(
+        "--balanced", action="store_true", help="draw all classes equally often"
+    )
+    parser.add_argument("--size", type=int, default=256, help="pixels per side, in the cache")
     parser.add_argument("--crop", type=int, default=224, help="pixels that the model sees")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
-    parser.add_argument("--max-bytes", default="100GB", help="what each cache may take there")
+    parser.add_argument("--max-bytes", default="100GB", help="the upper bound of each cache")
     parser.add_argument("--val-samples", type=int, default=50_000)
     parser.add_argument("--min-samples", type=int, default=10_000)
     parser.add_argument("--batch-size", type=int, default=256)
@@ -48,7 +51,9 @@ def main() -> None:
             "sampling": {
                 "transform": "growcache.images:Decode",
                 "transform_options": {"size": size, "crop": "center"},
-                "workers": max(1, (os.cpu_count() or 2) // 2),  # the others are the loop's
+                "workers": max(
+                    1, (os.cpu_count() or 2) // 2
+                ),  # the training loop uses the other cores
             },
             "cache": {"path": arguments.cache / use, "max_bytes": arguments.max_bytes, **cache},
         }
@@ -71,7 +76,7 @@ def main() -> None:
         return {**sample, "image": image[:, ::-1] if rng.random() < 0.5 else image}
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = nn.Sequential(  # torchvision.models.resnet50(), say
+    model = nn.Sequential(  # for example torchvision.models.resnet50()
         nn.Conv2d(3, 32, kernel_size=5, stride=4),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
@@ -80,7 +85,7 @@ def main() -> None:
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     with (
-        growcache.serve(growing),  # samples in the background, until this block ends
+        growcache.serve(growing),  # draws samples in the background until this block ends
         growcache.serve(fixed),
         EpochLoader(
             arguments.cache / "train",
@@ -107,7 +112,7 @@ def main() -> None:
             model.eval()
             margin, right = (arguments.size - arguments.crop) // 2, 0
             middle = slice(margin, margin + arguments.crop)
-            for images, labels in val:  # the same ones, in the same order, in each epoch
+            for images, labels in val:  # the same images in the same order in each epoch
                 with torch.no_grad():
                     logits = model(pixels(images[:, middle, middle], device))
                 right += int((logits.argmax(1) == labels.to(device)).sum())
@@ -117,7 +122,7 @@ def main() -> None:
 
 
 def pixels(images: torch.Tensor, device: str) -> torch.Tensor:
-    """Return images as a model takes them: float32 [batch, 3, height, width], around 0."""
+    """Return the input of a model: float32 [batch, 3, height, width], around 0."""
     return images.to(device).permute(0, 3, 1, 2).float() / 128 - 1
 
 

@@ -1,10 +1,10 @@
-"""Train on JPEGs that stay encoded in the cache and are decoded on their way to the model.
+"""Train on JPEGs that stay encoded in the cache, and decode them in the loader.
 
     python examples/images_pytorch.py --url 's3://bucket/photos/*/*.jpg' --classes cat dog
 
-An image's folder names its class. Encoded, the cache holds some ten times as
-many images as decoded; each is cropped and flipped anew in every epoch. `--url
-'/data/photos/*/*.jpg'` reads a local folder. Needs: pip install 'growcache[image,torch]'
+An image's folder names its class. The cache holds about ten times as many encoded images as
+decoded ones. Each epoch crops and flips the images anew. `--url '/data/photos/*/*.jpg'` reads a
+local folder. Needs: pip install 'growcache[image,torch]'
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on JPEGs of a growing cache.")
     parser.add_argument("--url", required=True, help="images, with globs")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
-    parser.add_argument("--size", type=int, default=64, help="pixels, of a side")
+    parser.add_argument("--size", type=int, default=64, help="pixels per side")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=10)
@@ -35,7 +35,7 @@ def main() -> None:
         "source": {
             "url": arguments.url,
             "format": "image",
-            "options": {"classes": arguments.classes},  # the label is a number of these
+            "options": {"classes": arguments.classes},  # the label is an index of this list
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
@@ -49,12 +49,12 @@ def main() -> None:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,
             min_samples=arguments.min_samples,
-            # In the loader's threads; for validation: Decode(size) alone.
+            # Runs in the loader's threads. For validation use Decode(size) alone.
             transform=Decode((arguments.size, arguments.size), crop="random", flip=True),
             as_tuple=("image", "label"),
         ) as loader,

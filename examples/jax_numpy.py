@@ -2,8 +2,8 @@
 
     python examples/jax_numpy.py --url 's3://bucket/train/*.npy'
 
-Each object is one .npy array, and a sample. `growcache.numpy.EpochLoader` delivers NumPy
-arrays, which JAX takes as they are. The task, to predict a sample's mean, needs no labels.
+Each object is one .npy array and one sample. `growcache.numpy.EpochLoader` delivers NumPy
+arrays, which JAX accepts unchanged. The task, to predict a sample's mean, needs no labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with JAX.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=10)
@@ -35,8 +35,8 @@ def main() -> None:
     }
 
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
-        # All batches are of one size (drop_last), so that JAX compiles the step once.
+        growcache.serve(config),  # draws samples in the background until this block ends
+        # All batches have the same size (drop_last), so JAX compiles the step once.
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,
@@ -46,11 +46,11 @@ def main() -> None:
         parameters = None
         for epoch in range(arguments.epochs):
             total = jnp.zeros(())
-            for batch in loader:  # a new epoch, over all that is cached by now
+            for batch in loader:  # a new epoch over all samples cached by now
                 x = jnp.asarray(batch["x"])
                 parameters = parameters or first_parameters(x)
                 parameters, loss = step(parameters, x)
-                total += loss * len(x)  # no float(): that would wait for the step
+                total += loss * len(x)  # no float(), because that would wait for the step
             mean = float(total) / max(1, loader.report.samples)
             print(f"epoch {epoch}: loss {mean:.4f}; {loader.report}")
 

@@ -1,12 +1,12 @@
-r"""Train on lines of JSON with several processes, and go on exactly where a job was stopped.
+r"""Train on lines of JSON with several processes, and resume exactly where a job stopped.
 
     torchrun --nproc-per-node 2 examples/jsonl_ranks.py \
         --url 's3://bucket/text/*.jsonl' --checkpoint checkpoint.pt
 
-A line is a sample: a text, and its label. All ranks read one cache, make the same steps, and
-save together every few of them. Kill the job, start it again with the same command, and it
-goes on behind the last checkpoint, in the middle of the epoch, with the lines that were to come.
-`--url '/data/text/*.jsonl'` reads a local folder.
+Each line is a sample: a text and its label. All ranks read one cache, take the same number of
+steps, and save a checkpoint together at every --save-every steps. Kill the job and start it with
+the same command: it resumes after the last checkpoint, in the middle of the epoch, with the lines
+that come next. `--url '/data/text/*.jsonl'` reads a local folder.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from growcache.torch import EpochLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on lines of JSON, in several ranks.")
     parser.add_argument("--url", required=True, help="files of lines, with globs")
-    parser.add_argument("--classes", type=int, default=2, help="labels are below it")
+    parser.add_argument("--classes", type=int, default=2, help="labels are below this number")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="10GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=1000)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
-    parser.add_argument("--save-every", type=int, default=100, help="steps")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     arguments = parser.parse_args()
 
     config = {
         "source": {
             "url": arguments.url,
             "format": "jsonl",
-            # Texts come as their bytes, one behind the other, and where each of them begins.
+            # The bytes of all texts come in sequence, with the offset of each text.
             "options": {"fields": {"text": "bytes", "label": "int64"}},
         },
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
@@ -54,7 +54,7 @@ def main() -> None:
     serves = os.environ["LOCAL_RANK"] == "0"  # one service on each machine
     with (
         growcache.serve(config) if serves else nullcontext(),
-        EpochLoader(  # finds out about its rank by itself
+        EpochLoader(  # detects its rank itself
             arguments.cache,
             batch_size=arguments.batch_size,
             min_samples=arguments.min_samples,
@@ -65,12 +65,14 @@ def main() -> None:
             saved = torch.load(arguments.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["loader"])  # every rank, what rank 0 saved
+            loader.load_state_dict(
+                saved["loader"]
+            )  # every rank loads the state that rank 0 saved
             epoch, step, total = saved["at"]
             if rank == 0:
-                print(f"goes on in epoch {epoch}, behind step {step}")
+                print(f"resumes in epoch {epoch} after step {step}")
         while epoch < arguments.epochs:
-            for batch in loader:  # of an epoch that was stopped: the rest
+            for batch in loader:  # an interrupted epoch delivers its rest
                 loss = nn.functional.cross_entropy(model(batch), batch["label"])
                 optimizer.zero_grad()
                 loss.backward()
@@ -89,7 +91,7 @@ def main() -> None:
 
 
 class Classifier(nn.Module):
-    """From which bytes a text has, one of some classes."""
+    """Classifies a text by its bytes."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class Classifier(nn.Module):
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint that is there whole, or not at all."""
+    """Write the checkpoint atomically."""
     unfinished = path.with_suffix(".unfinished")
     torch.save(state, unfinished)
     unfinished.replace(path)

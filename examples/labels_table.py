@@ -1,11 +1,11 @@
-r"""Train on recordings whose classes stand in a table, rare ones as often as common ones.
+r"""Train on recordings with classes from a table, and draw all classes equally often.
 
     python examples/labels_table.py --url 's3://bucket/recordings/**/*.npy' --window 1024 \
         --table s3://bucket/recordings.csv --key path --column state
 
-Each line of the table is about an object, whose name stands in the column --key; what it says in
-the column --column is a field of each of the object's samples. Those are windows, fetched one by one.
-The classes are drawn alike, and `_weight` tells what a sample would count for if they were not.
+Each row of the table belongs to an object, which the column --key names. The column --column becomes
+a field of each sample of that object. The samples are windows, fetched one by one. All classes are
+drawn equally often. `_weight` is the factor that restores a class's original share.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def main() -> None:
     parser.add_argument("--url", required=True, help="arrays [time, channels], with globs")
     parser.add_argument("--table", required=True, help="a .csv, .tsv, .jsonl or .parquet")
     parser.add_argument("--key", default="path", help="the column that names objects")
-    parser.add_argument("--column", default="label", help="the column with their classes")
-    parser.add_argument("--window", type=int, default=1024, help="steps of a sample")
+    parser.add_argument("--column", default="label", help="the column of classes")
+    parser.add_argument("--window", type=int, default=1024, help="time steps per sample")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="10GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=10)
@@ -37,7 +37,7 @@ def main() -> None:
         "url": arguments.table,
         "key": arguments.key,
         "columns": [arguments.column],
-        "classes": {arguments.column: "auto"},  # numbers of what stands there
+        "classes": {arguments.column: "auto"},  # class numbers instead of names
     }
     config = {
         "source": {
@@ -51,7 +51,7 @@ def main() -> None:
     }
 
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,
@@ -70,7 +70,7 @@ def main() -> None:
         optimizer = None
         for epoch in range(arguments.epochs):
             right, all_of_them = 0.0, 0.0
-            for batch in loader:  # x [batch, window, channels]; numbers of classes; weights
+            for batch in loader:  # x [batch, window, channels], class numbers, and weights
                 y = batch[arguments.column]
                 logits = model(batch["x"].float().transpose(1, 2))
                 loss = nn.functional.cross_entropy(logits, y)
@@ -80,7 +80,7 @@ def main() -> None:
                 optimizer.step()
                 right += float(((logits.argmax(1) == y) * batch["_weight"]).sum())
                 all_of_them += float(batch["_weight"].sum())
-            accuracy = 100 * right / all_of_them  # as if classes came as often as there are
+            accuracy = 100 * right / all_of_them  # at the original shares of the classes
             print(f"epoch {epoch}: accuracy {accuracy:.0f} %; {loader.report}")
 
 

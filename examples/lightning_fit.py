@@ -3,11 +3,11 @@ r"""Train with Lightning's `Trainer` on a cache that grows.
     pip install lightning
     python examples/lightning_fit.py --url 's3://bucket/train/*.npy'
 
-Each object is one .npy array, and a sample; the task, to predict a sample's mean, needs no
-labels. Lightning asks for the length of an epoch once, so that is given. With more devices
-nothing else changes: the ranks of the job share the cache, each gets its part of every step,
-and Lightning shards no dataset of this kind again. Run it anew to go on: checkpoints hold
-where the loader stood.
+Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no
+labels. Lightning asks for the length of an epoch only once, so --samples-per-epoch fixes it. The
+same program runs on several devices: the ranks of the job share the cache, each gets its part of
+every step, and Lightning does not shard the dataset again. To resume, run the program again:
+checkpoints include the loader's position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 import growcache
 from growcache.torch import EpochDataLoader
 
-# Remarks about loaders with worker processes; this one has none, and needs none.
+# These warnings are about loaders with worker processes. This loader needs none.
 warnings.filterwarnings("ignore", message=".*does not have many workers.*")
 warnings.filterwarnings("ignore", message=".*`IterableDataset` has `__len__` defined.*")
 
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Lightning.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--samples-per-epoch", type=int, default=1024)
@@ -78,7 +78,9 @@ def main() -> None:
         log_every_n_steps=1,
     )
     with (
-        growcache.serve(config),  # in the background; other ranks join the first one's
+        growcache.serve(
+            config
+        ),  # in the background; other ranks share the first rank's service
         EpochDataLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

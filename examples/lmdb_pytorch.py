@@ -1,9 +1,9 @@
-"""Train on the values of LMDB files in a bucket, chunks of pickled points.
+"""Train on chunks of pickled points, which are the values of LMDB files in a bucket.
 
     python examples/lmdb_pytorch.py --url 's3://bucket/chunks/*.lmdb'
 
-Each epoch is a random mixture of the points of all chunks, and none waits for a chunk to be
-loaded. What a value holds is decided in points.py, next to this file; change it to suit yours.
+Each epoch is a random mixture of the points of all chunks. No epoch waits until a chunk is loaded.
+points.py, next to this file, turns a value into a sample. Change it to suit your values.
 `--url '/data/chunks/*.lmdb'` reads a local folder.
 """
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on pickled values of LMDB files.")
     parser.add_argument("--url", required=True, help="data files, with globs")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="10GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=10)
@@ -39,7 +39,7 @@ def main() -> None:
 
     model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 1))
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

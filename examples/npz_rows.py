@@ -2,9 +2,8 @@
 
     python examples/npz_rows.py --url 's3://bucket/tables/*.npz'
 
-Row i of both arrays is a sample; it is fetched by itself, with a byte range for each array, and
-an epoch is a random mixture of the rows of all archives. `--url '/data/tables/*.npz'` reads a
-local folder.
+Row i of both arrays is a sample, which is fetched with one byte range per array. An epoch is a
+random mixture of the rows of all archives. `--url '/data/tables/*.npz'` reads a local folder.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on rows of .npz archives.")
     parser.add_argument("--url", required=True, help="archives, with globs")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="10GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="10GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=10)
@@ -40,7 +39,7 @@ def main() -> None:
 
     model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 1))
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

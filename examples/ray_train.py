@@ -1,11 +1,11 @@
-r"""Train with Ray Train: a service and a cache on each node, whose samplers may run anywhere in the cluster.
+r"""Train with Ray Train. Each node has a service and a cache, and the samplers may run on any node.
 
     pip install 'growcache[ray,torch]' 'ray[train]'
     python examples/ray_train.py --url 's3://bucket/train/*.npy' --workers 8 --gpu --samplers 32
 
-Each object is one .npy array, and a sample; the task, to predict a sample's mean, needs no labels. The first worker
-of a node runs its service, and the others read the same cache. With ``--samplers`` these many actors of Ray fill each
-cache; without, processes of the node do. The nodes need the store's credentials in their environment.
+Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no labels. The first worker
+of a node runs its service, and all workers of the node read its cache. With ``--samplers N``, N Ray actors fill each
+cache. Without it, processes of the node do. The nodes need the store's credentials in their environment.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ STATE = "loader.json"
 
 
 def service_config(arguments: dict[str, Any], node: int, nodes: int) -> dict[str, Any]:
-    """Return the config of a node's service: nodes draw different samples."""
+    """Return the config of a node's service. Nodes draw different samples."""
     sampling: dict[str, Any] = {"node": node, "nodes": nodes}
     if arguments["samplers"]:
-        # One processor each, of any node; label_selector would name a pool of nodes.
+        # One processor each, on any node. label_selector would select a pool of nodes.
         address = ray.get_runtime_context().gcs_address
         ray_options = {"address": address, "workers": arguments["samplers"]}
         sampling |= {"engine": "ray", "workers": 0, "ray": ray_options}
@@ -53,7 +53,7 @@ def number_of_nodes(node: int) -> int:
 
 @contextlib.contextmanager
 def node_service(arguments: dict[str, Any]) -> Any:
-    """Run the service of this node in its first worker; all others go on once it runs."""
+    """Run the service of this node in its first worker. The other workers wait until it runs."""
     context = ray.train.get_context()
     config = service_config(
         arguments, context.get_node_rank(), number_of_nodes(context.get_node_rank())
@@ -66,7 +66,7 @@ def node_service(arguments: dict[str, Any]) -> Any:
 
 
 def train(arguments: dict[str, Any]) -> None:
-    """What each worker does."""
+    """Train in one worker."""
     with (
         node_service(arguments),
         EpochLoader(
@@ -98,7 +98,7 @@ def train(arguments: dict[str, Any]) -> None:
 
 
 def report(loader: EpochLoader, epoch: int, loss: float) -> None:
-    """Report to Ray Train; the first worker's state serves all of them, however many there will be."""
+    """Report to Ray Train. Any number of workers can load the first worker's state."""
     metrics = {"epoch": epoch, "loss": loss, **loader.metrics(prefix="data/")}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
@@ -113,17 +113,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Ray Train.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument(
-        "--cache", type=Path, default=Path("cache"), help="a local folder of each node"
+        "--cache", type=Path, default=Path("cache"), help="a local folder on each node"
     )
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2, help="of Ray Train")
-    parser.add_argument("--gpu", action="store_true", help="one for each worker")
-    parser.add_argument("--samplers", type=int, default=0, help="actors of Ray for each cache")
+    parser.add_argument("--workers", type=int, default=2, help="workers of Ray Train")
+    parser.add_argument("--gpu", action="store_true", help="use one GPU per worker")
+    parser.add_argument("--samplers", type=int, default=0, help="Ray actors per cache")
     parser.add_argument(
-        "--results", type=Path, default=Path("ray-results"), help="of Ray Train"
+        "--results", type=Path, default=Path("ray-results"), help="a folder for Ray Train"
     )
     arguments = parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""A user's own code: what the objects of a dataset hold, in functions that configs name.
+"""A user's own code: functions for configs that read the objects of a dataset.
 
-Each object is an .npz archive with the array ``signal`` [time, channels], and is in a
-folder that is named like its class: ``train/healthy/017.npz``.
+Each object is an .npz archive with the array ``signal`` [time, channels]. Its folder names
+its class: ``train/healthy/017.npz``.
 
-growcache finds ``"recordings:read"`` where Python finds the module: next to the script, in
-the working directory, or in what is installed. The functions run in the sampler processes,
-in several threads at once.
+growcache finds ``"recordings:read"`` if Python finds the module: next to the script, in the
+working directory, or among the installed packages. The functions run in the sampler
+processes, in several threads at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import growcache
 
-Sample = dict[str, Any]  # names and arrays; bytes and str are fine, too
+Sample = dict[str, Any]  # names and arrays; bytes and str are allowed, too
 
 
 def read(object: Any, rng: np.random.Generator, length: int, count: int) -> Iterator[Sample]:
@@ -25,8 +25,8 @@ def read(object: Any, rng: np.random.Generator, length: int, count: int) -> Iter
 
     Args:
         object: has ``key``, ``size``, ``read(start, stop)`` and ``open()``, a file.
-        rng: the same for this object in each run; another one when it is visited again.
-        length: of a window. This and ``count`` come from ``source.options``.
+        rng: the same for this visit in each run. Each visit to an object has its own.
+        length: steps per window. ``length`` and ``count`` come from ``source.options``.
         count: windows per visit.
     """
     with object.open() as file, np.load(file) as arrays:
@@ -36,10 +36,10 @@ def read(object: Any, rng: np.random.Generator, length: int, count: int) -> Iter
 
 
 def prepare(sample: Sample, origin: growcache.Origin, classes: Sequence[str]) -> Sample:
-    """``sampling.transform: "recordings:prepare"``: scale it, and add the label.
+    """``sampling.transform: "recordings:prepare"``: scale a sample and add its label.
 
-    It is called once for each sample, before that is cached; ``classes`` comes from
-    ``sampling.transform_options``. It may take a generator ``rng`` as well.
+    growcache calls it once for each sample, before caching. ``classes`` comes from
+    ``sampling.transform_options``. The function may also take a generator ``rng``.
     """
     x = sample["x"].astype(np.float32)
     folder = origin.key.split("/")[-2]
@@ -47,10 +47,10 @@ def prepare(sample: Sample, origin: growcache.Origin, classes: Sequence[str]) ->
 
 
 class Pairs:
-    """``source.format: "recordings:Pairs"``: draws for itself, two windows of one recording.
+    """``source.format: "recordings:Pairs"``: draws pairs of windows of one recording.
 
-    Where a sample is more than a part of one object. A class is made once per sampler, so
-    what it reads first is kept.
+    Use a class like this if a sample is more than a part of one object. Each sampler makes one
+    instance, so the list of keys is read once.
     """
 
     def __init__(self, length: int) -> None:
@@ -58,7 +58,7 @@ class Pairs:
         self.keys: list[str] = []
 
     def __call__(self, store: Any, rng: np.random.Generator) -> Sample:
-        """Return a sample; ``store`` has ``read(key, start, stop)`` and ``open(key)``."""
+        """Return a sample. ``store`` has ``read(key, start, stop)`` and ``open(key)``."""
         if not self.keys:
             self.keys = store.read("index.txt").decode().split()
         key = self.keys[rng.integers(len(self.keys))]

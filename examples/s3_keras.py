@@ -2,8 +2,8 @@
 
     python examples/s3_keras.py --url 's3://bucket/train/*.npy'
 
-Each object is one .npy array, and a sample. TensorFlow reads the cache with code of its
-own. The task, to predict a sample's mean, needs no labels.
+Each object is one .npy array and one sample. TensorFlow reads the cache with its own code.
+The task, to predict a sample's mean, needs no labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on a growing cache with Keras.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps-per-epoch", type=int, default=20)
@@ -34,9 +34,9 @@ def main() -> None:
         "cache": {"path": arguments.cache, "max_bytes": arguments.max_bytes},
     }
 
-    with growcache.serve(config):  # samples in the background, until this block ends
-        # One pipeline runs on across epochs, so that there is no gap between them, and
-        # takes up what has been cached meanwhile.
+    with growcache.serve(config):  # draws samples in the background until this block ends
+        # One endless pipeline runs through all epochs, so there is no gap between them. It
+        # includes newly cached samples.
         endless = gtf.dataset(
             arguments.cache,
             batch_size=arguments.batch_size,
@@ -55,7 +55,7 @@ def main() -> None:
             endless.map(with_mean),
             steps_per_epoch=arguments.steps_per_epoch,
             epochs=arguments.epochs,
-            shuffle=False,  # it is shuffled
+            shuffle=False,  # the dataset is already shuffled
             verbose=2,
         )
 

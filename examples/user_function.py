@@ -1,8 +1,8 @@
-"""Train on what your own function reads, with the label from the object's key.
+"""Train on samples that your own function reads, with labels from the objects' keys.
 
     python examples/user_function.py --url 's3://bucket/train/*/*.npz' --classes healthy ill
 
-The functions are in recordings.py, next to this file; change them to suit your objects.
+The functions are in recordings.py, next to this file. Change them to suit your objects.
 `--url '/data/train/*/*.npz'` reads a local folder.
 """
 
@@ -18,12 +18,14 @@ from growcache.torch import EpochLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train on what a function of yours reads.")
+    parser = argparse.ArgumentParser(
+        description="Train on samples that your own function reads."
+    )
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
-    parser.add_argument("--length", type=int, default=256, help="of a window")
+    parser.add_argument("--length", type=int, default=256, help="steps per window")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
-    parser.add_argument("--max-bytes", default="1GB", help="what it may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=10)
@@ -50,7 +52,7 @@ def main() -> None:
         nn.Linear(16, len(arguments.classes)),
     )
     with (
-        growcache.serve(config),  # samples in the background, until this block ends
+        growcache.serve(config),  # draws samples in the background until this block ends
         EpochLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

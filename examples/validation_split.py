@@ -3,9 +3,9 @@ r"""Train on a cache that grows, and validate on one that never changes.
     python examples/validation_split.py \
         --url 's3://bucket/recordings/**/*.npy' --group '(?P<group>sub-[0-9]+)'
 
-The group is whatever must not be in both, such as the subject: split by file, and the validation
-loss is too good to be true. Each object is one .npy array, and a sample; the task, to predict
-a sample's mean, needs no labels.
+All objects of a group, such as a subject, are in the same subset. With a split by file, the
+validation loss is too good to be true. Each object is one .npy array and one sample. The task, to
+predict a sample's mean, needs no labels.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from growcache.torch import EpochLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train and validate, with a cache for each.")
+    parser = argparse.ArgumentParser(description="Train and validate with one cache each.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--group", help="regular expression with (?P<group>…)")
     parser.add_argument("--validation-share", type=float, default=0.2)
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
-    parser.add_argument("--max-bytes", default="1GB", help="what each cache may take there")
+    parser.add_argument("--max-bytes", default="1GB", help="the upper bound of each cache")
     parser.add_argument("--validation-samples", type=int, default=1000)
     parser.add_argument("--min-samples", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -50,7 +50,7 @@ def main() -> None:
         }
 
     growing = config("train")
-    # So many samples, drawn at random once (the seed says which), and nothing evicted.
+    # A fixed number of samples, drawn at random once by the seed, and never evicted.
     fixed = config("validation", eviction="none", max_samples=arguments.validation_samples)
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(1))
     with (
@@ -61,7 +61,7 @@ def main() -> None:
             batch_size=arguments.batch_size,
             min_samples=arguments.min_samples,
         ) as train,
-        # Waits until the cache is complete; each epoch is then one pass in the same order.
+        # Waits until the cache is complete. Each epoch is then one pass in the same order.
         EpochLoader(
             arguments.cache / "validation", batch_size=arguments.batch_size, fixed=True
         ) as validation,

@@ -56,7 +56,7 @@ class LabelGroup(ConfigModel):
 class BlockGroup(ConfigModel):
     """Groups of consecutive indices of a Dataset, because neighbours may be alike."""
 
-    block: PositiveInt = Field(description="How many indices.")
+    block: PositiveInt = Field(description="The number of indices in a group.")
 
 
 class SplitConfig(ConfigModel):
@@ -68,8 +68,8 @@ class SplitConfig(ConfigModel):
 
     group: str | LabelGroup | BlockGroup | None = Field(
         default=None,
-        description="What belongs together: what (?P<group>...) of a regular expression finds in the key, "
-        "{label: COLUMN} of source.labels, or {block: N} neighbouring indices of a Dataset. "
+        description="The group of an object: the match of (?P<group>...) of a regular expression in "
+        "the key, {label: COLUMN} of source.labels, or {block: N} neighbouring indices of a Dataset. "
         "Without it each object is a group.",
     )
     fractions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
@@ -78,7 +78,7 @@ class SplitConfig(ConfigModel):
     use: str = Field(description="The subset that this cache draws from.")
     seed: int = Field(
         default=0,
-        description="Another seed assigns groups to subsets in another way. sampling.seed does not.",
+        description="Another seed assigns groups to other subsets. sampling.seed has no effect on the split.",
     )
 
     @field_validator("group", mode="before")
@@ -122,7 +122,7 @@ class StrataConfig(ConfigModel):
     """How often the objects of each stratum are drawn."""
 
     by: str = Field(
-        description="What tells strata apart: a column of source.labels, a regular expression with "
+        description="The name of an object's stratum: a column of source.labels, a regular expression with "
         "(?P<stratum>...), or label with format image."
     )
     weights: (
@@ -131,7 +131,7 @@ class StrataConfig(ConfigModel):
     ) = Field(
         default="balanced",
         description="balanced: all equally often; sqrt: by the square root of their sizes; natural: by their "
-        "sizes; or numbers by name, 1 where a name is missing, 0 for never.",
+        "sizes; or a number for each name. A missing name counts as 1, and 0 means never.",
     )
 
     @field_validator("by")

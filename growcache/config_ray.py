@@ -17,10 +17,10 @@ class RayConfig(ConfigModel):
 
     address: str = Field(
         default=AUTO,
-        description="auto: the cluster that this machine is a node of; local: a Ray on this machine that ends "
+        description="auto: the cluster of this machine; local: a Ray on this machine that ends "
         "with the service; or HOST:PORT of a cluster's head.",
     )
-    workers: PositiveInt = Field(default=2, description="Samplers, each an actor.")
+    workers: PositiveInt = Field(default=2, description="The number of samplers. Each is an actor.")
     num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=1.0, description="Processors that each sampler reserves."
     )
@@ -32,7 +32,7 @@ class RayConfig(ConfigModel):
     )
     in_flight_bytes: Annotated[ByteSize, Field(gt=0)] = Field(
         default=ByteSize(1_000_000_000),
-        description="Shards on their way to this machine, at most.",
+        description="The upper bound of shards on their way to this machine.",
     )
 
     @property

@@ -77,8 +77,8 @@ class LabelsConfig(ConfigModel):
     columns: _Texts = Field(description="The columns that become fields of each sample.")
     match: str = Field(
         default="exact",
-        description="What stands in the column `key`: the object's key (exact), the last part of it (name), "
-        "that part without its extension (stem), or what (?P<key>...) of a regular expression finds in it.",
+        description="The content of the column `key`: the object's key (exact), its last part (name), "
+        "that part without its extension (stem), or the match of (?P<key>...) of a regular expression.",
     )
     classes: Annotated[
         _ClassNames | dict[str, _ClassNames] | None,
@@ -183,7 +183,7 @@ class ManifestConfig(ConfigModel):
         default=None, description="The column of versions (default: etag)."
     )
     columns: _Texts | None = Field(
-        default=None, description="The names of all columns, where the first line has none."
+        default=None, description="The names of all columns, for a table whose first line has none."
     )
     url_encoded: bool = Field(
         default=False, description="Whether keys are encoded as in a URL."
@@ -234,11 +234,11 @@ class FieldConfig(ConfigModel):
 
     url: str = Field(description="The URL with placeholders, such as s3://b/train_x_{k}.npy.")
     format: str | None = Field(
-        default=None, description="What these objects hold (default: source.format)."
+        default=None, description="The format of these objects (default: source.format)."
     )
     options: dict[str, Any] | None = Field(
         default=None,
-        description="Options of the format (default: source.options, where the format is the same).",
+        description="Options of the format (default: source.options, if the format is the same).",
     )
 
     @model_validator(mode="before")

@@ -578,7 +578,7 @@ def test_jsonl_ranks(tmp_path: Path, ranks: int) -> None:
     assert losses[1] < losses[0]
     # Its last checkpoint is of the middle of an epoch: what follows it is done again, alike.
     again = run_ranks("jsonl_ranks.py", ranks, *arguments)
-    assert re.search(r"goes on in epoch 1, behind step 4", again)
+    assert re.search(r"resumes in epoch 1 after step 4", again)
     assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
@@ -753,7 +753,7 @@ def test_read_with_tfrecord(tmp_path: Path) -> None:
         shapes = (
             "data bytes[0] fixed int16[2, 2] flat float32[0, 2] free uint8[6, 1] note str[0]"
         )
-        assert (first, count) == (f"the first one: {shapes}", "12 samples")
+        assert (first, count) == (f"the first sample: {shapes}", "12 samples")
         expected = [one for number in (0, 1) for one in cache.samples(number, 6)]
     assert [json.loads(line) for line in found] == [
         {k: v.tolist() if isinstance(v, np.ndarray) else str(v) for k, v in one.items()}
