@@ -1,10 +1,10 @@
-"""A training loop that may be stopped at any time: it saves when a scheduler tells it to end, and goes on there.
+"""A training loop that a scheduler may stop at any time. It saves a checkpoint, and the next start resumes there.
 
     python deploy/train.py /cache --checkpoint last.pt                            # one process
-    torchrun --nproc-per-node 2 deploy/train.py /cache --checkpoint last.pt       # some, on some machines
+    torchrun --nproc-per-node 2 deploy/train.py /cache --checkpoint last.pt       # several, on one or more machines
 
-SIGTERM and SIGUSR1 end it after the running step, with a checkpoint and exit code 75. Put your model, and your step, in
-the place of these.
+SIGTERM and SIGUSR1 end it after the current step, with a checkpoint and exit code 75. Replace the model and the step
+with your own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ signal.signal(signal.SIGUSR1, lambda number, frame: stopping.fill_(1))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train until a number of steps is made.")
-    parser.add_argument("cache", help="which a service fills on this machine")
-    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"), help="all see it")
+    parser = argparse.ArgumentParser(description="Train for a number of steps.")
+    parser.add_argument("cache", help="the cache that a service fills on this machine")
+    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"), help="a path that all ranks share")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank")
     parser.add_argument("--min-samples", type=int, default=1000)
     arguments = parser.parse_args()
 
@@ -51,7 +51,7 @@ def main() -> None:
         step, epoch = load(arguments.checkpoint, parts, loader)
         loss = torch.tensor(0.0)
         while step < arguments.steps and not must_stop(device):
-            for batch in loader:  # of an epoch that was stopped: the rest
+            for batch in loader:  # an interrupted epoch delivers its rest
                 x = batch["x"].to(device).float().flatten(1)
                 features = torch.stack([x.mean(1), x.std(1)], 1)
                 loss = (trained(features)[:, 0] - x.amax(1)).square().mean()
@@ -71,11 +71,11 @@ def main() -> None:
     if distributed.is_initialized():
         distributed.destroy_process_group()
     if step < arguments.steps:
-        sys.exit(os.EX_TEMPFAIL)  # else a Job of Kubernetes would take it for done
+        sys.exit(os.EX_TEMPFAIL)  # otherwise a Kubernetes Job counts it as complete
 
 
 def start_ranks() -> torch.device:
-    """Meet the other ranks, where torchrun started some; return this one's device."""
+    """Join the other ranks if torchrun started this one, and return the device."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -86,7 +86,7 @@ def start_ranks() -> torch.device:
 
 
 def must_stop(device: torch.device) -> bool:
-    """Whether any rank was told to end: all of them then end after the same step."""
+    """Whether any rank got a signal. All ranks then end after the same step."""
     told = stopping.to(device, copy=True)
     if distributed.is_initialized():
         distributed.all_reduce(told, distributed.ReduceOp.MAX)
@@ -94,7 +94,7 @@ def must_stop(device: torch.device) -> bool:
 
 
 def save(path: Path, parts: Any, loader: EpochLoader, step: int, epoch: int) -> None:
-    """Write a checkpoint that is there whole, or not at all, with a loader's state of each machine."""
+    """Write a checkpoint atomically, with the state of one loader per machine."""
     states = [(machine(), loader.state_dict())]
     if distributed.is_initialized():
         states *= distributed.get_world_size()
@@ -114,17 +114,17 @@ def load(path: Path, parts: Any, loader: EpochLoader) -> tuple[int, int]:
         part.load_state_dict(saved[name])
     states = saved["loaders"]
     state = states.get(machine(), states[min(states)])
-    if machine() in states or len(states) == 1:  # what its cache lacks is drawn again
+    if machine() in states or len(states) == 1:  # samples that its cache lacks are refetched
         loader.load_state_dict(state, missing="refetch")
-    else:  # a new machine takes the counts of another one, and reads what it has
+    else:  # a new machine takes the state of another, and reads its own cache
         loader.load_state_dict(state, missing="substitute")
     step, epoch = saved["at"]
-    say(f"goes on behind step {step} in epoch {epoch}")
+    say(f"resumes after step {step} in epoch {epoch}")
     return step, epoch
 
 
 def machine() -> str:
-    """Return its name. Its number may be another one's when a job starts again."""
+    """Return the machine's name, because its number may change when a job restarts."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

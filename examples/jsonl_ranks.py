@@ -3,10 +3,10 @@ r"""Train on lines of JSON with several processes, and resume exactly where a jo
     torchrun --nproc-per-node 2 examples/jsonl_ranks.py \
         --url 's3://bucket/text/*.jsonl' --checkpoint checkpoint.pt
 
-Each line is a sample: a text and its label. All ranks read one cache, take the same number of
-steps, and save a checkpoint together at every --save-every steps. Kill the job and start it with
-the same command: it resumes after the last checkpoint, in the middle of the epoch, with the lines
-that come next. `--url '/data/text/*.jsonl'` reads a local folder.
+Each line is a sample: a text and its label. All ranks read one cache and take the same number of
+steps. Rank 0 saves a checkpoint every --save-every steps. Kill the job and start it with the same
+command. It resumes after the last checkpoint, in the middle of the epoch, with the next lines.
+`--url '/data/text/*.jsonl'` reads a local folder.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ r"""Train with Lightning's `Trainer` on a cache that grows.
 
 Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no
 labels. Lightning asks for the length of an epoch only once, so --samples-per-epoch fixes it. The
-same program runs on several devices: the ranks of the job share the cache, each gets its part of
-every step, and Lightning does not shard the dataset again. To resume, run the program again:
-checkpoints include the loader's position.
+program runs unchanged on several devices. The ranks of the job share the cache, and each gets its
+part of every step. Lightning does not shard the dataset again. To resume, run the program again,
+because checkpoints include the loader's position.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@ r"""Train with Ray Train. Each node has a service and a cache, and the samplers 
     pip install 'growcache[ray,torch]' 'ray[train]'
     python examples/ray_train.py --url 's3://bucket/train/*.npy' --workers 8 --gpu --samplers 32
 
-Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no labels. The first worker
-of a node runs its service, and all workers of the node read its cache. With ``--samplers N``, N Ray actors fill each
-cache. Without it, processes of the node do. The nodes need the store's credentials in their environment.
+Each object is one .npy array and one sample. The task, to predict a sample's mean, needs no labels.
+The first worker of a node runs its service, and all workers of the node read its cache. With ``--samplers N``, N Ray
+actors fill each cache. Without it, processes of the node do. The nodes need the store's credentials in their
+environment.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_two_users_train_on_a_cache_that_turns_over(pod: Pod, hosts: tuple[str, 
         more = [*train, "--steps", str(step + 50)]
         with running(pod.words("trainer", hosts[1], more), pod.output("again")) as trainer:
             assert trainer.wait(timeout=60) == 0, pod.said("again")
-        assert f"goes on behind step {step}" in pod.said("again")
+        assert f"resumes after step {step}" in pod.said("again")
         assert f"ends at step {step + 50}" in pod.said("again")
         assert stop(service) == 0, pod.said("service")
     assert "Traceback" not in pod.said("service")

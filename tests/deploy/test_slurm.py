@@ -76,11 +76,11 @@ def test_a_job_is_queued_again_and_goes_on_in_its_epoch_on_other_nodes(slurm: Cl
     slurm.run("scancel", "--signal=USR1", "--batch", job)  # as at the end of its time
     wait_for(slurm, job, lambda text: slurm.state(job) == "PENDING")
     slurm.run("scontrol", "update", "nodename=n0", "state=drain", "reason=test")
-    text = wait_for(slurm, job, lambda text: "goes on behind step" in text)
+    text = wait_for(slurm, job, lambda text: "resumes after step" in text)
     step, epoch = re.findall(r"ends at step (\d+) in epoch (\d+)", text)[-1]
-    assert f"goes on behind step {step} in epoch {epoch}" in text
+    assert f"resumes after step {step} in epoch {epoch}" in text
     assert "DUE TO JOB REQUEUE" in text
-    after = text.index("goes on behind")
+    after = text.index("resumes after")
     more = wait_for(slurm, job, lambda text: "epoch " in text[after + 40 :])
     assert "Error" not in more[after:]
 
