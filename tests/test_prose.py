@@ -15,7 +15,9 @@ from tests.prose import CODE, DOCS, ROOT, markdown_of
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *DOCS.rglob("*.md"),
     *DOCS.rglob("*.ipynb"),
 ]

@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package keep to the words of the documentation."""
+"""Docstrings, comments and help texts of the package and of the examples keep to the words of the documentation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.prose import ROOT
 from tests.test_prose import BANNED
 
+FOLDERS = ("growcache", "examples", "deploy")
 HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE_SPAN = re.compile(r"`+[^`]*`+")
 
@@ -48,6 +49,18 @@ def comments_of(source: str) -> Iterator[tuple[int, str]]:
         yield last[0], " ".join(texts)
 
 
+def help_texts_of(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each help text of a parser.
+
+    >>> list(help_texts_of('parser.add_argument("url", help="objects")'))
+    [(1, 'objects')]
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.keyword(arg="help" | "description", value=ast.Constant(value=str(text))):
+                yield node.value.lineno, text
+
+
 def prose_of(text: str) -> str:
     """Return a text in one line, without code."""
     return " ".join(CODE_SPAN.sub("`", text).split())
@@ -57,8 +70,9 @@ def prose_of(text: str) -> str:
 def texts() -> dict[str, str]:
     return {
         f"{path.relative_to(ROOT)}:{line}": prose_of(text)
-        for path in sorted((ROOT / "growcache").rglob("*.py"))
-        for find in (docstrings_of, comments_of)
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for find in (docstrings_of, comments_of, help_texts_of)
         for line, text in find(path.read_text(encoding="utf-8"))
     }
 
