@@ -41,9 +41,7 @@ def main() -> None:
 
     accelerator = Accelerator()
     with (
-        growcache.serve(
-            config
-        ),  # in the background; other ranks share the first rank's service
+        growcache.serve(config),  # in the background; all ranks share one service
         EpochDataLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

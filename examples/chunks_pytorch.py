@@ -23,9 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on chunks of samples and labels.")
     parser.add_argument("--x", required=True, help="chunks of samples, with {k}")
     parser.add_argument("--y", required=True, help="chunks of their labels, with {k}")
-    parser.add_argument(
-        "--classes", type=int, required=True, help="labels are below this number"
-    )
+    parser.add_argument("--classes", type=int, required=True, help="the number of classes")
     parser.add_argument("--neighbours", type=int, default=8, help="rows per request")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
     parser.add_argument("--max-bytes", default="1GB", help="the upper bound of its size")

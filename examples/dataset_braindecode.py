@@ -43,9 +43,7 @@ def make(folder: str, classes: list[str], window: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on windows that braindecode cuts.")
-    parser.add_argument(
-        "--folder", required=True, help="a folder of folders of *_raw.fif files"
-    )
+    parser.add_argument("--folder", required=True, help="a folder of folders of _raw.fif files")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--window", type=int, default=256, help="values per channel")
     parser.add_argument("--cache", default="cache", help="a folder on a local disk")
@@ -67,11 +65,7 @@ def main() -> None:
         functools.partial(make, arguments.folder, arguments.classes, arguments.window),
         arguments.cache,
         max_bytes=arguments.max_bytes,
-        names=[
-            "x",
-            "y",
-            "window",
-        ],  # window: its number in the recording, its start and its stop
+        names=["x", "y", "window"],  # window: its number in the recording, start and stop
         batch_size=arguments.batch_size,
         min_samples=arguments.min_samples,
         as_tuple=("x", "y"),

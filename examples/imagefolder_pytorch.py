@@ -30,9 +30,7 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="images, with globs")
     parser.add_argument("--val", help="images to validate on (default: a part of --train)")
     parser.add_argument("--classes", type=Path, required=True, help="names of the folders")
-    parser.add_argument(
-        "--balanced", action="store_true", help="draw all classes equally often"
-    )
+    parser.add_argument("--balanced", action="store_true", help="draw classes equally often")
     parser.add_argument("--size", type=int, default=256, help="pixels per side, in the cache")
     parser.add_argument("--crop", type=int, default=224, help="pixels that the model sees")
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="a local folder")
@@ -51,9 +49,7 @@ def main() -> None:
             "sampling": {
                 "transform": "growcache.images:Decode",
                 "transform_options": {"size": size, "crop": "center"},
-                "workers": max(
-                    1, (os.cpu_count() or 2) // 2
-                ),  # the training loop uses the other cores
+                "workers": max(1, (os.cpu_count() or 2) // 2),  # the others are for training
             },
             "cache": {"path": arguments.cache / use, "max_bytes": arguments.max_bytes, **cache},
         }

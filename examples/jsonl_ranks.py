@@ -65,9 +65,7 @@ def main() -> None:
             saved = torch.load(arguments.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(
-                saved["loader"]
-            )  # every rank loads the state that rank 0 saved
+            loader.load_state_dict(saved["loader"])  # on every rank, rank 0's state
             epoch, step, total = saved["at"]
             if rank == 0:
                 print(f"resumes in epoch {epoch} after step {step}")

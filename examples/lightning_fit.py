@@ -78,9 +78,7 @@ def main() -> None:
         log_every_n_steps=1,
     )
     with (
-        growcache.serve(
-            config
-        ),  # in the background; other ranks share the first rank's service
+        growcache.serve(config),  # in the background; all ranks share one service
         EpochDataLoader(
             arguments.cache,
             batch_size=arguments.batch_size,

@@ -2,7 +2,7 @@
 
     python examples/lmdb_pytorch.py --url 's3://bucket/chunks/*.lmdb'
 
-Each epoch is a random mixture of the points of all chunks. No epoch waits until a chunk is loaded.
+Each epoch is a random mixture of the points of all chunks. Training never waits for a whole chunk.
 points.py, next to this file, turns a value into a sample. Change it to suit your values.
 `--url '/data/chunks/*.lmdb'` reads a local folder.
 """

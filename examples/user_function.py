@@ -18,9 +18,7 @@ from growcache.torch import EpochLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Train on samples that your own function reads."
-    )
+    parser = argparse.ArgumentParser(description="Train on samples of your own function.")
     parser.add_argument("--url", required=True, help="objects, with globs")
     parser.add_argument("--classes", nargs="+", required=True, help="names of folders")
     parser.add_argument("--length", type=int, default=256, help="steps per window")
