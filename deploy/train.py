@@ -30,7 +30,9 @@ signal.signal(signal.SIGUSR1, lambda number, frame: stopping.fill_(1))
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train for a number of steps.")
     parser.add_argument("cache", help="the cache that a service fills on this machine")
-    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"), help="a path that all ranks share")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("last.pt"), help="all ranks share it"
+    )
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--batch-size", type=int, default=64, help="samples per rank")

@@ -20,7 +20,9 @@ class RayConfig(ConfigModel):
         description="auto: the cluster of this machine; local: a Ray on this machine that ends "
         "with the service; or HOST:PORT of a cluster's head.",
     )
-    workers: PositiveInt = Field(default=2, description="The number of samplers. Each is an actor.")
+    workers: PositiveInt = Field(
+        default=2, description="The number of samplers. Each is an actor."
+    )
     num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=1.0, description="Processors that each sampler reserves."
     )

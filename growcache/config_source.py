@@ -183,7 +183,8 @@ class ManifestConfig(ConfigModel):
         default=None, description="The column of versions (default: etag)."
     )
     columns: _Texts | None = Field(
-        default=None, description="The names of all columns, for a table whose first line has none."
+        default=None,
+        description="The names of all columns, for a table whose first line has none.",
     )
     url_encoded: bool = Field(
         default=False, description="Whether keys are encoded as in a URL."
