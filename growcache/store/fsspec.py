@@ -36,6 +36,7 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.secrecy import url_without_secrets
+from growcache.store.adlfs_options import AZURE_SCHEMES, adlfs_options
 from growcache.store.contract import Entry, Page, paginate
 from growcache.store.credentials import server_address, server_option, with_guarded_sessions
 from growcache.store.listing import folder_path, walk_folders
@@ -225,6 +226,8 @@ def open_fsspec(
     options = dict(source.storage_options)
     if location.scheme in S3_SCHEMES:
         options = _s3_options(options, concurrency, timeout_seconds)
+    elif location.scheme in AZURE_SCHEMES:
+        options = adlfs_options(location, options)
     elif location.scheme in WEB_SCHEMES:
         try:
             from aiohttp import ClientTimeout
@@ -249,7 +252,8 @@ def open_fsspec(
         folder = "/" if url.endswith("/") and not path.endswith("/") else ""
         if location.scheme in BUCKET_SCHEMES:
             root = f"{location.scheme}://{location.userinfo}{location.bucket}/"
-            root = root if location.scheme in WEB_SCHEMES else f"{location.bucket}/"
+            if location.scheme not in WEB_SCHEMES:  # adlfs's names have no @ACCOUNT
+                root = location.bucket.partition("@")[0] + "/"
         else:
             root = ""
             if url_without_secrets(path) != path:  # keys are stored in shards and the index

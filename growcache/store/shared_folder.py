@@ -22,6 +22,7 @@ from growcache.errors import (
     ObjectMissingError,
     StoreError,
 )
+from growcache.store.adlfs_options import AZURE_SCHEMES, adlfs_options
 from growcache.store.credentials import server_option
 from growcache.store.obstore import OBSTORE_ERRORS, open_client
 from growcache.store.request_counts import PROCESS_REQUESTS
@@ -188,8 +189,11 @@ def open_shared_folder(url: str, source: SourceConfig, timeout_seconds: float) -
 def _open_fsspec(url: str, source: SourceConfig, location: Location) -> SharedFolder:
     from fsspec.core import url_to_fs
 
+    options = source.storage_options
+    if location.scheme in AZURE_SCHEMES:
+        options = adlfs_options(location, options)
     try:
-        fs, path = url_to_fs(url, use_listings_cache=False, **source.storage_options)
+        fs, path = url_to_fs(url, use_listings_cache=False, **options)
     except (ImportError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{location.url}: {error}", code="GC219") from None
     return _FsspecFolder(fs, path, location)

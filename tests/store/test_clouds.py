@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from growcache.config_source import SourceConfig
-from growcache.errors import AccessError, ObjectChangedError, ObjectMissingError
+from growcache.errors import AccessError, ConfigError, ObjectChangedError, ObjectMissingError
+from growcache.store.adlfs_options import adlfs_options
 from growcache.store.store import RemoteStore, open_store
+from growcache.store.urls import parse_url
 from tests.servers.azure import ACCOUNT, KEY, Azure, AzureContainer
 from tests.servers.imagined_gcs import ImaginedGcs, imagined_gcs
 from tests.store.places import listed, only, read_once
@@ -17,8 +19,9 @@ from tests.store.places import listed, only, read_once
 AZURE = pytest.mark.slow  # `make test-slow` installs what they need
 
 
-def opened(url: str, options: dict[str, Any]) -> RemoteStore:
-    source = SourceConfig.model_validate({"url": url, "storage_options": options})
+def opened(url: str, options: dict[str, Any], client: str = "auto") -> RemoteStore:
+    settings = {"url": url, "storage_options": options, "client": client}
+    source = SourceConfig.model_validate(settings)
     return open_store(source, timeout_seconds=2)
 
 
@@ -81,8 +84,9 @@ def container(azure_server: Azure) -> AzureContainer:
 
 
 @AZURE
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
 def test_the_ways_to_name_an_account(
-    azure_server: Azure, container: AzureContainer, monkeypatch: pytest.MonkeyPatch
+    azure_server: Azure, container: AzureContainer, monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
     endpoint = {"endpoint_url": azure_server.endpoint}
     string = {"connection_string": azure_server.connection_string}
@@ -95,14 +99,49 @@ def test_the_ways_to_name_an_account(
         (f"az://{container.name}/d/*", {"sas_token": signature(container), **endpoint}
             | {"account_name": ACCOUNT}),
     ]:  # fmt: skip
-        entry = only(opened(url, options))
+        entry = only(opened(url, options, client))
         etags.add(entry.etag)
         assert (entry.key, entry.size) == ("d/x", 5)
-        assert read_once(opened(url, options), entry) == b"12345"
+        assert read_once(opened(url, options, client), entry) == b"12345"
     assert len(etags) == 1  # the listing and HEAD name a version alike
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
-    assert only(opened(f"az://{container.name}/d/*", endpoint)).size == 5
+    assert only(opened(f"az://{container.name}/d/*", endpoint, client)).size == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"anon": True}, {"anon": True}),
+        ({"endpoint_url": "https://h/a"}, {"account_host": "h/a"}),
+        (
+            {"endpoint_url": "http://h", "account_key": "k=="},
+            {
+                "account_key": "k==",
+                "connection_string": "BlobEndpoint=http://h;AccountName=own;AccountKey=k==",
+            },
+        ),
+        (
+            {"endpoint_url": "http://h", "sas_token": "?sv=1"},
+            {
+                "sas_token": "?sv=1",
+                "connection_string": "BlobEndpoint=http://h;SharedAccessSignature=sv=1",
+            },
+        ),
+    ],
+)
+def test_adlfs_goes_to_the_server_of_endpoint_url(
+    options: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    location = parse_url("abfss://c@own.dfs.core.windows.net/*")
+    assert adlfs_options(location, options) == expected
+
+
+def test_adlfs_has_no_http_without_a_key() -> None:
+    with pytest.raises(ConfigError, match="http:// needs account_name and account_key"):
+        adlfs_options(parse_url("az://c/*"), {"endpoint_url": "http://h", "anon": True})
 
 
 def signature(container: AzureContainer) -> str:
