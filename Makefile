@@ -163,6 +163,8 @@ $(LOWEST)/installed: $(VENV)/pip.installed pyproject.toml
 
 $(VENV)/release.installed: $(VENV)/pip.installed pyproject.toml
 	$(PIP) --group release
+	$(PYTHON) -m venv --clear --without-pip $(VENV)/citation
+	$(BIN)/python -m pip --python $(VENV)/citation/bin/python install $(PIP_FLAGS) --group citation
 	@touch $@
 
 $(VENV)/fuzz.installed: $(VENV)/tests.installed

@@ -181,10 +181,11 @@ Ready. Upload it yourself, when its tests have passed (make test-all):
 
 
 def _passes_checkers(artefacts: Sequence[Path]) -> bool:
-    tools = Path(sys.executable).parent
+    environment = Path(sys.prefix)
+    cffconvert = environment / "citation/bin/cffconvert"  # see pyproject.toml
     checks = [
-        [str(tools / "twine"), "check", "--strict", *map(str, artefacts)],
-        [str(tools / "cffconvert"), "--validate", "-i", str(ROOT / "CITATION.cff")],
+        [str(environment / "bin/twine"), "check", "--strict", *map(str, artefacts)],
+        [str(cffconvert), "--validate", "-i", str(ROOT / "CITATION.cff")],
     ]
     return all(subprocess.run(command, check=False).returncode == 0 for command in checks)
 
