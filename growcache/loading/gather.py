@@ -215,7 +215,8 @@ class _Sentinels:
     def __init__(self, shards: Sequence[ShardColumns]) -> None:
         found = [sentinel for shard in shards for sentinel in shard.sentinels]
         addresses = np.array([sentinel.address for sentinel in found], np.int64)
-        first, last = (addresses.min(), addresses.max() + 1) if found else (0, 0)
+        # NumPy 2.0 refuses address 0, so an empty range begins at 1.
+        first, last = (addresses.min(), addresses.max() + 1) if found else (1, 1)
         self._memory: Bytes = np.asarray(_AddressRange(int(first), int(last), ()))
         self._places = addresses - first
         self._values = np.array([sentinel.value for sentinel in found], np.uint8)
