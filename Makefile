@@ -76,6 +76,7 @@ bench-accuracy: $(VENV)/bench.installed  ## Measure accuracy, bytes and time aga
 ifeq ($(BENCH_ARGS),)
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.accuracy.to_target
+	$(BIN)/python -m benchmarks.accuracy.conversion
 	$(BIN)/python -m benchmarks.accuracy.network
 	$(BIN)/python -m benchmarks.accuracy --figures
 else

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.accuracy.conversion import Conversion
 from benchmarks.accuracy.network import seconds_of
 from benchmarks.accuracy.paced.loop import Step
 from benchmarks.accuracy.results import Row
 from benchmarks.accuracy.target_tables import (
+    conversions,
     findings,
     reached,
     runs_of,
@@ -85,3 +89,23 @@ def test_links_bring_what_they_are_named_after_and_runs_are_made_once() -> None:
     assert LINKS["a tenth"] == pytest.approx(CONSUMED / 10)
     runs = [one.run for one in planned()]
     assert len(runs) == len(set(runs))
+
+
+def test_a_conversion_is_paid_before_the_first_training_and_by_a_tenth_of_ten() -> None:
+    full = curve("no link", "full", 0, 1.0, 90.0)
+    full[-1] = full[-1]._replace(figures=json.dumps({"store_bytes": 1e8}))
+    runs = (
+        curve("a tenth", "LitData", 0, 10.0, 90.0),
+        curve("a tenth", "LanceDB", 0, 10.0, 60.0),
+    )
+    curves = {one[0].run: one for one in (full, *runs)}
+    found = {
+        arm: Conversion(arm, 40.0, 50_000_000, "", "")
+        for arm in ("LitData", "LanceDB", "xbatcher")
+    }
+    moved = 40.0 + 1.5e8 / LINKS["a tenth"]
+    trained = 80.0  # where the curve passes 95 % of full data
+    lines = conversions(curves, found).splitlines()[2:]
+    ends = f"{moved + trained:.0f} | {moved / 10 + trained:.0f}"
+    assert lines[0] == f"| LitData | 50 | 40.0 | {moved:.0f} | {ends} |"
+    assert all(line.endswith("| never | never |") for line in lines[1:])

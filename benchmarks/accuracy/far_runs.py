@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent.parent
 PINS = Path(__file__).parent / "environments"
 LATENCY_SECONDS = 0.05
 EVERY_SECONDS = 0.5  # between two looks at a run
-MEMORY_LOOKS = 4  # for one look at its memory, which costs more
+MEMORY_LOOKS = 12  # for one look at its memory, which costs more
 GRACE_SECONDS = 60.0  # for imports before a run, and evaluation after it
 OWN = "own"
 

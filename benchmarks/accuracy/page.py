@@ -18,6 +18,7 @@ from benchmarks.accuracy import (
     same_disk,
     target_tables,
 )
+from benchmarks.accuracy.conversion import read_conversions
 from benchmarks.accuracy.experiment import Experiment
 from benchmarks.accuracy.results import HERE, Curves, Run, read_rows
 from benchmarks.accuracy.statistics import Interval
@@ -124,6 +125,11 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
 def write_tables() -> None:
     """Write all tables of the page again."""
     tables = {name: table(read_rows(HERE / f"{name}.csv")) for name, table in TABLES.items()}
+    curves = read_rows(HERE / "to_target.csv")
+    tables["to_target_repeated"] = target_tables.repeated(
+        curves, read_rows(HERE / "to_target_repeated.csv")
+    )
+    tables["conversion"] = target_tables.conversions(curves, read_conversions())
     tables["network"] = network_tables.table(network.read_seconds())
     PAGE.write_text(filled(PAGE.read_text("utf-8"), tables), encoding="utf-8")
     print(f"wrote {PAGE}")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.conversion import Conversion
 from benchmarks.accuracy.results import Curves, Row, Run, figures_of, final_metric
 from benchmarks.accuracy.statistics import (
     Interval,
@@ -22,6 +23,7 @@ SOONER, EGRESS_SHARE = 2.5, 0.2  # goals of margins.md
 CLAIMED = "a tenth"  # the link that the claim of time is about
 MIN_SEEDS = 5  # below which nothing is decided
 TARGETS = (90, 95)  # percent of full data's final accuracy
+TRAININGS = 10  # over which a conversion is amortised
 OURS, FROZEN, STREAMED = "growcache", "frozen", "DataLoader"
 HEAD = (
     "arm",
@@ -36,6 +38,15 @@ HEAD = (
     "requests",
     "disk, MB",
     "memory, MB",
+)
+
+CONVERSION_HEAD = (
+    "loader",
+    "in the store, MB",
+    "conversion alone, s",
+    "with its transfers, s",
+    "first training to 95 %, s",
+    f"each of {TRAININGS}, s",
 )
 
 BySeed = dict[int, list[Row]]
@@ -217,6 +228,60 @@ def downloaded_first(curves: Curves, link: str) -> str:
         f"Full data would have to be fetched first: {fetch:.0f} s at this link, so it comes to 90 % after {times[0]:.0f} s "
         f"and to 95 % after {times[1]:.0f} s, with {store / 1e6:.0f} MB on disk and of egress."
     )
+
+
+def repeated(curves: Curves, again: Curves, link: str = CLAIMED) -> str:
+    """Return the times of the runs that were repeated, next to the first ones of the same seeds."""
+    times = (f"s to {percent} %, {time}" for percent in TARGETS for time in ("first", "again"))
+    head = ("arm", "seeds", *times)
+    arms = ((UNLIMITED, FULL), (link, OURS), (link, STREAMED))
+    rows = [_repeated_row(curves, again, *arm) for arm in arms]
+    ours, streamed = runs_of(again, link, OURS), runs_of(again, link, STREAMED)
+    claims = [
+        _sooner(
+            percent,
+            reached(ours, goals(again), percent, seconds_of),
+            reached(streamed, goals(again), percent, seconds_of),
+            claimed=False,
+        )
+        for percent in TARGETS
+    ]
+    table = map(_row, (head, ("---",) + ("--:",) * (len(head) - 1), *rows))
+    return "\n".join((*table, "", *(f"- {one.claim}, again: {one.found}" for one in claims)))
+
+
+def _repeated_row(curves: Curves, again: Curves, link: str, arm: str) -> tuple[str, ...]:
+    later = runs_of(again, link, arm)
+    first = {seed: rows for seed, rows in runs_of(curves, link, arm).items() if seed in later}
+    both = ((first, goals(curves)), (later, goals(again)))
+    times = [
+        _reached(reached(runs, full, percent, seconds_of))
+        for percent in TARGETS
+        for runs, full in both
+    ]
+    return arm, str(len(later)), *times
+
+
+def conversions(curves: Curves, found: Mapping[str, Conversion], link: str = CLAIMED) -> str:
+    """Return what loaders with a format of their own need to a target, once and amortised over several trainings.
+
+    The raw objects come through the link before the conversion, and its result goes back through it.
+    """
+    rows = [_conversion(one, curves, link) for one in found.values()]
+    return "\n".join(map(_row, (CONVERSION_HEAD, ("---",) + ("--:",) * 5, *rows)))
+
+
+def _conversion(one: Conversion, curves: Curves, link: str) -> tuple[str, ...]:
+    moved = one.seconds + download_seconds(curves, link) + one.store_bytes / LINKS[link]
+    runs = runs_of(curves, link, one.arm)
+    times = reached(runs, goals(curves), TARGETS[-1], seconds_of).values()
+    trained = [seconds for seconds in times if seconds is not None]
+    ends = ("never", "never")
+    if trained and len(trained) == len(times):
+        mean = float(np.mean(trained))
+        ends = f"{moved + mean:,.0f}", f"{moved / TRAININGS + mean:,.0f}"
+    size = f"{one.store_bytes / 1e6:.0f}"
+    return one.arm, size, f"{one.seconds:.1f}", f"{moved:,.0f}", *ends
 
 
 def tables(curves: Curves) -> str:
