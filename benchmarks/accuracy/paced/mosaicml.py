@@ -53,6 +53,9 @@ def batches(place: Place) -> Iterator[Batch]:
         shuffle_block_size=4 * SHARD_BYTES // WINDOW,
         download_timeout=600,
     )
+    # Forked workers would share the connection that fetched the index, and mix up its answers.
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
     loader = torch.utils.data.DataLoader(
         dataset,
         BATCH,
