@@ -97,14 +97,16 @@ class SplitConfig(ConfigModel):
     ) -> str | LabelGroup | BlockGroup | None:
         if not isinstance(value, str) or "group" in compiled(value).groupindex:
             return value
-        raise ValueError("expected (?P<group>…) around what tells groups apart")
+        raise ValueError("expected (?P<group>…) around the part that tells groups apart")
 
     @field_validator("fractions")
     @classmethod
     def _of_the_whole(cls, value: dict[str, float]) -> dict[str, float]:
         if not value or (total := sum(value.values())) > 1 + 1e-9:
             raise ValueError(
-                f"expected shares of 1, found {total:g} in all" if value else "name a subset"
+                f"expected shares that add up to at most 1, found {total:g}"
+                if value
+                else "name a subset"
             )
         return value
 
@@ -324,7 +326,7 @@ class Config(ConfigModel):
         if value == ():
             raise ValueError("name at least one")
         if isinstance(value, tuple) and len({one.on_missing for one in value}) > 1:
-            raise ValueError("expected the same on_missing in all")
+            raise ValueError("expected the same on_missing in all sources")
         return value
 
     @property
@@ -374,8 +376,8 @@ class Config(ConfigModel):
     def _has_one_kind_of_weights(self) -> Config:
         if self.weights is not None and self.sampling.strata is not None:
             raise ValueError(
-                "sampling.strata: sources are mixed by their own weights; leave it out, or name "
-                "the URLs of all in one source and let strata be told by their keys"
+                "sampling.strata: sources are mixed by their own weights; leave it out, or "
+                "name the URLs of all in one source and tell strata apart by their keys"
             )
         return self
 

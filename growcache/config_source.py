@@ -91,12 +91,10 @@ class LabelsConfig(ConfigModel):
     @model_validator(mode="after")
     def _classes_of_columns(self) -> LabelsConfig:
         if isinstance(self.classes, tuple) and len(self.columns) > 1:
-            raise ValueError(
-                f"classes: say of which column, as in {{{self.columns[-1]}: [...]}}"
-            )
+            raise ValueError(f"classes: name the column, as in {{{self.columns[-1]}: [...]}}")
         unknown = set(self.classes or ()) - set(self.columns)
         if isinstance(self.classes, dict) and unknown:
-            raise ValueError(f"classes: {min(unknown)!r} is none of the columns")
+            raise ValueError(f"classes: {min(unknown)!r} is not one of the columns")
         return self
 
     @field_validator("url")
@@ -109,7 +107,7 @@ class LabelsConfig(ConfigModel):
     @classmethod
     def _different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value or not all(value) or len(set(value)) < len(value):
-            raise ValueError("name at least one column, and none twice")
+            raise ValueError("name at least one column, and each only once")
         return value
 
     @field_validator("match")
@@ -340,7 +338,7 @@ class SourceConfig(ConfigModel):
         if self.names is not None and self.dataset is None:
             raise ValueError("names are those of the values of a dataset; name a dataset")
         if self.names is not None and len(set(self.names)) < len(self.names):
-            raise ValueError("names: name none twice")
+            raise ValueError("names: name each only once")
         return self
 
     @model_validator(mode="after")
@@ -358,7 +356,7 @@ class SourceConfig(ConfigModel):
         if any(other != names[0] for other in names[1:]):
             shown = ["{" + "}, {".join(sorted(some)) + "}" for some in names]
             raise ValueError(
-                f"expected the same placeholders in all, found {' and '.join(shown)}"
+                f"expected the same placeholders in all fields, found {' and '.join(shown)}"
             )
         return value
 

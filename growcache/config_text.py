@@ -129,8 +129,8 @@ def refuse_oversized(values: object, label: str) -> None:
         left -= 1
         if left < 0 or len(levels) > MAX_LEVELS:
             raise ConfigError(
-                f"{label}: more than {MAX_VALUES:,} values, or {MAX_LEVELS} within one another; "
-                "does an alias of YAML name what it is in?",
+                f"{label}: more than {MAX_VALUES:,} values, or {MAX_LEVELS} nested levels; "
+                "does a YAML alias contain itself?",
                 code="GC104",
             )
         if isinstance(value, Mapping):
@@ -206,7 +206,7 @@ def parse_yaml(text: str, label: str) -> Any:
     ) as error:  # a date with an impossible day
         raise ConfigError(
             f"{label}: not valid YAML: a value cannot be read ({type(error).__name__}); put "
-            "quotes around text, and no brackets into a thousand others",
+            "quotes around text, and do not nest brackets a thousand times",
             code="GC104",
         ) from None
 
@@ -370,8 +370,8 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     raise ConfigError(
-        f"config: expected values as YAML has them, found {type(value).__name__}; "
-        "give numbers, text, lists and mappings, and let your code make the rest of them",
+        f"config: expected values that YAML can hold, found {type(value).__name__}; give "
+        "numbers, text, lists and mappings, and let your code convert them",
         code="GC104",
     )
 

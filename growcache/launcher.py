@@ -67,7 +67,7 @@ def _launched(env: Mapping[str, str]) -> Iterator[LaunchedNode]:
         count = next((name for name in counts if env.get(name)), None)
         if count is None:
             raise ConfigError(
-                f"sampling.nodes: auto: {rank} of {launcher} is set, and {counts[-1]} is not; "
+                f"sampling.nodes: auto: {rank} of {launcher} is set, but {counts[-1]} is not; "
                 f"{_BY_HAND}",
                 code="GC701",
             )
@@ -81,8 +81,8 @@ def _ordinal(env: Mapping[str, str], hostname: str) -> Iterator[LaunchedNode]:
     named = _ORDINAL.fullmatch(hostname)
     if named is None:
         raise ConfigError(
-            f"sampling.nodes: auto: {COUNT} goes with a host name that ends in a number, as "
-            f"trainer-3 of a StatefulSet, found {hostname}; {_BY_HAND}",
+            f"sampling.nodes: auto: {COUNT} goes with a host name that ends in a number, such "
+            f"as trainer-3 of a StatefulSet, found {hostname}; {_BY_HAND}",
             code="GC701",
         )
     source = f"the host name {hostname} ({COUNT})"
@@ -105,10 +105,10 @@ def _why_none(env: Mapping[str, str], hostname: str) -> str:
             f"replicas a StatefulSet has; set {COUNT} to that, or {_BY_HAND}"
         )
     if any(env.get(name) for name in _LAUNCHERS[1][2]):
-        return f"this is a job of Slurm, but no step of it; start it with srun, or {_BY_HAND}"
+        return f"this runs in a Slurm job, but not in one of its steps; start it with srun, or {_BY_HAND}"
     return (
         "found neither torchrun (GROUP_RANK, GROUP_WORLD_SIZE), nor Slurm (SLURM_NODEID, "
-        f"SLURM_NNODES), nor a StatefulSet (a host name as trainer-3, {COUNT}); {_BY_HAND}"
+        f"SLURM_NNODES), nor a StatefulSet (a host name such as trainer-3, {COUNT}); {_BY_HAND}"
     )
 
 

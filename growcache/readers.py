@@ -120,7 +120,8 @@ def netcdf3(
 def _check_bytes(key: str, nbytes: int) -> None:
     if nbytes > _MOST_BYTES:
         raise FormatError(
-            f"{key}: its arrays may take {nbytes:,} bytes, of which {_MOST_BYTES:,} are allowed",
+            f"{key}: its arrays would take {nbytes:,} bytes, but at most {_MOST_BYTES:,} are "
+            "allowed",
             code="GC305",
         )
 
@@ -148,7 +149,9 @@ def _chosen(
                 f"{key}: expected a variable {name!r}, found {_names(held)}", code="GC303"
             )
         if not _is_plain(held[name]):
-            raise FormatError(f"{key}: {name} is no array of numbers and no text", code="GC306")
+            raise FormatError(
+                f"{key}: {name} is neither an array of numbers nor text", code="GC306"
+            )
     return {name: held[name] for name in variables}
 
 

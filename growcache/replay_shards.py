@@ -128,8 +128,8 @@ def _seeded_cache(facts: CacheFacts | None, catalog: bytes | None, folder: Path)
     """Return a cache in ``folder`` into which the service draws the journal's shards again."""
     if facts is None or facts.values["identity"] is None or not facts.values["editions"]:
         raise JournalError(
-            "some shards are not cached any more, and the journal does not say how to draw "
-            "them again: it was of a copy of a cache, which knows no store"
+            "some shards are no longer cached, and the journal does not say how to draw them "
+            "again: it belongs to a copy of a cache, which knows no store"
         )
     if catalog is None:
         raise JournalError(

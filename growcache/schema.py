@@ -386,7 +386,7 @@ def _field_of_value(name: str, value: object) -> Field:
     if isinstance(blob, str):
         if not is_utf8(blob):
             raise FormatError(
-                f"the string {name!r} is no valid Unicode; cache it as bytes", code="GC306"
+                f"the string {name!r} is not valid Unicode; cache it as bytes", code="GC306"
             )
         return Field(name, STR, ())
     array = np.asarray(value)

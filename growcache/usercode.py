@@ -270,7 +270,7 @@ def maker_of(
     if is_dataset(found) or not callable(found):
         if options:
             raise ConfigError(
-                f"{where[1]}: {name} is no function, and takes no options", code="GC108"
+                f"{where[1]}: {name} is not a function, and takes no options", code="GC108"
             )
         return lambda: found
     try:
@@ -300,7 +300,7 @@ def _unpickled(name: str, key: str) -> Maker:
         held = pickle.loads(Path(path).read_bytes())
     except _USER_ERRORS as error:
         raise ConfigError(
-            f"{key}: {name} cannot be unpickled in a process of growcache's: {_error_text(error)}; "
+            f"{key}: {name} cannot be unpickled in a growcache process: {_error_text(error)}; "
             "give from_dataset a function that makes the Dataset",
             code="GC109",
         ) from error
@@ -513,7 +513,7 @@ def _sample_value(value: Any, source: str, name: str, fresh: set[int]) -> Any:
         array = np.asarray(value)
     except _USER_ERRORS as error:
         raise FormatError(
-            f"{source}: {name!r} is no array: {_error_text(error)}", code="GC309"
+            f"{source}: {name!r} is not an array: {_error_text(error)}", code="GC309"
         ) from None
     # Copied unless read-only, because a function may reuse the array for its next sample.
     array = array.copy() if id(array) not in fresh and _is_writable(array) else array

@@ -154,7 +154,10 @@ def test_a_format_named_by_mistake() -> None:
 @pytest.mark.parametrize(
     ("split", "said"),
     [
-        ({"fractions": {"a": 0.5, "b": 0.6}, "use": "a"}, "shares of 1, found 1.1 in all"),
+        (
+            {"fractions": {"a": 0.5, "b": 0.6}, "use": "a"},
+            "shares that add up to at most 1, found 1.1",
+        ),
         ({"fractions": {"a": 0.5}, "use": "b"}, r"use: expected one of the fractions \(a\)"),
         ({"fractions": {}, "use": "b"}, "name a subset"),
         ({"fractions": {"a": 1}, "use": "a", "group": "sub-[0-9]+"}, r"expected \(\?P<group>"),

@@ -52,7 +52,7 @@ def test_a_launcher_says_which_machine_this_is(
         ({"GROWCACHE_NODES": "3"}, "trainer-3", "no node 3 of 3"),
         ({"GROUP_RANK": "1"}, "a", "GROUP_RANK .* GROUP_WORLD_SIZE is not"),
         ({"SLURM_NODEID": "1"}, "a", "SLURM_NODEID .* SLURM_JOB_NUM_NODES is not"),
-        ({"SLURM_NNODES": "2"}, "a", "a job of Slurm, but no step of it; start it with srun"),
+        ({"SLURM_NNODES": "2"}, "a", "in a Slurm job, but not in one of its steps; start it with srun"),
         (TORCHRUN | {"GROUP_RANK": "-1"}, "a", "a number in GROUP_RANK, found '-1'"),
         (TORCHRUN | {"GROUP_WORLD_SIZE": "0"}, "a", "no node 1 of 0"),
         (TORCHRUN | SLURM | {"SLURM_NODEID": "2"}, "a", "node 1 of 3 by torchrun .* and node 2 of 3 by Slurm"),

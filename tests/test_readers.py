@@ -57,7 +57,7 @@ def test_cells_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("scipy.io.loadmat", loadmat)
     assert [list(one) for one in mat(Opened(tmp_path / "a.mat"))] == [["x"]]
-    with pytest.raises(FormatError, match="cell is no array"):
+    with pytest.raises(FormatError, match="cell is neither an array"):
         list(mat(Opened(tmp_path / "a.mat"), ["cell"]))
     assert read == [["x"], []]
 
@@ -89,7 +89,7 @@ def test_variables_of_netcdf(netcdf_file: Opened) -> None:
     ("options", "words"),
     [
         ({"variables": ["z"]}, "expected a variable 'z', found n, struct, text, x, y"),
-        ({"variables": ["struct"]}, "struct is no array of numbers and no text"),
+        ({"variables": ["struct"]}, "struct is neither an array of numbers nor text"),
         ({"axis": 2}, "not all of x, y have an axis 2"),
     ],
 )

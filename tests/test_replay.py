@@ -214,7 +214,7 @@ def test_the_command_shows_and_writes_a_step(
 ) -> None:
     words = ["replay", str(trained.config), str(trained.journal)]
     assert main(words) == 0
-    assert f"knows of {len(trained.seen)} steps" in capsys.readouterr().out
+    assert f"has {len(trained.seen)} steps" in capsys.readouterr().out
     kept = ["--cache", str(tmp_path / "kept")]
     assert main([*words, "--step", "7", "-o", str(tmp_path / "b.npz"), *kept]) == 0
     lines = capsys.readouterr().out.splitlines()

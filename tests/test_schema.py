@@ -53,7 +53,7 @@ def test_what_is_found_is_fixed_but_for_bytes_and_text() -> None:
         ({"x": None}, "has dtype object"),
         ({"x": np.zeros(2, [("a", "i4")])}, "has dtype"),
         ({"x": np.zeros(2, "M8[s]")}, "has dtype datetime64"),
-        ({"x": "\ud800"}, "no valid Unicode; cache it as bytes"),
+        ({"x": "\ud800"}, "not valid Unicode; cache it as bytes"),
     ],
 )
 def test_what_no_sample_is(sample: Any, expected: str) -> None:
@@ -68,7 +68,7 @@ def test_what_no_sample_is(sample: Any, expected: str) -> None:
         ({"x": np.zeros(6, "<f4")}, r"x: float32\[6\]"),
         ({"x": np.zeros((2, 3), "<f8")}, r"x: float64\[2, 3\]"),
         ({"note": b"bytes"}, "note: bytes"),
-        ({"note": "\ud800"}, "no valid Unicode"),
+        ({"note": "\ud800"}, "not valid Unicode"),
         ({"data": np.zeros(3, "|u1")}, r"data: uint8\[3\]"),
         ({"y": np.zeros(1, "|i1")}, r"y: int8\[1\]"),
         ({"more": 1}, "more: int64"),

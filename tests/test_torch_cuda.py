@@ -226,7 +226,7 @@ def test_memory_that_cannot_be_locked_is_said_once(
     assert [what for what, _ in gpus.asked] == ["lock"]
     assert ("cudaGetLastError", threading.get_ident()) in forgot
     (record,) = caplog.records
-    assert "cannot be page-locked (CUDA error 712)" in record.getMessage()
+    assert "bytes (CUDA error 712)" in record.getMessage()
     for buffer in buffers:
         buffer[:] = 1
     del buffers

@@ -188,7 +188,7 @@ def test_an_older_iterator_does_not_move_the_loader(cache: Filled, kind: Any) ->
         new = iter(train)
         next(new)
         stands = train.state_dict()
-        with pytest.raises(RuntimeError, match="iterated anew"):
+        with pytest.raises(RuntimeError, match="a new iteration began"):
             next(old)
         assert train.state_dict() == stands
         assert len(list(new)) == 9

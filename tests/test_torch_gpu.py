@@ -257,7 +257,7 @@ def test_an_error_of_locking_is_not_that_of_the_next_kernel(
         thread.join()
     assert found == [3]
     (record,) = caplog.records
-    assert "cannot be page-locked (CUDA error 712)" in record.getMessage()
+    assert "bytes (CUDA error 712)" in record.getMessage()
 
 
 # Jobs in processes of their own, because they change state of the whole process

@@ -79,14 +79,14 @@ def test_a_rank_that_waits_names_the_others_with_their_reasons(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups = group(2)
-    groups[1].prepare(lambda: "waiting for 1000 samples in /cache, 12 are there")
+    groups[1].prepare(lambda: "waiting for 1000 samples in /cache, which has 12 so far")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(groups[0].agree, Offer(0, rows=3), watch())
-        while not any("12 are there" in text for text in caplog.messages):
+        while not any("which has 12 so far" in text for text in caplog.messages):
             assert not first.done()
             time.sleep(0.02)
         assert groups[1].agree(Offer(0, rows=5), watch()) == first.result() == 3
-    (said,) = [text for text in caplog.messages if "12 are there" in text]
+    (said,) = [text for text in caplog.messages if "which has 12 so far" in text]
     assert said.startswith("rank 0 of job default waits for rank 1 (pid ")
 
 
@@ -104,7 +104,9 @@ def test_ranks_that_differ_are_refused_with_both_sides(
             for one, offer in zip(groups, offers, strict=True)
         ]
         for one in found:
-            with pytest.raises(ConfigError, match=r"alike: rank 0 is at pass .*, rank 1 \(pid"):
+            with pytest.raises(
+                ConfigError, match=r"in the same way: rank 0 is at pass .*, rank 1 \(pid"
+            ):
                 one.result()
 
 

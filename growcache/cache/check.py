@@ -93,14 +93,14 @@ def survey_identity(
     if held is None and (known or contents.rows or numbers_on_disk(layout)):
         return known, [_identity_finding(layout, "is missing", known)]
     if known is not None and held != known:
-        return known, [_identity_finding(layout, "is not that of the index", known)]
+        return known, [_identity_finding(layout, "differs from the copy in the index", known)]
     return held, []
 
 
 def _identity_finding(layout: CacheLayout, what: str, known: Identity | None) -> Finding:
     way = "" if known else (
-        ", and so is the copy in the index: growcache run CONFIG takes the shards over, where "
-        "they are those of CONFIG"
+        ", and so is the copy in the index; growcache run CONFIG takes over the shards that "
+        "match CONFIG"
     )  # fmt: skip
     return Finding("error", None, f"{layout.identity} {what}{way}", mendable=known is not None)
 
@@ -117,13 +117,13 @@ def side_file_findings(layout: CacheLayout, contents: IndexContents) -> Iterator
     ]
     texts = [f"{path} is damaged" for path, value in found if value is None]
     if editions is not None and editions[: len(known)] != known:
-        text = f"{layout.editions}: expected {len(known)} editions as in the index"
-        texts.append(f"{text}, found {len(editions)} others")
+        text = f"{layout.editions}: expected the {len(known)} editions of the index"
+        texts.append(f"{text}, found {len(editions)} different ones")
     if deferrals is not None and deferrals != noted and deferrals.serial <= noted.serial:
-        text = f"{layout.deferrals}: expected {noted.size} visits set aside, as in the index"
-        texts.append(f"{text}, found {deferrals.size} others")
+        text = f"{layout.deferrals}: expected the {noted.size} deferred visits of the index"
+        texts.append(f"{text}, found {deferrals.size} different ones")
     if issued is not None and issued < least:
-        texts.append(f"{layout.issued}: expected group {least} or more, found {issued}")
+        texts.append(f"{layout.issued}: expected group {least} or later, found {issued}")
     for text in texts:
         yield Finding("error", None, text, mendable=True)
 
@@ -136,7 +136,8 @@ def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
             yield Finding(severity, None, f"{lease.path}: {lease.reason}; {lease.advice}")
         else:  # a power cut causes it, because leases are not synced
             text = (
-                f"{lease.path}: {lease.reason}; no reader holds it, the next start removes it"
+                f"{lease.path}: {lease.reason}; no reader holds it, so the next start removes "
+                "it"
             )
             yield Finding("info", None, text)
 
@@ -144,10 +145,12 @@ def lease_findings(layout: CacheLayout) -> Iterator[Finding]:
 def marker_findings(layout: CacheLayout) -> Iterator[Finding]:
     """Yield a damaged marker and foreign files. The next start writes a missing marker."""
     if layout.marker.exists() and read_marker(layout) is None:
-        yield Finding("info", None, f"{layout.marker} is damaged; the next start writes it")
+        yield Finding("info", None, f"{layout.marker} is damaged; the next start rewrites it")
     for path in foreign_paths(layout):
         yield Finding(
-            "info", None, f"{path}: not growcache's; it stays, and counts in the bound"
+            "info",
+            None,
+            f"{path}: not a file of growcache; it stays, and counts against the bound",
         )
 
 
@@ -156,7 +159,9 @@ def litter_findings(layout: CacheLayout, known: set[int], *, whole: bool) -> Ite
     for path in sorted(layout.shards.iterdir() if whole and layout.shards.is_dir() else ()):
         number = shard_number(path)
         if is_shard_name(path.name) and number not in known:
-            yield Finding("info", number, f"{path}: no live shard; the next start removes it")
+            yield Finding(
+                "info", number, f"{path}: not a live shard; the next start removes it"
+            )
     for path in sorted(layout.incoming.iterdir() if layout.incoming.is_dir() else ()):
         if not is_incoming_name(path.name):
             continue
@@ -237,7 +242,7 @@ def _index_contents(layout: CacheLayout) -> tuple[IndexContents, list[Finding]]:
         raise CacheMissingError(
             f"no cache at {layout.directory}; fill one with: growcache run CONFIG"
         )
-    text = f"{layout.index} is missing; {lying} shards lie there"
+    text = f"{layout.index} is missing, but {lying} shards are on disk"
     return IndexContents(), [Finding("error", None, text, mendable=True)]
 
 
@@ -253,7 +258,7 @@ def _row_differences(row: ShardTableRow, sidecar: Sidecar) -> Iterator[str]:
     pairs = [(name, getattr(row, name), getattr(sidecar, name)) for name in (*names, "digest")]
     for name, noted, described in [*pairs, ("holes", row.holes, len(sidecar.holes))]:
         if noted != described:
-            yield f"{name}: the index says {noted}, the shard's description {described}"
+            yield f"{name}: the index says {noted}, its sidecar says {described}"
 
 
 def _still_live(
@@ -287,7 +292,7 @@ def repair(
     adopt(layout)
     if is_locked(layout.supervisor_lock):
         raise in_use_error(
-            layout, "stop it, then repair; a check without --repair needs no stop"
+            layout, "stop it before the repair; a check without --repair works while it runs"
         )
     with take_over(layout, SAMPLERS_SECONDS):
         finish_clear(layout)

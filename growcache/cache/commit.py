@@ -102,7 +102,7 @@ def _refuse_other_fingerprints(sidecars: Iterable[Sidecar], fingerprint: str | N
     for sidecar in sidecars:
         if sidecar.fingerprint != fingerprint:
             raise FingerprintError(
-                f"shard {sidecar.number} was drawn by another configuration "
+                f"shard {sidecar.number} was drawn with another configuration "
                 f"({sidecar.fingerprint}); restart the service"
             )
 

@@ -220,7 +220,7 @@ def newest(records: Iterable[Deferrals | None]) -> Deferrals | None:
 
 def number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError("a number that is none")
+        raise ValueError("not a number")
     return value
 
 

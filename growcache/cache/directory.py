@@ -64,8 +64,7 @@ from growcache.modes import (
 _log = logging.getLogger(__name__)
 
 MARKER_TEXT = (
-    "A cache of growcache. Its files come and go as growcache decides; "
-    "empty it with: growcache clear"
+    "A growcache cache. growcache adds and deletes its files; empty it with: growcache clear"
 )
 SHOWN_ENTRIES = 3
 
@@ -139,7 +138,7 @@ def _foreign_folder_error(layout: CacheLayout, found: list[str]) -> CachePathErr
     more = len(found) - SHOWN_ENTRIES
     names = ", ".join(found[:SHOWN_ENTRIES]) + (f" and {more} more" if more > 0 else "")
     return CachePathError(
-        f"{layout.root} is no cache of growcache, and is not empty (it holds {names}); nothing "
+        f"{layout.root} is not a growcache cache, and is not empty (it holds {names}); nothing "
         "was changed. Choose another cache.path: a new folder, or an empty one"
     )
 
@@ -154,8 +153,8 @@ def _make_root(root: Path) -> None:
     _make_directory(root, make_private_directory)
     if not os.access(root, os.R_OK):
         raise CachePathError(
-            f"may not read the cache directory {root}; change its permissions, or choose another "
-            "cache.path",
+            f"no permission to read the cache directory {root}; change its permissions, or "
+            "choose another cache.path",
             code="GC406",
         )
     # Without this a power cut may remove a new cache completely, and with it the number of the
@@ -168,9 +167,9 @@ def _make_root(root: Path) -> None:
 def _require_group(root: Path) -> None:
     if is_shared(root) and not may_share_with_group(root):
         raise CachePathError(
-            f"{root} is shared with its group ({root.stat().st_gid}), to which this process of uid "
-            f"{os.geteuid()} does not belong; run it with that group (docker run --group-add GID), "
-            "or take the group's right away: chmod g-ws",
+            f"{root} is shared with its group ({root.stat().st_gid}), to which this process of "
+            f"uid {os.geteuid()} does not belong; run it with that group (docker run "
+            "--group-add GID), or remove the group's write permission: chmod g-ws",
             code="GC406",
         )
 
@@ -252,7 +251,7 @@ def _make_directory(directory: Path, make: Callable[[Path], None]) -> None:
         ) from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CachePathError(
-            f"may not write into the cache directory {directory}; change its "
+            f"no permission to write into the cache directory {directory}; change its "
             "permissions, or choose another cache.path",
             code="GC406",
         )
@@ -278,12 +277,12 @@ class OpenDirectory:
         if not self.in_place:
             raise CacheGoneError(
                 f"the cache directory {self._layout.root} was removed, moved or replaced while "
-                "the service ran; start it again when the folder is what it is to be"
+                "the service ran; restore the folder, then start the service again"
             )
         if lost := next(self._lost(), None) or self._missing_file(error):
             raise CacheGoneError(
                 f"{lost} was removed or replaced while the service ran; the next growcache run "
-                "puts right what can be"
+                "repairs the cache as far as possible"
             )
 
     def _missing_file(self, error: Exception | None) -> Path | None:
@@ -394,23 +393,24 @@ def _wait_for_samplers(layout: CacheLayout, seconds: float, before: Mapping[str,
     except LockedError:
         raise CacheBusyError(_hung_samplers_message(layout, before, ended)) from None
     _log.warning(
-        "ended samplers of a service that died, for they hung: %s", ", ".join(map(str, ended))
+        "service killed hung samplers of an earlier service that died: pids %s",
+        ", ".join(map(str, ended)),
     )
 
 
 def _hung_samplers_message(
     layout: CacheLayout, before: Mapping[str, Any], ended: Sequence[int]
 ) -> str:
-    of = f"of the service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
+    of = f"of the dead service with pid {before.get('pid', '?')} on {before.get('host', '?')}"
     if ended:
         pids = ", ".join(map(str, ended))
         return (
-            f"samplers {of}, which died, still hold {layout.root}: {pids} were killed and do not "
-            "end, so the kernel is waiting for a disk or a network share; try again later"
+            f"samplers {of} still hold {layout.root}: {pids} were killed but do not end, "
+            "because the kernel waits for a disk or a network share; try again later"
         )
     return (
-        f"samplers {of}, which died, still hold {layout.root}, and cannot be seen from here: they "
-        "are another user's, or run on another host or in another container; end them there "
+        f"samplers {of} still hold {layout.root}, and cannot be seen from here: they belong to "
+        "another user, or run on another host or in another container; end them there "
         "(growcache sampler)"
     )
 
@@ -425,7 +425,7 @@ def in_use_error(layout: CacheLayout, advice: str) -> CacheBusyError:
         and is_process_stopped(pid)
     ):
         return CacheBusyError(
-            f"{told}, which is stopped by a signal; let it go on with: kill -CONT {pid}, or end "
+            f"{told}, which is stopped by a signal; continue it with: kill -CONT {pid}, or end "
             f"it with: kill -KILL {pid}"
         )
     return CacheBusyError(f"{told}; {advice}")

@@ -32,7 +32,7 @@ def naming_full_disk(what: str) -> Iterator[None]:
         if not is_full_disk(error):
             raise
         raise CacheFullError(
-            f"no room on the disk for {what}; free some, or lower cache.max_bytes"
+            f"no room on the disk for {what}; free some space, or lower cache.max_bytes"
         ) from error
 
 
@@ -233,7 +233,7 @@ class CacheLayout:
         if known:
             raise CacheMissingError(
                 f"the index of the cache at {self.root} is missing; the next growcache run "
-                f"CONFIG makes it again, and so does: growcache check {self.root} --repair"
+                f"CONFIG rebuilds it, and so does: growcache check {self.root} --repair"
             )
         raise CacheMissingError(
             f"no cache at {self.directory}; fill one with: growcache run CONFIG"
@@ -242,12 +242,12 @@ class CacheLayout:
 
 def permission_message(path: Path) -> str:
     try:
-        owner = f"of uid {path.stat().st_uid}"
+        owner = f"owned by uid {path.stat().st_uid}"
     except PermissionError:
-        owner = "in a folder of another user's"
+        owner = "in another user's folder"
     return (
-        f"may not look into {path}: it is {owner}, and this process of uid {os.geteuid()}; "
-        + ONE_USER_OR_GROUP
+        f"no permission to look into {path}: it is {owner}, and this process runs as uid "
+        f"{os.geteuid()}; " + ONE_USER_OR_GROUP
     )
 
 
@@ -272,7 +272,7 @@ def read_marker(layout: CacheLayout) -> int | None:
 
 def newer_layout_error(layout: CacheLayout, version: int) -> CachePathError:
     return CachePathError(
-        f"the cache at {layout.root} was made by a later growcache (layout {version}, this one "
+        f"the cache at {layout.root} was made by a newer growcache (layout {version}, this one "
         f"knows {LAYOUT_VERSION}); upgrade growcache, or choose another cache.path",
         code="GC408",
     )
@@ -425,7 +425,7 @@ def refuse_network(path: Path) -> None:
         raise unusable_path_error(path, error) from error
     if kind in NETWORK_FILE_SYSTEMS:
         raise CachePathError(
-            f"{path} lies on a network file system ({kind}), where locks are not reliable; "
-            "choose a local disk, or set cache.allow_network_filesystem: true at your risk",
+            f"{path} is on a network file system ({kind}), where locks are not reliable; "
+            "choose a local disk, or set cache.allow_network_filesystem: true at your own risk",
             code="GC407",
         )

@@ -284,7 +284,7 @@ def split_lease(data: bytes) -> tuple[int, int, LeaseCounters | None]:
         (length,) = struct.unpack_from("<I", data, len(MAGIC))
         return len(MAGIC) + 4, length, None
     if magic != MAGIC:
-        raise ValueError("no lease")
+        raise ValueError("not a lease")
     length, counted = struct.unpack_from("<II", data, len(MAGIC))
     start = COUNTERS_AT + counted
     return start, length, _parse_counters(data[COUNTERS_AT:start])
@@ -323,13 +323,13 @@ def _parse_ranges(ranges: Iterable[tuple[int, int]], expected: int) -> tuple[int
     """Return the numbers of ranges [first, count]. A damaged header may claim 10^15 shards."""
     pairs = [(_checked_number(first), _checked_number(count)) for first, count in ranges]
     if sum(count for _, count in pairs) != expected:
-        raise ValueError("as many numbers as states were expected")
+        raise ValueError("expected as many numbers as states")
     return tuple(itertools.chain.from_iterable(range(n, n + count) for n, count in pairs))
 
 
 def _checked_number(value: object) -> int:
     if type(value) is not int or not 0 <= value < MOST_SHARD_NUMBER:
-        raise ValueError(f"no number of a shard: {value!r}")
+        raise ValueError(f"not the number of a shard: {value!r}")
     return value
 
 
@@ -339,13 +339,13 @@ def _parse_rank_note(**said: Any) -> RankNote:
         _checked_text(text)
     numbers = (note.walk, note.pass_number, note.rank, note.ranks)
     if not all(type(n) is int for n in numbers) or not isinstance(note.settings, Mapping):
-        raise ValueError("no note of a rank")
+        raise ValueError("not the note of a rank")
     return note
 
 
 def _checked_text(value: object) -> str:
     if type(value) is not str:
-        raise ValueError("no text of a lease")
+        raise ValueError("not a text")
     return value
 
 
@@ -419,7 +419,7 @@ class LeaseCounters:
         buckets = list(fields[8 : 8 + WAIT_BUCKETS])
         whole = max(epoch, pass_number, delivered, batches, waits, *buckets) < _MOST_COUNT
         if not (whole and math.isfinite(at) and 0 <= seconds < math.inf):
-            raise ValueError("no counters of a reader")
+            raise ValueError("not the counters of a reader")
         return cls(
             gave_state=bool(flags & _GAVE_STATE),
             counts=bool(flags & _COUNTS),
@@ -452,7 +452,7 @@ class ForeignLease:
     def advice(self) -> str:
         if not self.protects:
             return "it protects nothing and may be removed"
-        ending = "it protects all that was cached when it came, until its reader ends"
+        ending = "it protects all samples that were cached before it, until its reader ends"
         if self.uid != os.geteuid():
             ending += f"; this is uid {os.geteuid()}, not {self.uid}: {ONE_USER_OR_GROUP}"
         if self.held is None:
@@ -499,7 +499,7 @@ def _kind_of_file(mode: int) -> str:
         stat.S_IFDIR: "it is a directory",
         stat.S_IFIFO: "it is a pipe",
     }
-    return kinds.get(stat.S_IFMT(mode), "it is no file")
+    return kinds.get(stat.S_IFMT(mode), "it is not a file")
 
 
 def foreign_leases_message(foreign: Sequence[ForeignLease]) -> str:

@@ -248,8 +248,9 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     except OSError as error:
         if error.errno in NO_FLOCK_ERRORS:
             raise CachePathError(
-                f"the file system of the cache has no locks (flock: {error.strerror}), without "
-                "which processes cannot share it; choose a cache.path on a local disk",
+                "the file system of the cache does not support locks (flock: "
+                f"{error.strerror}), which processes need to share it; choose a cache.path on "
+                "a local disk",
                 code="GC407",
             ) from error
         raise

@@ -91,10 +91,10 @@ def _other_configuration_message(
     what = "; ".join(differing[:5]) or "its fingerprint"
     cost = f"{totals.samples:,} samples ({totals.bytes + totals.retired_bytes:,} bytes)"
     return (
-        f"the cache {layout.root} holds samples of another configuration: {what}"
-        f"{_version_note(differing)}. Have its {cost} replaced as new ones come: growcache run "
-        "--replace, or growcache.serve(config, replace=True); or choose another cache.path; or "
-        f"empty it with: growcache clear {layout.root}"
+        f"the cache {layout.root} holds samples of another configuration: "
+        f"{what}{_version_note(differing)}. To replace its {cost} as new ones come: growcache "
+        "run --replace, or growcache.serve(config, replace=True). Otherwise choose another "
+        f"cache.path, or empty it with: growcache clear {layout.root}"
     )
 
 

@@ -109,8 +109,9 @@ def parse_list(data: bytes, label: object, start: int = 0) -> list[PurgedObject]
         purged = parse_line(line)
         if purged is None:
             raise CacheError(
-                f"{label}: line {number} is damaged, or of a later growcache; put in its place that "
-                "line of another copy of the list, or remove it and purge its object again",
+                f"{label}: line {number} is damaged, or was written by a newer growcache; "
+                "replace it with the same line of another copy of the list, or remove it and "
+                "purge its object again",
                 code="GC416",
             )
         found.append(purged)
@@ -207,8 +208,8 @@ def is_purged(
     if identity is None and any(layout.shards.glob(f"*{SIDECAR}")):
         # With several fields, a sidecar has only the first field's object.
         raise CacheError(
-            f"{layout.identity} is missing, and so is its copy in the index, so it cannot be told "
-            "whether samples are of purged objects; the next growcache run CONFIG makes it again",
+            f"{layout.identity} is missing, and so is its copy in the index, so samples cannot "
+            "be compared with the purged objects; the next growcache run CONFIG writes it again",
             code="GC416",
         )
     keys_of = keys_of_object(identity.parts if identity else {})

@@ -125,9 +125,9 @@ class Lease:
         body = MAGIC + sizes + said + header + STAGE_OPEN + bytes(len(wanted))
         if wished and max_bytes is not None and whole_blocks(len(body)) > max_bytes:
             raise CacheError(
-                f"the lease that names {len(wished):,} shards to be drawn again takes "
-                f"{len(body):,} bytes, but {layout.root} has {max_bytes:,} for all leases; raise "
-                "cache.max_bytes, or go on with other shards: load_state_dict(state, "
+                f"a lease that asks for {len(wished):,} shards to be drawn again takes "
+                f"{len(body):,} bytes, but {layout.root} has {max_bytes:,} for all leases; "
+                "raise cache.max_bytes, or continue with other shards: load_state_dict(state, "
                 "missing='substitute')",
                 code="GC412",
             )
@@ -251,9 +251,9 @@ def _refuse_old_service(layout: CacheLayout) -> None:
         return
     if is_locked(layout.supervisor_lock):
         raise CacheError(
-            f"the service that fills {layout.root} (pid {told.get('pid')} on {told.get('host')}) "
-            "is of an earlier growcache and would not heed this reader; stop it and start it "
-            "again with: growcache run CONFIG",
+            f"the service that fills {layout.root} (pid {told.get('pid')} on "
+            f"{told.get('host')}) runs an earlier growcache and would ignore this reader; stop "
+            "it, then start it again with: growcache run CONFIG",
             code="GC408",
         )
 
@@ -264,19 +264,20 @@ def _creation_error(layout: CacheLayout, error: OSError) -> CacheError:
     text = f"cannot write a lease in {layout.leases}: {error.strerror}; "
     if error.errno == errno.EROFS:
         return CacheError(
-            f"{text}a reader notes there what it reads, so mount the cache's folder writable "
+            f"{text}a reader records there what it reads, so mount the cache's folder writable "
             "(docker run -v HOST:CACHE, without :ro)",
             code="GC417",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = _owner_text(layout)
         return CacheError(
-            f"{text}this process is of uid {os.geteuid()}, and the folder {owner}; "
+            f"{text}this process runs as uid {os.geteuid()}, and the folder {owner}; "
             + ONE_USER_OR_GROUP,
             code="GC417",
         )
     return CacheError(
-        f"{text}a reader must be able to write there, or the supervisor cannot know of it",
+        f"{text}a reader must be able to write there, because the supervisor looks there for "
+        "readers",
         code="GC417",
     )
 
@@ -285,8 +286,8 @@ def _owner_text(layout: CacheLayout) -> str:
     try:
         found = layout.leases.stat()
     except OSError:
-        return "cannot be looked into"
-    return f"of uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}"
+        return "cannot be inspected"
+    return f"belongs to uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}"
 
 
 class _LeaseFile:

@@ -259,9 +259,7 @@ def warn_of_foreign_files(layout: CacheLayout) -> int:
     if found:
         names = [repr(str(path.relative_to(layout.root))) for path in found[:SHOWN_FOREIGN]]
         shown = ", ".join(names) + (" …" if len(found) > SHOWN_FOREIGN else "")
-        _log.warning(
-            "%s holds what is not growcache's, and stays there: %s", layout.root, shown
-        )
+        _log.warning("recovery leaves foreign files in %s: %s", layout.root, shown)
     return foreign_bytes(layout, found)
 
 

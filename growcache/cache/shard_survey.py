@@ -107,7 +107,7 @@ def _examine(
     try:
         sidecar = Sidecar.from_bytes(path.read_bytes(), str(path))
     except FileNotFoundError:
-        return ExaminedShard(None, [f"{path}: the description of the shard is missing"])
+        return ExaminedShard(None, [f"{path}: the sidecar of the shard is missing"])
     except CorruptShardError as error:
         return ExaminedShard(None, [str(error)])
     problems = [*_foreign_shard(sidecar, number, identity)]
@@ -119,7 +119,7 @@ def _examine(
     if purged is not None and names_purged(sidecar, purged):
         root = shlex.quote(str(layout.root))
         problems.append(
-            f"it holds samples of purged objects; finish that: growcache purge {root}"
+            f"it holds samples of purged objects; finish the purge: growcache purge {root}"
         )
     return ExaminedShard(_without_origins(sidecar), problems)
 
@@ -131,13 +131,13 @@ def _without_origins(sidecar: Sidecar) -> Sidecar:
 
 def _foreign_shard(sidecar: Sidecar, number: int, identity: Identity | None) -> Iterator[str]:
     if sidecar.number != number:
-        yield f"number: the index says {number}, the shard's description {sidecar.number}"
+        yield f"number: the index says {number}, its sidecar says {sidecar.number}"
     if len(sidecar.origins) != sidecar.samples:
-        yield f"{sidecar.samples} samples, but origins of {len(sidecar.origins)}"
+        yield f"{sidecar.samples} samples, but {len(sidecar.origins)} origins"
     if identity is None:
         return
     if sidecar.fingerprint != identity.fingerprint:
-        yield f"fingerprint {sidecar.fingerprint}, of a cache of {identity.fingerprint}"
+        yield f"fingerprint {sidecar.fingerprint}, in a cache with {identity.fingerprint}"
     if sidecar.cache_format != identity.cache_format:
         yield f"files of {sidecar.cache_format}, in a cache of {identity.cache_format}"
     if sidecar.schema != identity.schema:
@@ -172,7 +172,7 @@ def _damaged_records(layout: CacheLayout, number: int, sidecar: Sidecar) -> Iter
 def _damaged_files(layout: CacheLayout, sidecar: Sidecar, shard: MappedShard) -> Iterator[str]:
     expected = CACHE_FORMATS[sidecar.cache_format].suffixes(sidecar.schema)
     if tuple(file.suffix for file in sidecar.files) != expected:
-        yield f"the shard's description is not of the files {', '.join(expected)}"
+        yield f"the sidecar does not describe the files {', '.join(expected)}"
         return
     for file, memory in zip(sidecar.files, shard.memories, strict=True):
         path = layout.shard(sidecar.number, file.suffix)

@@ -129,7 +129,8 @@ def read_identity(root: str | os.PathLike[str]) -> Identity | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise CacheError(
-            f"{path} is damaged ({error}); mend it with: growcache check {path.parent} --repair",
+            f"{path} is damaged ({error}); repair it with: growcache check {path.parent} "
+            "--repair",
             code="GC416",
         ) from None
 

@@ -221,7 +221,7 @@ class Sidecar:
         inner = data[_HEAD_BYTES:-1]
         head = (_HEAD % google_crc32c.value(inner)).encode()
         if data[:_HEAD_BYTES] != head or data[-1:] != b"}":
-            raise CorruptShardError(f"{label}: the description of the shard is damaged")
+            raise CorruptShardError(f"{label}: the sidecar of the shard is damaged")
         try:
             values = _loads(inner)
             _refuse_newer(values["format_version"], label)
@@ -230,7 +230,7 @@ class Sidecar:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptShardError(
-                f"{label}: the description of the shard is none ({type(error).__name__})"
+                f"{label}: the sidecar of the shard cannot be read ({type(error).__name__})"
             ) from None
 
 
@@ -273,7 +273,7 @@ def _checked(sidecar: Sidecar) -> Sidecar:
         *(f.nbytes for f in sidecar.files),
     )
     if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
-        raise ValueError("a number that is none")
+        raise ValueError("not a number")
     origins = sidecar.origins
     stores = origins.stores or origins.keys
     table = [origins.keys, origins.etags, origins.sizes, origins.mtimes, stores]
@@ -281,13 +281,13 @@ def _checked(sidecar: Sidecar) -> Sidecar:
     rounds = origins.round or origins.object
     columns = [origins.object, origins.part, origins.parts, origins.start, origins.stop, rounds]
     if not all(type(store) is int and 0 <= store < _MOST for store in origins.stores):
-        raise ValueError("a store that is none")
+        raise ValueError("not the number of a store")
     if len(objects) != 1 or {len(column) for column in columns} != {sidecar.samples}:
-        raise ValueError("origins of other samples")
+        raise ValueError("origins that do not match the samples")
     if origins.object and not 0 <= min(origins.object) <= max(origins.object) < objects.pop():
-        raise ValueError("an origin in no object")
+        raise ValueError("an origin without an object")
     if not all(_FILE.fullmatch(file.suffix) for file in sidecar.files):
-        raise ValueError("a file that is none of a shard's")
+        raise ValueError("not a file of a shard")
     return sidecar
 
 

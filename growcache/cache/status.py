@@ -291,13 +291,13 @@ def _silence(told: Status, now: float, *, stopped: bool) -> str:
     """Return what a silent service must do first, in words. ``told`` is its last status."""
     if stopped:
         return (
-            f"the service to go on: its process is stopped by a signal; let it go on with: "
+            "the service to continue: its process is stopped by a signal; continue it with: "
             f"kill -CONT {told.pid}"
         )
     seconds = now - told.updated_at if told.updated_at is not None else 0.0
     if seconds < SILENT_SECONDS:
         return ""
-    return f"the service to answer: pid {told.pid} on {told.host} has said nothing for {seconds:.0f} s"
+    return f"the service to answer: pid {told.pid} on {told.host} has been silent for {seconds:.0f} s"
 
 
 def _stopped(layout: CacheLayout, told: Status) -> Status:

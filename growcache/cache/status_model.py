@@ -133,7 +133,7 @@ class MovedStatus:
             return ""
         parts = "1 part" if self.parts == 1 else f"{self.parts:,} parts"
         more = f"; {self.left:,} more to come" if self.left else ""
-        return f"{parts} drawn of lanes that another node had earlier in the pass and may have drawn, too{more}"
+        return f"{parts} drawn from lanes that another node owned earlier in the pass and may have drawn as well{more}"
 
 
 @dataclass(frozen=True, slots=True)

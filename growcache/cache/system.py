@@ -372,6 +372,6 @@ def watch_directory(directory: Path, told: Callable[[], None]) -> DirectoryWatch
         observer.schedule(Tell(), str(directory))
         observer.start()
     except OSError as error:
-        _log.info("no file events (%s): polling", error)
+        _log.info("cache watch gets no file events and polls instead: %s", error)
         return DirectoryWatch(None)
     return DirectoryWatch(observer)

@@ -152,7 +152,7 @@ def peek(
     """Show samples of a cache, and the object that each came from."""
     if config is not None and not refetch:
         raise ConfigError(
-            "--config is for --refetch; a look at the cache needs none", code="GC105"
+            "--config is only for --refetch; add --refetch, or leave --config out", code="GC105"
         )
     if not refetch:
         from growcache.cli.peek import peek_cache
@@ -187,7 +187,9 @@ def replay(
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep redrawn shards there for the next call."),
+        typer.Option(
+            metavar="FOLDER", help="Keep redrawn shards in this folder for the next call."
+        ),
     ] = None,
     check: Annotated[
         bool, typer.Option(help="Ask the store whether the objects have changed.")

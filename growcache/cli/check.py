@@ -76,7 +76,7 @@ def _verdict_text(findings: Sequence[Finding], shards: int) -> str:
 def _print_next_steps(cache: Path, findings: Sequence[Finding]) -> None:
     drawn = {f.shard for f in findings if f.severity == "mended" and f.shard is not None}
     if any(f.severity == "error" and f.mendable for f in findings):
-        sys.stdout.write(f"to mend: growcache check {printable(str(cache))} --repair\n")
+        sys.stdout.write(f"to repair: growcache check {printable(str(cache))} --repair\n")
     if drawn:
         again = plural(len(drawn), "shard")
         sys.stdout.write(f"set aside: {again}; the next growcache run draws them again\n")
@@ -98,7 +98,7 @@ def check_catalog(cache: Path) -> Iterator[Finding]:
         yield Finding("error", None, f"{path} is damaged from its start", mendable=True)
         return
     if torn and not is_locked(CacheLayout(cache).supervisor_lock):
-        text = f"{path}: {torn} bytes behind {count} objects are damaged; the next start lists anew"
+        text = f"{path}: {torn} bytes after the first {count} objects are damaged; the next start lists again"
         yield Finding("info", None, text)
 
 
@@ -111,7 +111,7 @@ def repair_catalog(cache: Path) -> list[Finding]:
             layout.catalog.unlink()
     return [
         replace(
-            finding, severity="mended", message=f"{finding.message}; the next start lists anew"
+            finding, severity="mended", message=f"{finding.message}; the next start lists again"
         )
         if finding.mendable
         else finding

@@ -42,13 +42,13 @@ def empty_cache(root: Path) -> str:
     for layout in layouts:
         _empty_generation(layout)
     freed = in_bytes(before - allocated_tree(whole))
-    emptied = f"Emptied {whole}; {freed} are free again."
+    emptied = f"Emptied {whole}; freed {freed}."
     strangers = [str(path) for layout in layouts for path in foreign_paths(layout)]
     if not strangers:
         return emptied
     more = " …" if len(strangers) > MAX_NAMED_STRANGERS else ""
     shown = printable(", ".join(strangers[:MAX_NAMED_STRANGERS]) + more)
-    return f"{emptied} Not growcache's, so left as it is: {shown}."
+    return f"{emptied} Left in place, because it is not growcache's: {shown}."
 
 
 def _empty_generation(layout: CacheLayout) -> None:
@@ -90,7 +90,8 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
             refused.append(view)
     texts = [_released_text(ended, job)] if ended or not refused else []
     texts += [
-        f"{view.name}.lease of job {view.job} is another user's: run this as its owner"
+        f"{view.name}.lease of job {view.job} belongs to another user; run this command as its "
+        "owner"
         for view in refused
     ]
     if job is None:
@@ -102,7 +103,7 @@ def release_readers(cache: Path, job: str | None) -> tuple[str, int]:
 def _released_text(ended: list[LeaseView], job: str | None) -> str:
     of_job = "" if job is None else f" of job {job}"
     if not ended:
-        return f"Nothing to let go of: no dead reader{of_job} protects a shard."
+        return f"Nothing to release: no dead reader{of_job} protects a shard."
     shards = {
         (view.generation, number)
         for view in ended
@@ -110,6 +111,6 @@ def _released_text(ended: list[LeaseView], job: str | None) -> str:
         for number in view.unfinished()
     }
     return (
-        f"Let go of {plural(len(shards), 'shard')} that {plural(len(ended), 'dead reader')}"
-        f"{of_job} protected."
+        f"Released {plural(len(shards), 'shard')} that "
+        f"{plural(len(ended), 'dead reader')}{of_job} protected."
     )

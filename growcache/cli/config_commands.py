@@ -31,9 +31,7 @@ def demo(
     """Watch a small cache grow while a PyTorch model trains on it (half a minute)."""
     folder = keep or (Path("growcache-tutorials") if notebook else None)
     if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is not empty; name a folder that is new, with --keep", code="GC106"
-        )
+        raise ConfigError(f"{folder} is not empty; name a new folder with --keep", code="GC106")
     if notebook and folder is not None:
         from growcache.cli.tutorials import write_tutorials
 
@@ -56,7 +54,7 @@ def init(
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="Their format, instead of a guess."),
+        typer.Option("--format", metavar="FORMAT", help="Their format. Default: detect it."),
     ] = None,
     cache: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="The cache's folder.")
@@ -75,7 +73,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask questions.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace the file. Guess, if the source cannot be read."),
+        typer.Option("--force", help="Replace the file. Guess if the source cannot be read."),
     ] = False,
 ) -> None:
     """Look at the objects, and write a config that explains every setting.
@@ -114,7 +112,7 @@ def plan(
     overrides: SetOption = None,
     horizon: Annotated[
         str,
-        typer.Option(metavar="TIME", help="The time for which coverage, reuse etc. are given."),
+        typer.Option(metavar="TIME", help="Predict coverage, reuse and more after this time."),
     ] = "1h",
     min_samples: Annotated[
         int | None,

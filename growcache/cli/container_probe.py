@@ -67,7 +67,7 @@ async def _probe_bfloat16(
 
 
 async def probe_npz(reader: ObjectReader, many: bool) -> list[Candidate]:
-    whole: Candidate = ({}, ("All arrays of an archive are one sample.",))
+    whole: Candidate = ({}, ("All arrays of an archive form one sample.",))
     if many and reader.entry.size <= SMALL_BYTES:
         return [whole]
     rows = "Row i of each array is a sample"
@@ -139,7 +139,7 @@ async def probe_parquet(reader: ObjectReader, many: bool) -> list[Candidate]:
     table = f"A Parquet table of {rows} with {names}; each row is a sample."
     if not bad or not good:
         return [({}, (table,))]
-    taken = f"Those that can be read are taken; {plural(len(bad), 'other')}: {bad[0].partition(';')[0]}."
+    taken = f"Columns that can be read are used; {plural(len(bad), 'other')} left out: {bad[0].partition(';')[0]}."
     return [({"columns": good}, (table, taken))]
 
 
@@ -149,7 +149,7 @@ async def probe_lmdb(reader: ObjectReader, many: bool) -> list[Candidate]:
         return [({}, ("Each value's bytes are a sample.",))]
     shown = names_text([f"{name} ({in_count(found[name])})" for name in found])
     databases = plural(len(found), "database")
-    listed = f"An LMDB data file with {databases}, by their values: {shown}."
+    listed = f"An LMDB data file with {databases} (and their numbers of values): {shown}."
     return [({"database": max(found, key=lambda name: found[name])}, (listed,))]
 
 

@@ -69,7 +69,7 @@ def _say_what_is_missing(caches: Sequence[Path]) -> None:
         try:
             CacheLayout(path).require()
         except CacheMissingError as error:
-            print_to_stderr(f"growcache: {error}; it is shown once it is there")
+            print_to_stderr(f"growcache: {error}; the dashboard shows it once it exists")
 
 
 def _shown_url(
@@ -125,7 +125,7 @@ def _watch(process: subprocess.Popen[bytes], cache: Path, ending: threading.Even
     code = process.wait()
     if not ending.is_set():
         log.warning(
-            "the dashboard ended (exit code %s); the service goes on; start another one: "
+            "dashboard ended (exit code %s); the service continues. Start another dashboard: "
             "growcache dashboard %s",
             *(code, cache),
         )

@@ -240,7 +240,7 @@ def _introduce(console: Console, folder: Path, *, trains: bool) -> None:
     console.print(
         f"A 'remote' store of {3 * RECORDINGS} sensor recordings ({in_count(windows)} windows, "
         f"{size}) in {folder}; a cache of at most {in_bytes(MAX_BYTES)}, filled over a link of "
-        f"{in_bytes(LINK_BYTES_PER_SECOND)}/s; a model that trains on what is there.",
+        f"{in_bytes(LINK_BYTES_PER_SECOND)}/s; a model that trains on the cached samples.",
         highlight=False,
     )
 
@@ -263,7 +263,7 @@ def _conclude(console: Console, screen: DemoScreen, kept: Path | None) -> None:
         highlight=False,
     )
     if kept is not None:
-        console.print(f"Left behind in {kept}: remote/ and cache/", highlight=False)
+        console.print(f"Kept in {kept}: remote/ and cache/", highlight=False)
 
 
 class Training:

@@ -112,7 +112,5 @@ def _verdict(findings: Sequence[Finding], limit: Limit) -> str:
     if counts["warn"]:
         return f"nothing is wrong, {counts['warn']} to look at"
     return (
-        "all is well"
-        if not limit.advice
-        else f"nothing is wrong; what limits: {limit.resource}"
+        "all is well" if not limit.advice else f"nothing is wrong; limited by: {limit.resource}"
     )

@@ -105,10 +105,10 @@ def _refuse_taken(out: Path) -> None:
         return
     if out.exists():
         what = "is not empty" if out.is_dir() else "is a file"
-        raise ConfigError(f"{out} {what}; name a folder that is new", code="GC106")
+        raise ConfigError(f"{out} {what}; name a new folder", code="GC106")
     if not out.absolute().parent.is_dir():
         raise ConfigError(
-            f"there is no folder {out.absolute().parent}; make it first", code="GC106"
+            f"there is no folder {out.absolute().parent}; create it first", code="GC106"
         )
 
 
@@ -117,7 +117,7 @@ def _require_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise CacheFullError(
             f"the copy takes {in_bytes(needed)}, and {in_bytes(free)} are free in {folder}; "
-            "name another folder, or fewer --samples"
+            "name another folder, or lower --samples"
         )
 
 
@@ -177,8 +177,8 @@ def _refuse_purged(snapshot: Snapshot, root: Path, rows: Sequence[ShardRow]) -> 
     test = is_purged(CacheLayout(root), purges)
     if purges and any(names_purged(snapshot.sidecar(row.number), test) for row in rows):
         raise PurgedSampleError(
-            "objects were purged whose samples were to be copied, so nothing was copied; finish that "
-            f"with: growcache purge {shlex.quote(str(root))}, and export again"
+            "some samples belong to purged objects, so nothing was copied; finish the purge "
+            f"with: growcache purge {shlex.quote(str(root))}, then export again"
         )
 
 
@@ -235,9 +235,9 @@ def _shard_files(snapshot: Snapshot, row: ShardRow) -> list[Path]:
 
 
 RAGGED_NOTE = """\
-Of an array whose samples differ in size, `NAME.npy` holds all values one after another, and
-sample `i` is `NAME[NAME.offsets[i]:NAME.offsets[i + 1]]` (`NAME.shapes` has the shapes, where
-one dimension does not tell them). Text and bytes are stored as `uint8`.
+If the samples of an array differ in size, `NAME.npy` holds all values one after another.
+Sample `i` is `NAME[NAME.offsets[i]:NAME.offsets[i + 1]]`. `NAME.shapes` has the shapes of samples
+with several dimensions. Text and bytes are stored as `uint8`.
 """
 
 

@@ -47,8 +47,8 @@ def choose_without_asking(given: InitOptions) -> ConfigChoices:
             failure = f"could not look at {url_without_secrets(given.url)}: {error}"
             if not given.force:
                 raise StoreError(
-                    f"{failure}; nothing was written. Mend that, or add --force for a config whose "
-                    "format is a guess"
+                    f"{failure}; nothing was written. Correct this, or add --force to write a "
+                    "config with a guessed format"
                 ) from None
             print_to_stderr(f"{failure}; the format is a guess")
     proposed = propose_choices(given, found)

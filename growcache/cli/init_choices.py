@@ -14,7 +14,7 @@ from growcache.humanize import as_size, in_bytes
 
 EXAMPLE_URL = "s3://my-bucket/recordings/**/*.npy"
 RAW_GUESS = {"dtype": "<f4", "window": 4096}
-RAW_GUESS_REASON = "A guess: set dtype, shape and window to what was recorded."
+RAW_GUESS_REASON = "A guess: set dtype, shape and window to those of the recordings."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ def _with_labels_and_split(known: ConfigChoices, found: ProbedSource) -> ConfigC
         if found.all_have_labels:
             known = replace(known, labels=labels.settings, labels_findings=[labels.sentence])
         else:
-            use = "For those alone, set labels as below, and on_missing: skip."
+            use = "To use only those objects, set labels as below, and on_missing: skip."
             findings = [labels.sentence, use]
             known = replace(known, labels_findings=findings, labels_offer=labels.settings)
     if split := found.split:
-        use = "A split as below holds a fifth of them out for validation."
+        use = "The split below holds out a fifth of them for validation."
         findings = [split.sentence, use]
         known = replace(known, split_findings=findings, split_offer=split.settings)
     return known
@@ -108,7 +108,7 @@ def propose_bound(free_bytes: int, source_bytes: int | None) -> tuple[int, str]:
     steps = [m * 10**e for e in range(6, 18) for m in (1, 2, 5)]  # 1, 2, 5, 10, … MB
     half, free = free_bytes // 2, in_bytes(free_bytes)
     if source_bytes is not None and (needed := source_bytes * 5 // 4 + 64_000_000) < half:
-        reason = f"{in_bytes(source_bytes)} of objects fit in as a whole; {free} are free"
+        reason = f"{in_bytes(source_bytes)} of objects fit completely; {free} are free"
         return next(step for step in steps if step >= needed), reason
     below = max([step for step in steps if step <= half], default=steps[0])
     return below, f"about half of the {free} that are free"

@@ -41,7 +41,7 @@ def found_text(found: ProbedSource) -> str:
     more, at_least = ("", "") if found.is_whole_listing else (" and more", "at least ")
     listed = f"Found {plural(found.objects, 'object')}{more}, {in_bytes(found.nbytes)}"
     count, size = in_count(found.samples), in_bytes(found.sample_bytes)
-    samples = f"; as proposed, {at_least}about {count} samples of {size}"
+    samples = f"; with the proposed options {at_least}about {count} samples of {size}"
     return f"{listed}{samples if found.samples else ''}."
 
 
@@ -61,7 +61,8 @@ def _ask_for_source(
         except GrowcacheError as error:
             print_to_stderr(f"Could not look there: {error}")
         print_to_stderr(
-            "Another URL, an endpoint such as http://minio:9000, anon, or Enter to go on."
+            "Enter another URL, an endpoint such as http://minio:9000, or anon (no "
+            "credentials); or press Enter to continue."
         )
         answer = str(prompt("Try", default="", show_default=False)).strip()
         if not answer:
@@ -95,7 +96,7 @@ def _ask_for_format(
         if form != proposed.format:
             options = {}
         options = _ask_for_usual_options(form, options, found, prompt)
-        text = str(prompt("Options of it", default=as_yaml(options)))
+        text = str(prompt("Options of the format", default=as_yaml(options)))
         try:
             options = yaml.safe_load(text) or {}
             if not isinstance(options, dict):
@@ -114,7 +115,7 @@ def _ask_for_format(
     findings = proposed.findings
     if not same and findings:
         was = f"{proposed.format} with {as_yaml(dict(proposed.options))}"
-        findings = [f"Set at the terminal. What was proposed, {was}:", *findings]
+        findings = [f"Set at the terminal. The proposal was {was}:", *findings]
     return replace(proposed, format=form, options=options, rate=rate, findings=findings)
 
 
@@ -125,7 +126,7 @@ def _ask_for_usual_options(
     asked = dict(options)
     if form == "raw":
         dtype = str(prompt("Type of a value", default=options.get("dtype", "<f4")))
-        channels = _as_number(prompt("Values in a row, as channels", default=1), 1)
+        channels = _as_number(prompt("Values per row (channels)", default=1), 1)
         nbytes = found.nbytes // found.objects if found else 1 << 30
         asked = raw_options(dtype, nbytes, channels)
     if isinstance(window := asked.get("window"), int | str):
@@ -151,7 +152,7 @@ def _ask_for_labels(
         chosen, labels=None, labels_findings=[labels.sentence], labels_offer=labels.settings
     )
     if not _agrees(
-        prompt("Take these labels", default="yes" if found.all_have_labels else "no")
+        prompt("Use these labels", default="yes" if found.all_have_labels else "no")
     ):
         return offered
     missing = "error" if found.all_have_labels else "skip"
@@ -164,7 +165,7 @@ def _ask_for_split(
     if found is None or (split := found.split) is None:
         return chosen
     print_to_stderr(f"  {split.sentence}")
-    if not _agrees(prompt("Hold a fifth of them out for validation", default="no")):
+    if not _agrees(prompt("Hold out a fifth of them for validation", default="no")):
         return chosen
     findings = [split.sentence, split.validation_sentence]
     return replace(chosen, split=split.settings, split_findings=findings, split_offer=None)

@@ -71,7 +71,7 @@ def other_kind(key: str, head: bytes, *, many: bool) -> OtherKind | None:
     """Return advice on an object that no format reads, or None for an unknown kind.
 
     >>> other_kind("a.nc", b"CDF" + bytes([1, 0, 0, 0]), many=False).findings[0]
-    'A NetCDF file of version 3: SciPy reads it whole, and all its variables are one sample.'
+    'A NetCDF file of version 3: SciPy reads it whole, and all its variables form one sample.'
     """
     for is_it, describe in _KINDS:
         if is_it(key, head):
@@ -95,17 +95,17 @@ def is_text(head: bytes) -> bool:
 
 
 def _mat5(_: str, __: bytes, ___: bool) -> OtherKind:
-    found = "A MATLAB file of version 5: scipy.io.loadmat reads it whole, and all its variables are one sample."
+    found = "A MATLAB file of version 5: scipy.io.loadmat reads it whole, and all its variables form one sample."
     cut = "{variables: [eeg], axis: 1, window: 1000} cuts samples from one."
-    better = "Saved with -v7.3 it is HDF5, of which windows are read by range."
+    better = "Files that are saved with -v7.3 are HDF5, whose windows are read by range."
     return OtherKind((found, cut, better), "growcache.readers:mat")
 
 
 def _netcdf3(_: str, __: bytes, ___: bool) -> OtherKind:
-    found = "A NetCDF file of version 3: SciPy reads it whole, and all its variables are one sample."
+    found = "A NetCDF file of version 3: SciPy reads it whole, and all its variables form one sample."
     cut = "{variables: [t2m], axis: 0} cuts samples from one; scale: true applies scale_factor."
     better = (
-        "nccopy -k nc4 IN.nc OUT.nc makes it version 4, of which windows are read by range "
+        "nccopy -k nc4 IN.nc OUT.nc makes it version 4, whose windows are read by range "
         "(format hdf5)."
     )
     return OtherKind((found, cut, better), "growcache.readers:netcdf3")
@@ -135,9 +135,9 @@ def _json_lines(_: str, __: bytes, ___: bool) -> OtherKind:
 
 
 def _json(_: str, __: bytes, ___: bool) -> OtherKind:
-    found = "A JSON document, of which growcache does not know what is a sample."
+    found = "A JSON document. growcache does not know which part of it is a sample."
     lines = (
-        "Records are best as JSON Lines (one object a line): jq -c '.[]' IN.json > OUT.jsonl."
+        "Records are best as JSON Lines (one object per line): jq -c '.[]' IN.json > OUT.jsonl."
     )
     each = f"If each object is a sample, {reader_advice('json')}"
     return OtherKind((found, lines, each), reader=JSON_READER)
@@ -157,20 +157,18 @@ def _text(_: str, head: bytes, many: bool) -> OtherKind:
 
 def _utf16(_: str, __: bytes, ___: bool) -> OtherKind:
     return OtherKind(
-        (
-            "Text in UTF-16, of which lines cannot be read; iconv -f UTF-16 -t UTF-8 converts it.",
-        )
+        ("Text in UTF-16, whose lines cannot be read; iconv -f UTF-16 -t UTF-8 converts it.",)
     )
 
 
 def _pickle(key: str, _: bytes, __: bool) -> OtherKind:
-    found = "Python pickles: to read one runs the code that it names, so growcache reads none itself."
+    found = "Python pickles. Reading one runs the code that it names, so growcache does not read them."
     better = "Arrays are best saved as .npy or .npz."
     is_torch = _suffix(key) in (".pt", ".pth")
     advice = (
         reader_advice("torch")
         if is_torch
-        else "A function of yours (decode) may, by growcache.unpickle_arrays."
+        else "Your own function (decode) can read them with growcache.unpickle_arrays."
     )
     return OtherKind((found, better, advice), reader=TORCH_READER if is_torch else "")
 

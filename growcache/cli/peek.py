@@ -46,7 +46,8 @@ def _read_filled_index(root: Path) -> IndexView:
     view = read_index(root)
     if view.schema is None or not view.totals.samples:
         raise CacheMissingError(
-            f"the cache at {root} holds no sample yet; see how it goes: growcache status {root}",
+            f"the cache at {root} holds no sample yet; see its progress: growcache status "
+            f"{root}",
             code="GC402",
         )
     return view

@@ -101,12 +101,10 @@ def cells_options(paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """
     columns = [path for path in paths if path.startswith("obs/") and path.endswith("/codes")]
     codes = {path.split("/")[1]: path for path in columns[: MAX_DATASETS_TOGETHER - 1]}
-    sentences = [
-        "Each row of X, a cell, is a sample; sparse: ragged keeps a sparse one as it is."
-    ]
+    sentences = ["Each row of X, a cell, is a sample; sparse: ragged keeps sparse rows sparse."]
     if codes:
         names = names_text(list(codes))
-        sentences.append(f"Of {names} it has the codes; obs/NAME/categories holds their texts.")
+        sentences.append(f"It has the codes of {names}; obs/NAME/categories holds their texts.")
     return {"datasets": {"x": "X", **codes}, "axis": 0}, sentences
 
 

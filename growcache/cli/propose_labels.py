@@ -40,7 +40,7 @@ class ProposedLabels:
             if self.share == 1
             else f"{self.share:.0%} of the objects have"
         )
-        by = f"by its column {self.settings['key']}"
+        by = f"matched by column {self.settings['key']}"
         return f"{share} a row in {self.settings['url']}, {by}, with {columns}."
 
 
@@ -52,13 +52,13 @@ class ProposedSplit:
     @property
     def sentence(self) -> str:
         return (
-            f"Keys name {in_count(self.groups)} subjects, none of which should be in training and in "
-            "validation."
+            f"Keys name {in_count(self.groups)} subjects; none should be both in training and "
+            "in validation."
         )
 
     @property
     def validation_sentence(self) -> str:
-        return "This is the cache for training; a second config with use: val is the one for validation."
+        return "This config is for training; a second one with use: val is for validation."
 
 
 def propose_labels(

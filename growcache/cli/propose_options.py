@@ -44,7 +44,7 @@ DTYPE_NAMES = {
 }
 RECORD_OPTIONS: dict[str, list[Candidate]] = {
     "tar": [
-        ({}, ("Members of the same name up to the first dot are a sample.",)),
+        ({}, ("Members whose names are equal up to the first dot form a sample.",)),
         ({"decode": "none"}, ("Members stay bytes.",)),
     ],
     "tfrecord": [
@@ -97,7 +97,7 @@ def _image_candidate(entry: Entry, head: bytes, folders: set[str]) -> Candidate:
         f"A {image_kind(head)} image of {in_bytes(entry.size)}; it stays encoded in the cache."
     )
     options: dict[str, Any] = {"label": "folder"}
-    label = "The label is its folder's name; classes: auto makes numbers of the names."
+    label = "The label is its folder's name; classes: auto turns the names into numbers."
     if "/" not in entry.key or len(folders) == 1:
         options, label = {"label": "none"}, "All are in one folder, so there is no label."
     elif 1 < len(folders) <= MAX_CLASSES:
@@ -108,7 +108,7 @@ def _image_candidate(entry: Entry, head: bytes, folders: set[str]) -> Candidate:
 
 def _raw_candidate(dtype: str, entry: Entry) -> Candidate:
     options = raw_options(dtype, entry.size)
-    named = f"No header; {dtype} is what the name's ending says."
+    named = f"No header is expected; the ending of the name says {dtype}."
     return options, (named, _raw_sentence(options))
 
 
@@ -126,7 +126,7 @@ def raw_options(dtype: str, nbytes: int, channels: int = 1) -> dict[str, Any]:
 
 def _raw_sentence(options: Mapping[str, Any]) -> str:
     rows = f"Windows of {options['window']} rows"
-    return f"{rows}; shape: [64] says that a row has 64 values, as channels."
+    return f"{rows}; shape: [64] means that a row has 64 values, such as channels."
 
 
 def guessed_raw(entry: Entry, head: bytes) -> Candidate | None:

@@ -81,13 +81,13 @@ def audio_candidates(head: bytes) -> list[Candidate]:
     whole: Candidate = ({}, ("Each object is a sample; window cuts it.",))
     if not rate:
         options: dict[str, Any] = {"window": 16000}
-        second = "Windows of 16000 frames; window: 1s needs rate, the frames a second."
+        second = "Windows of 16000 frames; window: 1s needs rate, the frames per second."
     else:
         options = {"window": "1s", "rate": rate}
         second = f"Windows of one second at {rate} Hz; objects of another rate are refused."
     return [
         (options, (second,)),
-        ({**options, "read": "whole"}, (f"{second} Each object is decoded at once.",)),
+        ({**options, "read": "whole"}, (f"{second} Each object is decoded as a whole.",)),
         whole,
     ]
 

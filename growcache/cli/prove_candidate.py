@@ -64,7 +64,7 @@ async def prove(
         raise error or FormatError(f"{readers[0].entry.key} yields no sample")
     samples = [one.example for one in found if one.example is not None]
     size = sum(map(sample_bytes, samples)) // max(1, len(samples))
-    failed = [f"One cannot be read so: {error}."] if error else []
+    failed = [f"One object cannot be read this way: {error}."] if error else []
     per_read = sum(one.per_read for one in found) / len(found)
     seconds = min([await _read_seconds(opened, reader) for reader in readers[:MAX_TIMED]])
     return replace(
@@ -134,7 +134,7 @@ async def _read_seconds(object_format: ObjectFormat, reader: StoredObject) -> fl
 def _reading_text(samples: Sequence[Sample], objects: int, held: int, size: int) -> str:
     read = plural(objects, "object")
     if not samples:
-        return f"{read} are too large to be read whole now, so their samples are not counted."
+        return f"{read} are too large to be read whole for a first look, so their samples are not counted."
     try:
         schema = str(Schema.covering([Schema.from_sample(sample) for sample in samples]))
     except FormatError as error:

@@ -63,7 +63,7 @@ POLL_SECONDS = 0.1
 STEP_SECONDS = 0.5
 HEARD_SECONDS = 30.0  # although a service reads the list ten times per second
 SILENT_SECONDS = 2.0  # of silence, because a machine may just have woken up
-RECORDED = "the objects are recorded, and are purged once the service goes on; it"
+RECORDED = "the objects are recorded, and are purged once the service continues; it"
 SAMPLERS_END_SECONDS = 10.0
 SPARE_BYTES = 64 << 20
 
@@ -108,7 +108,7 @@ class PurgeReport:
             f"{self.listed:,} of this cache's listing."
         )
         if self.listed < self.keys:
-            yield "The others are recorded all the same; a key is what growcache peek shows."
+            yield "The others are recorded, too; write keys as growcache peek shows them."
         where = f" in {self.generations} generations" if self.generations > 1 else ""
         yield (
             f"Removed {plural(self.samples, 'sample')}{where}: "
@@ -117,8 +117,8 @@ class PurgeReport:
         )
         if self.held:
             yield (
-                f"Still held: {plural(len(self.held), 'shard')} ({number_list(self.held)}); no new "
-                "snapshot has them, and they go when their readers let go of them."
+                f"Still held: {plural(len(self.held), 'shard')} ({number_list(self.held)}); no "
+                "new snapshot has them, and they are deleted once their readers release them."
             )
         for holder in self.holders:
             yield (
@@ -127,9 +127,10 @@ class PurgeReport:
             )
         if self.unread:
             yield (
-                f"NOT looked at: {plural(len(self.unread), 'shard')} ({number_list(self.unread)}), "
-                "because index and identity.json are lost; growcache check --repair says what is there, "
-                "and the next growcache run CONFIG takes the shards over and removes the samples."
+                f"NOT examined: {plural(len(self.unread), 'shard')} "
+                f"({number_list(self.unread)}), because index and identity.json are lost; "
+                "growcache check --repair shows what is left, and the next growcache run "
+                "CONFIG takes over the shards and removes the samples."
             )
 
 
@@ -175,8 +176,8 @@ def _known(root: Path) -> list[PurgedObject]:
     }
     if not found:
         raise ConfigError(
-            "name the objects to purge, by their keys or in a file (--keys-from FILE); no earlier "
-            "purge is to be finished here",
+            "name the objects to purge, by their keys or in a file (--keys-from FILE); this "
+            "cache has no unfinished purge",
             code="GC105",
         )
     return list(found.values())

@@ -73,7 +73,7 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
     peeked = sample_at(root, place)
     identity = read_identity(root)
     if identity is None:
-        raise CacheMissingError(f"the cache at {root} does not tell what it was filled from")
+        raise CacheMissingError(f"the cache at {root} does not record what it was filled from")
     settings = (
         load_config(config, environment=os.environ)
         if config
@@ -86,7 +86,7 @@ def refetch_sample(root: Path, place: str, config: Path | None, *, json: bool) -
         if config is not None:
             raise
         raise type(error)(
-            f"{error}; the cache tells of no endpoint and no credentials: add --config CONFIG",
+            f"{error}; the cache stores no endpoint and no credentials: add --config CONFIG",
             code=error.code,
         ) from None
     if json:
@@ -121,8 +121,8 @@ def config_from_identity(identity: Identity, root: Path) -> Config:
     config = load_config(from_json_value(values))
     if named := "; ".join(f"{key}: {value}" for key, value in named_code(config)):
         raise ConfigError(
-            f"the cache {root} names code that would run here ({named}); give the configuration "
-            "that you fill it by, whose code is yours: add --config CONFIG",
+            f"the cache {root} names code that would run here ({named}); name your own "
+            "configuration of the cache, so that only your code runs: add --config CONFIG",
             code="GC105",
         )
     return config
@@ -176,11 +176,11 @@ def _compare_with_store(
     except ObjectChangedError as error:
         return "changed", str(error)
     if not again:
-        return "different", f"{key} yields no sample at this place any more"
+        return "different", f"{key} no longer yields a sample at this place"
     differing = min((differences(peeked.sample, sample) for sample in again), key=len)
     if differing:
         return "different", "; ".join(differing)
-    return "equal", f"made again from {key}, it is the same, byte for byte"
+    return "equal", f"drawn again from {key}, it is the same, byte for byte"
 
 
 def _read_labels(config: Config, identity: Identity) -> Labels | None:
@@ -193,7 +193,8 @@ def _read_labels(config: Config, identity: Identity) -> Labels | None:
         labels.add_folders(folders)
     if urls and labels.digest != identity.parts.get(LABELS):
         raise FingerprintError(
-            f"{' or '.join(map(url_without_secrets, urls))} was changed since the cache was filled"
+            f"{' or '.join(map(url_without_secrets, urls))} has changed since the cache was "
+            "filled"
         )
     return labels
 
@@ -216,7 +217,7 @@ async def _draw_again(
     }
     if known.isdisjoint(digests):
         raise FingerprintError(
-            f"the source of {sampling.transform} was changed since the cache was filled"
+            f"the source of {sampling.transform} has changed since the cache was filled"
         )
     sources = open_sources(config.sources, timeout_seconds=sampling.timeout_seconds)
     if (names := fields_to_follow(identity)) is not None:
@@ -255,7 +256,7 @@ async def _draw_again(
 def differences(cached: Sample, again: Sample) -> list[str]:
     texts = {name: _difference_text(value, again.get(name)) for name, value in cached.items()}
     return [
-        f"{name}: cached and made again differ{text}"
+        f"{name}: the cached and the redrawn value differ{text}"
         for name, text in texts.items()
         if text is not None
     ]

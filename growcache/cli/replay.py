@@ -43,8 +43,8 @@ def show_steps(journal: Path, rank: int, *, json: bool) -> None:
         return
     at = "" if last is None else f", the last at {_time(last)}"
     typer.echo(
-        f"{journal} knows of {plural(found.steps, 'step')} (from 0) of "
-        f"{plural(found.sessions, 'run')}{at}; show one by --step N"
+        f"{journal} has {plural(found.steps, 'step')} (from 0) of "
+        f"{plural(found.sessions, 'run')}{at}; show one with --step N"
     )
     if found.damage:
         typer.echo(f"{journal} is damaged: {found.damage_words}")
@@ -62,7 +62,7 @@ def replay_step(
     json: bool,
 ) -> int:
     settings = load_config(config, environment=os.environ)
-    with spinner(sys.stderr, f"making step {step} again …"):
+    with spinner(sys.stderr, f"rebuilding step {step} …"):
         found = replay(settings, journal, step, rank=rank, cache=cache)
         changed = _changed_objects(settings, found.objects) if check else {}
     if out is not None:
@@ -83,7 +83,7 @@ def _changed_objects(config: Config, objects: Sequence[Entry]) -> dict[tuple[int
     try:
         answers = asyncio.run(_current_states(config, objects))
     except StoreError as error:
-        text = printable(f"not known whether the objects were changed since: {error}")
+        text = printable(f"it is unknown whether the objects have changed since: {error}")
         typer.echo(fold_to_width(text, sys.stderr), err=True)
         return {}
     pairs = zip(objects, answers, strict=True)
@@ -149,7 +149,7 @@ def _text(found: Replay, changed: dict[tuple[int, str], str]) -> str:
         place = f"{sample.shard}:{sample.row}".ljust(width)
         where = f"{i:4}  {place}  {printable(origin.key)} [{origin.start}:{origin.stop}]"
         state = changed.get((sample.store, origin.key))
-        more = [origin.etag, None if sample.valid else "fills the batch up", state]
+        more = [origin.etag, None if sample.valid else "pads the batch", state]
         lines.append("  ".join([where, *(printable(text) for text in more if text)]))
     return "\n".join(lines)
 

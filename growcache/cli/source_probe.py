@@ -93,7 +93,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
     entries, is_whole = _list_some(store.pages())
     filled = [entry for entry in entries if entry.size]
     if not filled:
-        found = "only empty objects are" if entries else "no object is"
+        found = "found only empty objects" if entries else "found no object"
         raise ObjectMissingError(f"{found} at {', '.join(source.url)}", code="GC217")
     listed = ProbedSource(len(entries), sum(entry.size for entry in entries), is_whole)
     zarr = is_zarr(filled)
@@ -111,7 +111,7 @@ def _probe_store(source: SourceConfig, store: RemoteStore) -> ProbedSource:
         return probed
     url = narrower_url(source.url, group)
     shown = ", ".join(f"{count} {kind}" for kind, count in others.most_common(4))
-    advice = f"so it became {url}" if url else "so let it match objects of one kind"
+    advice = f"so it became {url}" if url else "so narrow it to objects of one kind"
     matched = f"source.url matched others as well ({shown}), {advice}."
     return replace(probed, url=url, findings=(matched, *probed.findings))
 
@@ -209,7 +209,7 @@ async def _propose_cells(
 async def _propose_zarr(
     listed: ProbedSource, store: RemoteStore, chunks: Sequence[Entry], entries: Sequence[Entry]
 ) -> ProbedSource:
-    reason = "None is listed: let source.url match the chunks of an array."
+    reason = "None is listed: source.url must match the chunks of an array."
     url = store.source.url[0] if len(store.source.url) == 1 else ""
     path_by_key = chunk_kinds(entries)
     own = {path_by_key.get(entry.key) for entry in chunks}

@@ -103,14 +103,14 @@ def state_meaning(status: Status, history: StatusHistory | None) -> str:
     if status.state == "full" or status.full:
         if status.retired_bytes and "waiting" in states:
             leaving = plural(status.retired_shards or 1, "old shard")
-            return f"at its bound; samplers wait until readers have let go of {leaving}"
-        return "at its bound; each new shard takes the place of an old one"
+            return f"at its bound; samplers wait until readers release {leaving}"
+        return "at its bound; each new shard replaces an old one"
     return _filling_meaning(status, history)
 
 
 def _why_complete(status: Status) -> str:
     if status.coverage is not None and status.coverage < FULL_COVERAGE:
-        return "it holds all that it may, and nothing leaves"
+        return "it is at its limit, and nothing is evicted"
     return "everything that can be read is cached" if status.holes else "everything is cached"
 
 
@@ -124,7 +124,11 @@ def _filling_meaning(status: Status, history: StatusHistory | None) -> str:
         whole = left / max(1e-9, history.samples_per_second())
         end = "all of it cached" if whole < full else "full"
         return f"filling; {end} in about {in_time(max(1, min(whole, full)))}"
-    return "filling; the first shards are small, to start soon" if status.ramping else "filling"
+    return (
+        "filling; the first shards are small, so that training starts soon"
+        if status.ramping
+        else "filling"
+    )
 
 
 def coverage_text(status: Status) -> tuple[str, float | None]:
@@ -135,12 +139,12 @@ def coverage_text(status: Status) -> tuple[str, float | None]:
     if status.left_out:
         objects += f" (left out: {left_out_text(status.left_out)})"
     if status.endless:
-        return "unknown: your function draws, from as many samples as it likes", None
+        return "unknown, because your function draws the samples itself", None
     if not status.listing_complete:
         if status.state != "stopped":
             return f"known when the listing is complete; {objects} so far", None
         seen = f"; {objects} so far" if status.objects else ""
-        return f"not known, because no listing came to its end{seen}", None
+        return f"not known, because no listing was completed{seen}", None
     if status.coverage is None or not status.population_samples:
         return f"not known yet; {objects}", None
     samples = f"about {in_count(status.population_samples)} samples in {objects}"

@@ -201,7 +201,7 @@ def _cache_row(status: Status, _: object, width: int) -> list[Text]:
     bar = bar_text(parts, status.max_bytes, width)
     if not status.max_bytes:
         held = in_bytes(status.bytes)
-        return [bar, Text(f"{held} on disk; it has no bound before a service runs")]
+        return [bar, Text(f"{held} on disk; the bound is unknown until a service runs")]
     used = status.bytes + status.reserved_bytes
     *held_parts, index = (
         _bar_legend(amount, *part)
@@ -246,7 +246,7 @@ def _training_row(status: Status, _: object, width: int) -> list[Text]:
     delivered = plural(status.delivered, "sample")
     sums = Text(f"{delivered} delivered (each {status.reuse:.1f} times)")
     lines = [_job_line(job, width) for job in status.jobs[-MAX_LISTED:]]
-    return [sums, *lines, *_more(status.jobs, "and {} jobs before")]
+    return [sums, *lines, *_more(status.jobs, "and {} earlier jobs")]
 
 
 def _job_line(job: JobStatus, width: int) -> Text:
@@ -384,8 +384,8 @@ def _reader_line(lease: LeaseStatus, path: str, width: int) -> Text:
     left = "" if lease.seconds_left is None else f", for another {lease.seconds_left:.0f} s"
     job = shorten_name(lease.job, MAX_JOB_CHARACTERS)
     return Text(
-        f"kept for a dead reader: {shards}, job {job} (pid {lease.pid}){left}; let go with: "
-        f"growcache release {path}"
+        f"kept for a dead reader: {shards}, job {job} (pid {lease.pid}){left}; release them "
+        f"with: growcache release {path}"
     )
 
 

@@ -72,14 +72,14 @@ def zarr_candidate(
     beside = _beside(metadata, path, others) if along_rows else []
     shown = names_text([f"{name} {_described(one.metadata)}" for name, one in others.items()])
     advice = (
-        "source.url became that of the largest"
+        "source.url was set to that of the largest"
         if narrower
-        else f"let source.url match the chunks of one, as {main.folder}**"
+        else f"narrow source.url to the chunks of one, such as {main.folder}**"
     )
     findings.append(f"Other arrays: {shown}; {advice}.")
     if beside:
         options = {**options, "beside": beside}
-        findings.append("Those of the same length go along (beside).")
+        findings.append("Those of the same length are part of each sample (`beside`).")
     return (options, findings), narrower
 
 

@@ -228,7 +228,7 @@ def _grid_option(options: Mapping[str, Any], rate: int | None) -> ArrayGrid | No
     grid = TimeGrid(options, 0)
     if grid.needs_rate and rate is None:
         raise ConfigError(
-            "source.options.window: a time needs rate, the frames of a second, as in rate: 16000",
+            "source.options.window: a time needs rate, the frames per second, as in rate: 16000",
             code="GC103",
         )
     return grid.at(rate or 1, "source.options")

@@ -218,7 +218,8 @@ async def read_partly(
 def refuse_many_samples(key: str, count: int) -> None:
     if count > MOST_VISIT_SAMPLES:
         raise FormatError(
-            f"{key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found {count:,}",
+            f"{key}: one visit may yield at most {MOST_VISIT_SAMPLES:,} samples, found "
+            f"{count:,}",
             code="GC305",
         )
 
@@ -226,8 +227,9 @@ def refuse_many_samples(key: str, count: int) -> None:
 async def read_whole(reader: ObjectReader) -> Buffer:
     if reader.entry.size > MOST_VISIT_BYTES:
         raise FormatError(
-            f"{reader.entry.key}: an object that is read whole may have {MOST_VISIT_BYTES:,} bytes, "
-            f"found {reader.entry.size:,}; use a format that reads by range, or one of your own",
+            f"{reader.entry.key}: an object that is read whole may have at most "
+            f"{MOST_VISIT_BYTES:,} bytes, found {reader.entry.size:,}; use a format that reads "
+            "by range, or one of your own",
             code="GC305",
         )
     return await reader.read()

@@ -150,8 +150,8 @@ class GrowingSlice:
             return
         if stop - self.start > MOST_RECORD_BYTES:
             raise FormatError(
-                f"{entry.key}: one visit may read {MOST_RECORD_BYTES:,} bytes of records, found "
-                f"{stop - self.start:,}; lower sampling.samples_per_object",
+                f"{entry.key}: one visit may read at most {MOST_RECORD_BYTES:,} bytes of "
+                f"records, found {stop - self.start:,}; lower sampling.samples_per_object",
                 code="GC305",
             )
         more = memoryview(await self._reader.read(self.stop, stop))

@@ -61,7 +61,7 @@ def zarr3_decoder(
     is_bytes = False
     if isinstance(codecs, list) and codecs and codecs[0]["name"] == "sharding_indexed":
         if len(codecs) > 1:
-            raise FormatError("no other codec is read together with sharding", code="GC304")
+            raise FormatError("no other codec can be combined with sharding", code="GC304")
         return _shard_decoder(codecs[0]["configuration"], dtype, tuple(chunks), fill)
     for codec in codecs:
         name, settings = str(codec["name"]), codec.get("configuration") or {}
@@ -97,9 +97,7 @@ def decode_steps(data: memoryview, steps: Sequence[Step], nbytes: int) -> memory
     for step, limit in zip(reversed(steps), reversed(limits), strict=True):
         data = step.undo(data, limit)
     if data.nbytes != nbytes:
-        raise FormatError(
-            f"a chunk has {data.nbytes} bytes where {nbytes} belong", code="GC302"
-        )
+        raise FormatError(f"a chunk has {data.nbytes} bytes, expected {nbytes}", code="GC302")
     return data
 
 
@@ -136,7 +134,7 @@ def _blosc(data: memoryview, limit: int) -> memoryview:
         or int.from_bytes(data[4:8], "little") > limit
         or int.from_bytes(data[12:16], "little") != data.nbytes
     ):
-        raise FormatError("a chunk is no block of blosc of its size", code="GC302")
+        raise FormatError("a chunk is not a blosc block of its size", code="GC302")
     return _decompressed_by(blosc.decompress, data)
 
 
@@ -145,7 +143,7 @@ def _zstd(data: memoryview, limit: int) -> memoryview:
 
     size = _zstd_content_size(data)
     if size is not None and size > limit:
-        raise FormatError(f"a chunk claims {size:,} bytes where {limit:,} belong", code="GC302")
+        raise FormatError(f"a chunk claims {size:,} bytes, expected {limit:,}", code="GC302")
     # The memory has the length of the frame, because numcodecs leaves the end of longer memory
     # as it was. A frame without its size must fill the memory.
     found = np.empty(limit if size is None else size, np.uint8)
@@ -161,7 +159,7 @@ def _zstd_content_size(data: memoryview) -> int | None:
     """
     head = bytes(data[:18])
     if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
-        raise FormatError("a chunk is no frame of zstd", code="GC302")
+        raise FormatError("a chunk is not a zstd frame", code="GC302")
     flag, single_segment = head[4] >> 6, head[4] >> 5 & 1
     length = (single_segment, 2, 4, 8)[flag]
     start = 6 - single_segment + (0, 1, 2, 4)[head[4] & 3]
@@ -174,7 +172,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
     from numcodecs import lz4
 
     if data.nbytes < 4 or int.from_bytes(data[:4], "little") > limit:
-        raise FormatError("a chunk is no block of lz4 of its size", code="GC302")
+        raise FormatError("a chunk is not an lz4 block of its size", code="GC302")
     return _decompressed_by(lz4.decompress, data)
 
 

@@ -141,8 +141,8 @@ class ChunkGrid:
         )
         if count > 2 * most and self._are_more(spans, most):
             raise FormatError(
-                f"{entry.key}: one visit may read {most:,} chunks of {self.chunk_bytes:,} bytes, "
-                f"found {count:,}; cut smaller windows",
+                f"{entry.key}: one visit may read at most {most:,} chunks of "
+                f"{self.chunk_bytes:,} bytes, found {count:,}; cut smaller windows",
                 code="GC305",
             )
         return sorted({place for span in spans for place in itertools.product(*span)})
@@ -351,8 +351,8 @@ class CutFields:
         refuse_large_visit(self.entry, nbytes, self.ratio)
         if chunks > MOST_CHUNKS:
             raise FormatError(
-                f"{self.entry.key}: one visit may read {MOST_CHUNKS:,} chunks, found {chunks:,}; cut "
-                "smaller windows, or set a smaller sampling.samples_per_object",
+                f"{self.entry.key}: one visit may read at most {MOST_CHUNKS:,} chunks, found "
+                f"{chunks:,}; cut smaller windows, or set a smaller sampling.samples_per_object",
                 code="GC305",
             )
 
@@ -379,7 +379,7 @@ def measure_fields(cut: CutFields) -> Measure:
 def refuse_large_visit(entry: Entry, nbytes: int, ratio: int = DEFLATE_RATIO) -> None:
     if nbytes > (most := most_decoded_bytes(entry, ratio)):
         raise FormatError(
-            f"{entry.key}: one visit may yield {most:,} bytes, found {nbytes:,}; set a "
+            f"{entry.key}: one visit may yield at most {most:,} bytes, found {nbytes:,}; set a "
             "smaller window, or a smaller sampling.samples_per_object",
             code="GC305",
         )
@@ -391,8 +391,8 @@ def refuse_large_chunk(array: FieldArray, entry: Entry) -> None:
     nbytes = math.prod(array.chunks) * grid.dtype.itemsize
     if nbytes > (most := most_decoded_bytes(entry, grid.ratio)):
         raise FormatError(
-            f"{entry.key}: one visit may decode {most:,} bytes, found chunks of {nbytes:,} in an "
-            f"object of {entry.size:,}",
+            f"{entry.key}: one visit may decode at most {most:,} bytes, found chunks of "
+            f"{nbytes:,} in an object of {entry.size:,}",
             code="GC305",
         )
 
@@ -441,7 +441,7 @@ def array_paths_option(options: Mapping[str, Any], option: str) -> dict[str, str
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(
-            f"source.options.{option}: two are named {twice!r}; give them names of their own, "
-            "as in {a: path, b: other/path}"
+            f"source.options.{option}: two are named {twice!r}; give them different names, as "
+            "in {a: path, b: other/path}"
         )
     return named

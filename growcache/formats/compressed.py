@@ -198,9 +198,9 @@ def _most_unpacked(view: memoryview) -> int:
 
 def _too_large_error(entry: Entry, most: int, found: str = "more") -> FormatError:
     return FormatError(
-        f"{entry.key}: a compressed object may be unpacked to {most:,} bytes in memory, found "
-        f"{found}; make smaller objects, or store it without compression, so that it is read by "
-        "range",
+        f"{entry.key}: a compressed object may be unpacked to at most {most:,} bytes in "
+        f"memory, found {found}; make smaller objects, or store it without compression, so "
+        "that it is read by range",
         code="GC305",
     )
 

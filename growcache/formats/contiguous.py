@@ -191,8 +191,8 @@ def _refuse_large_visit(reads: Collection[ArrayRead], key: str) -> None:
     if nbytes > MOST_VISIT_BYTES:
         sample = sum(one.samples.values * one.layout.dtype.itemsize for one in reads)
         raise FormatError(
-            f"{key}: one visit may read {MOST_VISIT_BYTES:,} bytes, found {nbytes:,} for samples "
-            f"of {sample:,} bytes; cut smaller windows",
+            f"{key}: one visit may read at most {MOST_VISIT_BYTES:,} bytes, found {nbytes:,} "
+            f"for samples of {sample:,} bytes; cut smaller windows",
             code="GC305",
         )
 
@@ -225,8 +225,9 @@ async def read_boxes(
     reads = [_BoxRead.of(layout, box) for box in boxes]
     if sum(len(one.ranges) for one in reads) > _MOST_RANGES:
         raise FormatError(
-            f"{reader.entry.key}: one visit may read {_MOST_RANGES:,} byte ranges, found "
-            f"{sum(len(one.ranges) for one in reads):,}; cut along an axis that varies more slowly",
+            f"{reader.entry.key}: one visit may read at most {_MOST_RANGES:,} byte ranges, "
+            f"found {sum(len(one.ranges) for one in reads):,}; cut along an axis that varies "
+            "more slowly",
             code="GC305",
         )
     if not layout.nbytes:

@@ -93,7 +93,7 @@ class DatasetFormat(ObjectFormat):
             if (found := unstorable(value)) is not None:
                 raise FormatError(
                     f"{self._code.name} on {key}: {name!r} is {found}, which cannot be cached; "
-                    "make numbers of it, or keep other fields of a dict by names",
+                    "convert it to numbers, or keep other fields of a dict with names",
                     code="GC309",
                 )
         return sample
@@ -153,7 +153,7 @@ def _named(value: Any, names: Sequence[str] | None) -> Mapping[Any, Any]:
     else:
         own = getattr(value, "_fields", None) or tuple(map(str, range(len(value))))
     if names is not None and len(names) != len(value):
-        raise ValueError(f"names has {len(names)} names, and the value {len(value)} fields")
+        raise ValueError(f"names has {len(names)} names, but the value has {len(value)} fields")
     return dict(zip(names or own, value, strict=True))
 
 

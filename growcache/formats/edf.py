@@ -287,9 +287,9 @@ def _refuse_large_visit(
     ranges = sum(map(len, spans)) * len(found.spans)
     if nbytes > MOST_VISIT_BYTES or ranges > _MOST_RANGES:
         raise FormatError(
-            f"{entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes in {_MOST_RANGES:,} "
-            f"ranges, found {nbytes:,} in {ranges:,}; cut smaller windows, or lower "
-            "sampling.samples_per_object",
+            f"{entry.key}: one visit may read at most {MOST_VISIT_BYTES:,} bytes in "
+            f"{_MOST_RANGES:,} ranges, found {nbytes:,} in {ranges:,}; cut smaller windows, or "
+            "lower sampling.samples_per_object",
             code="GC305",
         )
 

@@ -241,8 +241,8 @@ class HDF5WindowsFormat(ObjectFormat):
             )
         if self._are_lists_of_strings(layout):
             raise FormatError(
-                f"{key}: dataset {layout.path} holds strings, of which a sample can have one "
-                "only; use axis: 0, or leave them out with text: drop",
+                f"{key}: dataset {layout.path} holds strings, but a sample can have only one; "
+                "use axis: 0, or leave them out with text: drop",
                 code="GC303",
             )
 

@@ -315,8 +315,8 @@ def check_filters(layout: DatasetLayout, key: str) -> None:
             )
         if code == SCALE_OFFSET and layout.lacks_fill:
             raise FormatError(
-                f"{key}: dataset {layout.path} goes through the scale-offset filter and has no "
-                "fill value, of which the values cannot be told; write it again with one",
+                f"{key}: dataset {layout.path} uses the scale-offset filter without a fill "
+                "value, so its values cannot be decoded; write it again with a fill value",
                 code="GC304",
             )
 
@@ -416,7 +416,8 @@ async def read_strings(reader: ObjectReader, layout: DatasetLayout, values: Arra
         return [value.decode() for value in found]
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{reader.entry.key}: dataset {layout.path} has a string that is no UTF-8: {error}",
+            f"{reader.entry.key}: dataset {layout.path} has a string that is not valid UTF-8: "
+            f"{error}",
             code="GC302",
         ) from None
 
@@ -434,7 +435,7 @@ async def _strings_from_heaps(
         text = heaps[heap].get(index) if length else b""
         if text is None or len(text) < length:
             raise FormatError(
-                f"{key}: dataset {layout.path} has a string that is nowhere", code="GC302"
+                f"{key}: dataset {layout.path} refers to a string that is missing", code="GC302"
             )
         found.append(bytes(text[:length]))
     return found

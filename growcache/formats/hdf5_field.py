@@ -154,8 +154,8 @@ def whole_fields(
     if isinstance(values, list):
         if layout.shape:
             raise FormatError(
-                f"{key}: dataset {layout.path} is an array of strings, which is no value of a "
-                "sample; use axis: 0",
+                f"{key}: dataset {layout.path} is an array of strings, which cannot be a value "
+                "of a sample; use axis: 0",
                 code="GC303",
             )
         return {name: values[0]}

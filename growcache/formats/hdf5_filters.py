@@ -81,7 +81,7 @@ def _undo_zstd(stored: memoryview, size: int) -> memoryview:
 
 def _sized(found: memoryview, size: int) -> memoryview:
     if found.nbytes != size:
-        raise FormatError(f"a block has {found.nbytes} bytes where {size} belong", code="GC302")
+        raise FormatError(f"a block has {found.nbytes} bytes, expected {size}", code="GC302")
     return found
 
 
@@ -135,7 +135,7 @@ def _decompressed(
     rest = data[at:]
     if rest.nbytes != total - into:
         raise FormatError(
-            f"a chunk has {into + rest.nbytes} bytes where {total} belong", code="GC302"
+            f"a chunk has {into + rest.nbytes} bytes, expected {total}", code="GC302"
         )
     found[into:] = rest
     return found

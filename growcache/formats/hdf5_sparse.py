@@ -73,9 +73,9 @@ def describe_sparse(file: Any, path: str, key: str) -> SparseLayout | None:
         check_filters(one, key)
     data, indices, indptr = members
     if indptr.shape != (shape[0] + 1,) or data.shape != indices.shape or len(data.shape) != 1:
-        raise FormatError(f"{key}: {path} is no sparse matrix of {list(shape)}")
+        raise FormatError(f"{key}: {path} is not a sparse matrix of {list(shape)}")
     if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
-        raise FormatError(f"{key}: {path} has indices that are no integers", code="GC306")
+        raise FormatError(f"{key}: {path} has indices that are not integers", code="GC306")
     return SparseLayout(path, shape, data.dtype, data, indices, indptr)
 
 

@@ -77,7 +77,8 @@ def _number(name: str, text: str, dtype: str) -> Value:
         return np.array(float(text) if dtype[0] == "f" else int(text), dtype)
     except (ValueError, KeyError, OverflowError):
         raise FormatError(
-            f"its key has {name}={text:.40}, which is no {dtype}; see source.options.partitions",
+            f"its key has {name}={text:.40}, which is not {dtype}; see "
+            "source.options.partitions",
             code="GC303",
         ) from None
 

@@ -81,7 +81,7 @@ class ImageFormat(ObjectFormat):
         if folder not in self._numbers:
             known = ", ".join(list(self._numbers)[:10])
             raise FormatError(
-                f"{key}: folder {folder!r} is none of source.options.classes ({known})",
+                f"{key}: folder {folder!r} is not one of source.options.classes ({known})",
                 code="GC303",
             )
         return {"label": np.asarray(self._numbers[folder], np.int64)}

@@ -226,8 +226,8 @@ async def items_of_part(
     if visit.take is None or stop - start <= least_bytes:
         if stop - start > MOST_RECORD_BYTES:
             raise FormatError(
-                f"{key}: one visit may read {MOST_RECORD_BYTES:,} bytes, found {stop - start:,}; "
-                "lower sampling.samples_per_object",
+                f"{key}: one visit may read at most {MOST_RECORD_BYTES:,} bytes, found "
+                f"{stop - start:,}; lower sampling.samples_per_object",
                 code="GC305",
             )
         return take_some(await items_in(start, stop), visit, key)

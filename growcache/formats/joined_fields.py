@@ -27,8 +27,8 @@ _BY_BYTES = (
 # Formats that cannot be joined, and why: equal parts of two objects have different samples.
 NOT_JOINABLE = {
     **dict.fromkeys(("jsonl", "lmdb", "tar", "tfrecord"), _BY_BYTES),
-    "zarr": "are chunks, which two arrays need not have alike; name the other arrays in its "
-    "option beside",
+    "zarr": "are chunks, which may differ between two arrays; name the other arrays in its "
+    "option `beside`",
 }
 
 

@@ -111,7 +111,9 @@ def _scalar(value: Any) -> Array:
     if type(value) is bool:
         return np.array(value)
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value} is no 64-bit integer; name a dtype in source.options.fields")
+        raise ValueError(
+            f"{value} is not a 64-bit integer; name a dtype in source.options.fields"
+        )
     return np.array(value, "<i8" if type(value) is int else "<f8")
 
 
@@ -153,11 +155,11 @@ def _refuse_lossy(found: Array, wanted: np.dtype[Any]) -> None:
     if found.dtype.kind == "f" and not (
         np.isfinite(found).all() and (found == np.trunc(found)).all()
     ):
-        raise ValueError("found numbers that are no integers")
+        raise ValueError("found numbers that are not integers")
     info = np.iinfo(wanted)
     least, most = found.min(), found.max()
     if found.dtype.kind == "f" and max(-least, most) > _EXACT_FLOATS:
-        raise ValueError("found numbers beyond 2^53 that are no integers in this JSON")
+        raise ValueError("found numbers beyond 2^53 that are not integers in this JSON")
     if found.dtype.kind != "b" and (int(least) < info.min or int(most) > info.max):
         raise ValueError(f"found numbers from {least} to {most}")
 

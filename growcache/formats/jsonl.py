@@ -116,8 +116,8 @@ class LineReader:
         while end < 0 and first + length < reader.entry.size:
             if first + length - line > LONGEST_LINE:
                 raise FormatError(
-                    f"{reader.entry.key}: a line may have {LONGEST_LINE:,} bytes, the one at "
-                    f"byte {line:,} has more; does it hold lines?",
+                    f"{reader.entry.key}: a line may have at most {LONGEST_LINE:,} bytes, but "
+                    f"the one at byte {line:,} has more; is it a file of lines?",
                     code="GC305",
                 )
             piece = await _read_bytes(reader, first + length, first + length + more)

@@ -176,7 +176,7 @@ class LmdbFormat(ItemsFormat):
             return {"data": data, "key": key.decode()}
         except UnicodeDecodeError:
             raise FormatError(
-                f"its key {key[:40]!r} is no text; choose key: bytes", code="GC303"
+                f"its key {key[:40]!r} is not text; choose key: bytes", code="GC303"
             ) from None
 
 
@@ -188,9 +188,9 @@ def _refuse_too_much(reader: ObjectReader, found: Sequence[LmdbValue]) -> None:
         )
     if nbytes > MOST_VISIT_BYTES or len(found) > MOST_VISIT_SAMPLES:
         raise FormatError(
-            f"{reader.entry.key}: one visit may read {MOST_VISIT_BYTES:,} bytes and "
-            f"{MOST_VISIT_SAMPLES:,} values, found {nbytes:,} bytes and {len(found):,} values; lower "
-            "sampling.samples_per_object, or take fewer",
+            f"{reader.entry.key}: one visit may read at most {MOST_VISIT_BYTES:,} bytes and "
+            f"{MOST_VISIT_SAMPLES:,} values, found {nbytes:,} bytes and {len(found):,} values; "
+            "lower sampling.samples_per_object, or take fewer",
             code="GC305",
         )
 
@@ -204,8 +204,6 @@ def open_lmdb(options: Mapping[str, Any]) -> LmdbFormat:
         {"key": options.get("key") or "none"}, "key", ("none", "str", "bytes"), "none"
     )
     if options.get("decode") and key != "none":
-        raise ConfigError(
-            "source.options.key: goes with values as they are, not with decode", code="GC103"
-        )
+        raise ConfigError("source.options.key: works only without decode", code="GC103")
     _, code = decode_option(options)
     return LmdbFormat(database, key, code)

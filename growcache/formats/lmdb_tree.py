@@ -80,7 +80,7 @@ class LmdbPage:
         # An overflow page has its number of pages there instead.
         self.count = 0 if self.flags & OVERFLOW else (lower - PAGE_HEADER_BYTES) >> 1
         if not self.flags & OVERFLOW and not PAGE_HEADER_BYTES <= lower <= len(data):
-            raise self.damaged("has no such number of nodes")
+            raise self.damaged("has an impossible number of nodes")
 
     def damaged(self, what: str) -> FormatError:
         return FormatError(
@@ -90,7 +90,7 @@ class LmdbPage:
     def must_be(self, kind: int) -> None:
         if not self.flags & kind or self.count < 1:
             wanted = {BRANCH: "branch", LEAF: "leaf"}[kind]
-            raise self.damaged(f"is no {wanted} page, which was expected there")
+            raise self.damaged(f"is not the {wanted} page that was expected there")
 
     def child(self, index: int) -> int:
         low, high, highest, _ = _NODE.unpack_from(self.data, self._place(index))
@@ -311,7 +311,7 @@ class TreeReader:
             data = bytes(read[one.start - PAGE_HEADER_BYTES, one.stop])
             page = LmdbPage(data, one.start - PAGE_HEADER_BYTES, reader.entry.key)
             if not page.flags & OVERFLOW:
-                raise page.damaged("is no overflow page, which was expected there")
+                raise page.damaged("is not the overflow page that was expected there")
             values.append(replace(one, data=data[PAGE_HEADER_BYTES:]))
         return values
 
@@ -395,7 +395,7 @@ class TreeWalk:
                     if node.key == name:
                         return parse_lmdb_tree(page.value(node), 0, self.name)
                     names.append(ascii(node.key.decode("utf-8", "replace")))
-        near = f"found {', '.join(names[:5])}" if names else "it has no named ones there"
+        near = f"found {', '.join(names[:5])}" if names else "it has no named databases"
         raise FormatError(
             f"{self.name}: expected a database {name.decode()!r}; {near}", code="GC303"
         )

@@ -203,7 +203,7 @@ def _parse_dict(head: bytes, dtype: str | None) -> NpyHeader:
 def _header_items(text: bytes, encoding: str) -> dict[str, str]:
     found = _parsed(text, encoding)
     if found is None:
-        raise FormatError(f"its .npy header is not one: {text[:80]!r}")
+        raise FormatError(f"its .npy header cannot be read: {text[:80]!r}")
     return found
 
 

@@ -85,8 +85,8 @@ def _plain_dtype(name: str) -> DType:
         raise FormatError(_PICKLED, code="GC304")
     if bare in ("V1", "V2", "f1"):
         raise FormatError(
-            f"its dtype {name} says nothing of its values, which is how bfloat16 and float8 are "
-            f"stored; set source.options.dtype: {' or '.join(MINIFLOATS)}",
+            f"its dtype {name} does not say what its values are, because NumPy stores bfloat16 "
+            f"and float8 this way; set source.options.dtype: {' or '.join(MINIFLOATS)}",
             code="GC304",
         )
     raise FormatError(f"expected an array of numbers, found dtype {name[:80]}", code="GC306")
@@ -254,7 +254,9 @@ def _text(name: str, values: Array) -> bytes | str:
         codec = "utf-32-be" if values.dtype.byteorder == ">" else "utf-32-le"
         return values.tobytes().decode(codec).rstrip("\0")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{name} is text that is no Unicode: {error}", code="GC306") from None
+        raise FormatError(
+            f"{name} is text that is not valid Unicode: {error}", code="GC306"
+        ) from None
 
 
 def widened(values: Array, dtype: str) -> Array:

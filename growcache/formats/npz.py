@@ -194,7 +194,7 @@ def unpack_member(data: memoryview, member: ZipMember, key: str) -> memoryview:
             ) from None
         if len(found) != member.size:
             raise FormatError(
-                f"{key}: member {member.name} has other than the {member.size:,} bytes that the "
+                f"{key}: member {member.name} does not have the {member.size:,} bytes that the "
                 "zip directory says",
                 code="GC302",
             )
@@ -255,8 +255,8 @@ async def read_arrays(
 def _refuse_too_much(members: Mapping[str, ZipMember], entry: Entry) -> None:
     if (nbytes := sum(max(m.size, m.packed) for m in members.values())) > MOST_VISIT_BYTES:
         raise FormatError(
-            f"{entry.key}: arrays that are read whole may have {MOST_VISIT_BYTES:,} bytes, found "
-            f"{nbytes:,}; choose some with source.options.fields",
+            f"{entry.key}: arrays that are read whole may have at most {MOST_VISIT_BYTES:,} "
+            f"bytes, found {nbytes:,}; choose some with source.options.fields",
             code="GC305",
         )
 

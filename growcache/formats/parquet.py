@@ -109,8 +109,8 @@ class ParquetFooter:
         nbytes = sum(self._stored_bytes(group, leaf) for leaf in self.column_numbers)
         if nbytes > (most := most_decoded_bytes(entry)):
             raise FormatError(
-                f"{entry.key}: one visit may yield {most:,} bytes, and row group {group} has "
-                f"{nbytes:,}; write smaller row groups",
+                f"{entry.key}: one visit may yield at most {most:,} bytes, and row group "
+                f"{group} has {nbytes:,}; write smaller row groups",
                 code="GC305",
             )
         return max(0, int(nbytes))
@@ -177,7 +177,8 @@ class ParquetFooter:
             found.append((start, min(entry.size, stop + slack)))
         if sum(stop - start for start, stop in found) > (most := most_decoded_bytes(entry)):
             raise FormatError(
-                f"{entry.key}: one visit may read {most:,} bytes of a row group", code="GC305"
+                f"{entry.key}: one visit may read at most {most:,} bytes of a row group",
+                code="GC305",
             )
         return found
 
@@ -239,7 +240,8 @@ def _parse_footer(data: bytes, wanted: Wanted, entry: Entry) -> ParquetFooter:
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
         raise FormatError(
-            f"{entry.key}: its row groups have not the rows that its footer says", code="GC302"
+            f"{entry.key}: its row groups do not have the rows that its footer says",
+            code="GC302",
         )
     try:
         _check_widths(schema, metadata.num_columns)
@@ -268,7 +270,9 @@ def _split_partitions(
     rest = tuple(name for name in options.columns if name not in partitions)
     if not rest:
         raise FormatError(
-            "source.options.columns names what the key says, and no column", code="GC303"
+            "source.options.columns names only values from the key; name a column of the "
+            "table, too",
+            code="GC303",
         )
     return partitions, replace(options, columns=rest)
 
@@ -323,8 +327,8 @@ class ParquetFormat(ObjectFormat):
         )
         if len(wanted) > MOST_VISIT_SAMPLES:
             raise FormatError(
-                f"{reader.entry.key}: one visit may yield {MOST_VISIT_SAMPLES:,} samples, found "
-                f"{len(wanted):,}; set a smaller sampling.samples_per_object",
+                f"{reader.entry.key}: one visit may yield at most {MOST_VISIT_SAMPLES:,} "
+                f"samples, found {len(wanted):,}; set a smaller sampling.samples_per_object",
                 code="GC305",
             )
         groups = itertools.groupby(wanted, footer.group_of)

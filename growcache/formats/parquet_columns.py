@@ -104,7 +104,7 @@ def _flattened(
     if name in options.json:
         if not _is_json(type_):
             raise FormatError(
-                f"column {name!r:.40} has type {str(type_)[:60]}, which is no JSON",
+                f"column {name!r:.40} has type {str(type_)[:60]}, which cannot become JSON",
                 code="GC303",
             )
         yield ColumnField(name, path, "json")

@@ -30,8 +30,8 @@ class ColumnValues:
     def reason(self, name: str, at: int, row: int) -> str:
         if self.uneven is not None and self.uneven[at]:
             return (
-                f"column {name!r:.40} has lists of different lengths in row {row}, which are no "
-                f"array; name it in source.options.json: [{name:.40}]"
+                f"column {name!r:.40} has lists of different lengths in row {row}, which do "
+                f"not form an array; name it in source.options.json: [{name:.40}]"
             )
         return (
             f"column {name!r:.40} is null in row {row}, which only floating point "
@@ -84,7 +84,7 @@ def column_values(name: str, array: Any) -> ColumnValues:
             found = array.to_pylist()
         except UnicodeDecodeError as error:
             raise FormatError(
-                f"column {name!r:.40} has text that is no UTF-8: {error}", code="GC302"
+                f"column {name!r:.40} has text that is not valid UTF-8: {error}", code="GC302"
             ) from None
         return ColumnValues(found, _is_none(found))
     if kind == "list":
@@ -249,8 +249,9 @@ def _json_values(name: str, array: Any) -> ColumnValues:
 def _single_row(name: str, array: Any) -> str:
     if (nbytes := _python_bytes(array)) > _MOST_PYTHON_BYTES:
         raise FormatError(
-            f"column {name!r:.40} has a row of about {nbytes:,} bytes, and one that becomes JSON text "
-            f"may take {_MOST_PYTHON_BYTES:,}; leave it out of source.options.columns",
+            f"column {name!r:.40} has a row of about {nbytes:,} bytes, but one that becomes "
+            f"JSON text may take at most {_MOST_PYTHON_BYTES:,}; leave it out of "
+            "source.options.columns",
             code="GC305",
         )
     return _json_text(array.to_pylist(maps_as_pydicts="strict")[0])

@@ -99,7 +99,8 @@ def open_raw(options: Mapping[str, Any]) -> RawFormat:
     if "channels" in options:
         if growing:
             raise ConfigError(
-                "source.options.channels: are of a row; with shape of the whole array use select",
+                "source.options.channels: chooses values of a row; with the shape of the whole "
+                "array use select",
                 code="GC103",
             )
         channels = _channels_option(options["channels"], shape[1:])
@@ -140,8 +141,8 @@ def _shape_option(value: object) -> tuple[tuple[int, ...], int]:
         if sizes.count(None) == 1:
             return tuple(n or 1 for n in sizes), sizes.index(None)
     raise ConfigError(
-        "source.options.shape: expected the positive integers of one row, or of all with null for "
-        f"the axis along which the object grows, found {value!r}"
+        "source.options.shape: expected the positive sizes of one row, or of the whole array "
+        f"with null for the axis along which objects grow, found {value!r}"
     )
 
 

@@ -85,7 +85,7 @@ def scale_advice(what: str, dtype: np.dtype[Any], attributes: Mapping[str, Any])
     """Return advice if ``scale: cf`` would change the values, or else "".
 
     >>> scale_advice("t2m", np.dtype("<i2"), {"scale_factor": 0.01, "units": "K"})
-    't2m has scale_factor 0.01: set scale: cf in source.options for the values that it means, float64, or scale: none for those that are stored, int16'
+    't2m has scale_factor 0.01: set scale: cf in source.options for the physical values (float64), or scale: none for the stored ones (int16)'
     """
     try:
         scale = array_scale(dtype, attributes)
@@ -96,8 +96,8 @@ def scale_advice(what: str, dtype: np.dtype[Any], attributes: Mapping[str, Any])
     names = NWB_NAMES[:2] if has_nwb_conversion(attributes) else CF_NAMES
     shown = [f"{name} {_shown(attributes[name])}" for name in names if name in attributes]
     return (
-        f"{what} has {', '.join(shown)}: set scale: cf in source.options for the values that it "
-        f"means, {scale.dtype.name}, or scale: none for those that are stored, {dtype.name}"
+        f"{what} has {', '.join(shown)}: set scale: cf in source.options for the physical "
+        f"values ({scale.dtype.name}), or scale: none for the stored ones ({dtype.name})"
     )
 
 

@@ -13,7 +13,7 @@ _NETCDF5 = (
     "with `nccopy -k nc4 IN OUT` for source.format: hdf5"
 )
 _MAT5 = (
-    "it is a MAT-file of version 5, which is no HDF5: set source.format: "
+    "it is a MAT-file of version 5, which is not HDF5: set source.format: "
     '"growcache.readers:mat", which reads it whole with scipy.io.loadmat; or save it with -v7.3 in '
     "MATLAB, for hdf5"
 )
@@ -33,9 +33,9 @@ _KNOWN = (
     (b"\x89PNG", "it is a PNG image; see source.format: image"),
     (b"\xff\xd8\xff", "it is a JPEG image; see source.format: image"),
     (b"\x80\x04\x95", "it is a pickle; see growcache.unpickle_arrays, in a function of yours"),
-    (b"<?xml", "it is XML, maybe an error that the store answered"),
-    (b"<!DOCTYPE", "it is a web page, maybe an error that the store answered"),
-    (b"<html", "it is a web page, maybe an error that the store answered"),
+    (b"<?xml", "it is XML, maybe an error message of the store"),
+    (b"<!DOCTYPE", "it is a web page, maybe an error message of the store"),
+    (b"<html", "it is a web page, maybe an error message of the store"),
     (b"version https://git", "it is a pointer of Git LFS, without the content; run git lfs pull"),
 )  # fmt: skip
 

@@ -72,8 +72,8 @@ def sparse_shape(attributes: Mapping[str, Any], path: str) -> tuple[int, int] | 
     kind = _text(attributes.get("encoding-type", attributes.get("h5sparse_format", "")))
     if kind in ("csc_matrix", "csc"):
         raise FormatError(
-            f"{path} is compressed by columns (csc_matrix), so that a row is everywhere; write it as "
-            "CSR, as adata.X = adata.X.tocsr() does",
+            f"{path} is compressed by columns (csc_matrix), so a row is spread over all of it; "
+            "write it as CSR, as adata.X = adata.X.tocsr() does",
             code="GC304",
         )
     if kind not in ("csr_matrix", "csr"):
@@ -108,6 +108,7 @@ def rows_together(rows: int, values: int, values_together: int) -> int:
 def refuse_other_axes(cut: Sequence[int], what: str) -> None:
     if list(cut) != [0]:
         raise FormatError(
-            f"{what} is a sparse matrix, of which rows can be read; use axis: 0, or a window along it",
+            f"{what} is a sparse matrix, which is read by rows; use axis: 0, or a window along "
+            "it",
             code="GC303",
         )

@@ -89,7 +89,7 @@ def _text_value(data: bytes, _: Entry) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"expected text in UTF-8, found byte {error.start:,} that is none", code="GC306"
+            f"expected text in UTF-8, found an invalid byte at {error.start:,}", code="GC306"
         ) from None
 
 

@@ -217,7 +217,7 @@ async def _past_zeros(fetch: ReadBytes, entry: Entry, at: int, certain: bool) ->
     if at > first and not certain:
         raise NoMemberError(
             f"{entry.key}: an archive ends at byte {first:,} of {entry.size:,}: a member is a "
-            "tar archive itself, or several were put together; set index: true in "
+            "tar archive itself, or several archives were concatenated; set index: true in "
             "source.options",
             code="GC303",
         )
@@ -231,7 +231,7 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
         return
     records = pax_records(content)
     if records is None:
-        notes.error.append("its PAX header is none")
+        notes.error.append("its PAX header is not valid")
         return
     notes.sparse |= any(name.startswith(b"GNU.sparse.") for name in records)
     notes.name = records.get(b"GNU.sparse.name", records.get(b"path", notes.name))
@@ -239,7 +239,7 @@ def _apply_extension(notes: _Extensions, header: TarHeader, content: bytes) -> N
         if _DIGITS.fullmatch(records[b"size"]):
             notes.size = int(records[b"size"])
         else:
-            notes.error.append("its PAX header has a size that is no number")
+            notes.error.append("its PAX header has a size that is not a number")
 
 
 async def _past_map(fetch: ReadBytes, header: TarHeader, at: int) -> int:

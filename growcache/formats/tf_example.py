@@ -87,7 +87,7 @@ def _message_fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
         if kind == 2:
             size, at = _varint(data, at)
         if size is None or at + size > end:
-            raise ValueError("a field that is none, or reaches too far")
+            raise ValueError("a field that is invalid, or reaches too far")
         content = data[at : at + size]
         at += size
         yield key >> 3, content

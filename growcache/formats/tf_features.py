@@ -47,7 +47,7 @@ class FeatureSpec:
             data = _single_bytes(feature)
             return data if self.dtype == "bytes" else data.decode()
         if self._uneven:
-            raise ValueError("is no list of features, so at most one size may be null")
+            raise ValueError("is not a list of features, so at most one size may be null")
         values = _numbers(feature, np.dtype(self.dtype).newbyteorder("<"))
         if self.shape is None:
             return values[0] if len(values) == 1 else values

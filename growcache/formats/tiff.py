@@ -91,8 +91,8 @@ class _TiffField(FieldArray):
         outer, inner = box[: self._layout.page_axes], box[self._layout.page_axes :]
         if math.prod(map(len, outer)) > MOST_CHUNKS:
             raise FormatError(
-                f"{self._reader.entry.key}: one visit may read {MOST_CHUNKS:,} pages, found "
-                f"{math.prod(map(len, outer)):,}; cut smaller windows",
+                f"{self._reader.entry.key}: one visit may read at most {MOST_CHUNKS:,} pages, "
+                f"found {math.prod(map(len, outer)):,}; cut smaller windows",
                 code="GC305",
             )
         pages = [self._page(place) for place in itertools.product(*outer)]
@@ -229,7 +229,7 @@ def open_tiff(options: Mapping[str, Any]) -> TiffWholeFormat | TiffWindowsFormat
     series, level = integer_option(options, "series", 0), integer_option(options, "level", 0)
     if page is not None and not (series is None and level is None):
         raise ConfigError(
-            "source.options.page: a page is no part of a series; drop series and level",
+            "source.options.page: a page is not part of a series; drop series and level",
             code="GC103",
         )
     grid = grid_option(options)

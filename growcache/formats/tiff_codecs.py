@@ -27,7 +27,7 @@ def refuse_large_jpeg(data: memoryview, most: int) -> None:
             if 0 < height * width <= most:
                 return
             raise FormatError(
-                f"a JPEG of {height} by {width} pixels, where {most:,} belong", code="GC302"
+                f"a JPEG of {height} by {width} pixels, expected {most:,}", code="GC302"
             )
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     raise FormatError("a JPEG without a size", code="GC302")

@@ -84,9 +84,9 @@ class TiffDirectories(SeekableFile):
         ):
             raise self._failed(
                 FormatError(
-                    f"{self._reader.entry.key}: its directories are larger than is read "
-                    f"({self._asked:,} bytes in {self._reads:,} places so far); write fewer pages "
-                    "or larger tiles to a file",
+                    f"{self._reader.entry.key}: its directories are larger than growcache "
+                    f"reads ({self._asked:,} bytes in {self._reads:,} places so far); write "
+                    "fewer pages or larger tiles to a file",
                     code="GC305",
                 )
             )
@@ -360,7 +360,7 @@ def _aligned(shape: Sequence[int], keyframe: Any, entry: Entry) -> tuple[int, ..
             break
     if inner:
         raise FormatError(
-            f"{entry.key}: its pages of {list(keyframe.shape)} are no part of an array of "
+            f"{entry.key}: its pages of {list(keyframe.shape)} are not part of an array of "
             f"{list(shape)}",
             code="GC304",
         )

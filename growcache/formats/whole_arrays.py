@@ -59,7 +59,7 @@ class WholeArrayFormat(ObjectFormat):
 def refuse_large_array(nbytes: int, entry: Entry) -> None:
     if nbytes > MOST_VISIT_BYTES:
         raise FormatError(
-            f"{entry.key}: an array that is read whole may have {MOST_VISIT_BYTES:,} bytes, found "
-            f"{nbytes:,}",
+            f"{entry.key}: an array that is read whole may have at most {MOST_VISIT_BYTES:,} "
+            f"bytes, found {nbytes:,}",
             code="GC305",
         )

@@ -55,8 +55,8 @@ class ZarrField(FieldArray):
                 return None
             if is_own:
                 raise ObjectChangedError(
-                    f"{key} was written since the listing missed it; run with --refresh to draw "
-                    "what it holds now"
+                    f"{key} was written after the listing; run with --refresh to draw its "
+                    "values"
                 )
         return memoryview(await read_whole(reader)).cast("B")
 

@@ -57,7 +57,7 @@ def zarr_metadata(found: Any, version: int) -> ZarrMetadata:
             raise
         said = " ".join(str(error).split())[:100]
         raise FormatError(
-            f"is no metadata of an array: {type(error).__name__}: {said}"
+            f"is not the metadata of an array: {type(error).__name__}: {said}"
         ) from None
 
 
@@ -231,7 +231,9 @@ async def read_json(found: ObjectReader) -> Any:
     try:
         return _loaded_json(await found.read())
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{key}: is no metadata of an array: {str(error)[:100]}") from None
+        raise FormatError(
+            f"{key}: is not the metadata of an array: {str(error)[:100]}"
+        ) from None
 
 
 def _loaded_json(data: Buffer) -> Any:

@@ -94,9 +94,9 @@ class ZarrMatrices:
             or data.shape != indices.shape
             or len(data.shape) != 1
         ):
-            raise FormatError(f"{folder} is no sparse matrix of {list(shape)}")
+            raise FormatError(f"{folder} is not a sparse matrix of {list(shape)}")
         if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
-            raise FormatError(f"{folder} has indices that are no integers", code="GC306")
+            raise FormatError(f"{folder} has indices that are not integers", code="GC306")
         return ZarrMatrix(folder, shape, data, indices, indptr)
 
     async def pointers(self, reader: ObjectReader, matrix: ZarrMatrix) -> Array:

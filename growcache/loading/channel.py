@@ -187,7 +187,7 @@ class Demand:
 
 StageKind: TypeAlias = Literal["thread", "process"]
 
-EPOCH_IS_OVER = "this epoch is over: the loader was closed, or iterated anew meanwhile"
+EPOCH_IS_OVER = "this epoch is over: the loader was closed, or a new iteration began meanwhile"
 
 
 class Stage(ABC):

@@ -115,8 +115,8 @@ class MessageSocket:
         head, body, has_descriptor = LENGTHS.unpack_from(message)
         if has_descriptor and not descriptors:
             raise CacheError(
-                "a file descriptor of another process of growcache's did not arrive: this process "
-                "has as many open as it may (ulimit -n)",
+                "a file descriptor from another growcache process did not arrive, because this "
+                "process has reached its limit of open files (ulimit -n)",
                 code="GC418",
             )
         end = LENGTHS.size + head

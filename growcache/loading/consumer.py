@@ -222,8 +222,8 @@ class Consumer:
         self.close()
         if self._options.keeps_count:
             raise CacheError(
-                "an interrupt met a batch on its way here, and the other ranks go on without this "
-                "one; begin a new epoch on all ranks",
+                "an interrupt lost a batch of this rank, and the other ranks continue without "
+                "it; start a new epoch on all ranks",
                 code="GC704",
             )
         # The rest of an abandoned pass is not needed, so its shards may be evicted and drawn
@@ -330,7 +330,7 @@ class Consumer:
         try:
             following = self._new_stage("process", start)
         except OSError as error:  # too many processes, or no working directory
-            _log.warning("no gather process can be started, the thread goes on: %s", error)
+            _log.warning("loader cannot start a gather process and keeps its thread: %s", error)
             return
         self._kind = "process"
         self._counters.flush()  # before its lease ends

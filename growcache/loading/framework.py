@@ -76,8 +76,8 @@ def _readv_all(read: _ReadvCall, rows: Integers, target: int, wanted: int) -> bo
         if copied < 0 and ctypes.get_errno() == errno.EFAULT:
             mapped.mark_map_damaged(int(rows[0, 0]))
             raise CorruptShardError(
-                "a shard cannot be read where it is mapped: its file was cut short, or the "
-                "disk fails; run growcache check"
+                "a mapped shard cannot be read, because its file was cut short or the disk "
+                "fails; run growcache check"
             )
         if copied <= 0:
             return False

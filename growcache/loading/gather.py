@@ -143,7 +143,7 @@ class MappedShards:
     def column(self, name: str) -> ColumnAddresses:
         if self._closed:
             raise CacheError(
-                "rows of a window that was closed were asked for; iterate anew", code="GC613"
+                "rows of a closed window were requested; iterate again", code="GC613"
             )
         if name not in self._columns:
             self._columns[name] = _find_column(self._shards, name)
@@ -169,7 +169,7 @@ class MappedShards:
         if wrong.any():
             i = int(wrong.argmax())
             raise IndexError(
-                f"row {rows[i]} of a shard with {self._counts[places[i]]} samples was asked for"
+                f"row {rows[i]} of a shard with {self._counts[places[i]]} samples was requested"
             )
 
     def close(self) -> None:

@@ -100,8 +100,8 @@ class GatherChoice:
             self._begin(now, block.thread)
             return False
         _log.info(
-            "the thread that makes batches stalls %.0f %% of its time on the interpreter's lock: "
-            "a gather process takes over",
+            "gather thread stalls %.0f %% of its time on the interpreter's lock; a gather "
+            "process takes over",
             100 * stalled / max(1e-9, self._making),
         )
         return True
@@ -133,15 +133,15 @@ def kind_after_death(options: LoaderOptions, died: ProcessDied, *, again: bool) 
         CacheError: The process was itself a replacement, or other ranks follow it.
     """
     if options.gather != "auto" and (again or options.ranks.share):
-        reason = "again, before its first batch" if again else "which other ranks follow"
+        reason = "again, before its first batch" if again else "and other ranks follow it"
         raise CacheError(
-            f"the gather process {died.why}, {reason}; look for what ended it (the kernel's log "
-            "names what it killed for want of memory), or use gather='thread'",
+            f"the gather process {died.why}, {reason}; find out what ended it (the kernel's "
+            "log names processes that it killed because memory ran out), or use gather='thread'",
             code="GC607",
         )
     kind: StageKind = "thread" if options.gather == "auto" else "process"
     _log.warning(
-        "the gather process %s; %s goes on after the batch delivered last",
+        "gather process %s; %s continues after the last delivered batch",
         *(died.why, "a thread" if kind == "thread" else "another one"),
     )
     return kind

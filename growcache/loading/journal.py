@@ -183,12 +183,12 @@ class Journal:
             data = file.read_bytes()
         except (FileNotFoundError, IsADirectoryError):
             raise ConfigError(
-                f"there is no journal {file}; name the one that a loader got as journal=, "
-                "and of several ranks one by --rank",
+                f"there is no journal {file}; name the file that a loader got as journal=, and "
+                "choose one of several ranks with --rank",
                 code="GC105",
             ) from None
         if data[: len(MAGIC)] != MAGIC:
-            raise JournalError(f"{file} is no journal of this version of growcache")
+            raise JournalError(f"{file} is not a journal of this version of growcache")
         journal = cls(file)
         try:
             _Reading(journal).take(data)
@@ -221,8 +221,8 @@ class Journal:
             )
         if not found:
             raise ConfigError(
-                f"step {step} is not in {self.path}, which knows of {self.steps} steps, "
-                "counted from 0",
+                f"step {step} is not in {self.path}, which has {self.steps} steps, counted "
+                "from 0",
                 code="GC105",
             )
         *_, stretch = (self.stretches[at] for at, _ in found)
@@ -277,8 +277,8 @@ def _journaled(
 ) -> JournaledBatch:
     if stretch.session.values["order_version"] != ORDER_VERSION:
         raise JournalError(
-            f"step {step} of {path} was delivered by a growcache that orders passes in another "
-            "way; use that version"
+            f"step {step} of {path} was delivered by a version of growcache that orders passes "
+            "differently; use that version"
         )
     plans = {
         run.pass_number: unpack_pass(stretch.passes[run.pass_number]) for run in batch.rows.runs

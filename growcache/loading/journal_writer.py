@@ -129,8 +129,8 @@ class JournalWriter:
             descriptor = open_owned(self._path.resolve(), os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise ConfigError(
-                f"journal: cannot open {self._path}: {error.strerror}; name a file in a folder "
-                "that is there",
+                f"journal: cannot open {self._path}: {error.strerror}; name a file in an "
+                "existing folder",
                 code="GC610",
             ) from None
         free = True
@@ -156,7 +156,7 @@ class JournalWriter:
             return
         if not data.startswith(MAGIC):
             raise ConfigError(
-                f"journal: {self._path} is no journal of this version of growcache; name "
+                f"journal: {self._path} is not a journal of this version of growcache; name "
                 "another file",
                 code="GC610",
             )
@@ -166,8 +166,9 @@ class JournalWriter:
             if isinstance(frame, Damage):
                 self._facts = {}  # repeated, because these bytes may have had others
                 _log.warning(
-                    "the journal %s is damaged in bytes %d to %d; this run is appended, and what "
-                    "they said of earlier steps is lost: growcache replay CONFIG %s names them",
+                    "journal %s is damaged in bytes %d to %d, so the earlier steps recorded "
+                    "there are lost. This run is appended. growcache replay CONFIG %s lists "
+                    "the lost steps",
                     *(self._path, frame.start, frame.stop - 1, self._path),
                 )
             elif frame.kind == CATALOG:
@@ -285,7 +286,7 @@ class JournalWriter:
             os.ftruncate(self._descriptor, self._end)
         self._release()
         return JournalError(
-            f"cannot write the journal {self._path}: {error.strerror}; make room for it, or "
+            f"cannot write the journal {self._path}: {error.strerror}; free some space, or "
             "resume with a journal on another disk",
             code="GC610",
         )

@@ -39,12 +39,12 @@ def refuse_torch_worker() -> None:
     worker = None if module is None else module.get_worker_info()
     if worker is not None:
         raise ConfigError(
-            f"a DataLoader with num_workers={worker.num_workers} iterates over a growcache loader "
-            "in its worker processes, each of which would deliver every sample; expected "
-            "num_workers=0: growcache makes batches concurrently with the loop by itself. For trainers "
-            "that ask for a DataLoader (Lightning, Accelerate, Hugging Face), use "
-            "growcache.torch.EpochDataLoader; processes for a transform are the num_workers of the "
-            "growcache loader",
+            f"a DataLoader with num_workers={worker.num_workers} iterates over a growcache "
+            "loader in its worker processes, each of which would deliver every sample; "
+            "expected num_workers=0, because growcache itself makes batches while the loop "
+            "runs. For trainers that ask for a DataLoader (Lightning, Accelerate, Hugging "
+            "Face), use growcache.torch.EpochDataLoader. For processes that run a transform, "
+            "set num_workers of the growcache loader",
             code="GC601",
         )
 

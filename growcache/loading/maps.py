@@ -230,7 +230,7 @@ class MapPool:
             warned = key in self._warned
             self._warned.add(key)
         if not warned:
-            _log.warning("skipping a corrupt shard: %s", error)
+            _log.warning("loader skips a corrupt shard: %s", error)
 
     def _cut_short(self, row: ShardRow, cache_format: str) -> CorruptShardError:
         return CorruptShardError(

@@ -53,13 +53,13 @@ def truth_value(name: str, value: Any) -> bool:
 def check_cache_path(path: str | os.PathLike[str]) -> None:
     if "://" in str(path):
         raise ConfigError(
-            f"path expected as the local directory of a cache, found {path!r}; where objects "
-            "are is said in the config, as source.url",
+            f"path: expected the local directory of a cache, found {path!r}; the config says "
+            "where the objects are (source.url)",
             code="GC601",
         )
     if Path(path).is_file():
         raise ConfigError(
-            f"path expected as the directory of a cache, found a file: {path}", code="GC601"
+            f"path: expected the directory of a cache, found a file: {path}", code="GC601"
         )
 
 
@@ -217,11 +217,11 @@ class LoaderOptions:
                 "init_process_group"
             )
             if self.fixed:
-                instead = "give a fixed loader rank and world_size as on its machine alone"
+                instead = "give a fixed loader the rank and world_size within its own machine"
             raise ConfigError(
                 f"{self.ranks.world_size} ranks on several machines, "
-                f"{self.ranks.local_world_size} on this one, have caches that grow unlike; "
-                f"{instead}",
+                f"{self.ranks.local_world_size} on this one, have caches that grow "
+                f"differently; {instead}",
                 code="GC705",
             )
         if self.samples_per_epoch is None:

@@ -323,9 +323,9 @@ class _Follower:
         found = lease.ranks.pass_number if lease.ranks else None
         if found != pass_number:
             raise CacheError(
-                f"rank {self._note.rank} of job {self._options.job} begins with pass "
-                f"{pass_number}, but rank 0 with pass {found}; iterate, and load states, alike "
-                "on all ranks",
+                f"rank {self._note.rank} of job {self._options.job} starts with pass "
+                f"{pass_number}, but rank 0 with pass {found}; iterate and load states in the "
+                "same way on all ranks",
                 code="GC703",
             )
 
@@ -333,8 +333,8 @@ class _Follower:
         process = self._leader_process
         named = f" (pid {process.pid} on {process.host})" if process else ""
         return CacheError(
-            f"rank 0 of job {self._options.job}{named} ended, or closed its "
-            "loader, while other ranks go on; start all ranks of the job again",
+            f"rank 0 of job {self._options.job}{named} ended, or closed its loader, while "
+            "other ranks continue; start all ranks of the job again",
             code="GC704",
         )
 
@@ -371,7 +371,7 @@ def _refuse_unlike(mine: RankNote, leader: RankNote) -> None:
         found = leader.settings.get(name)
         if found != value:
             raise ConfigError(
-                f"{name} must be alike on all ranks: rank 0 has {found!r}, rank {mine.rank} "
+                f"{name} must be equal on all ranks: rank 0 has {found!r}, rank {mine.rank} "
                 f"has {value!r}",
                 code="GC703",
             )
@@ -408,9 +408,9 @@ def _wait_for_ranks(
             who = f"rank {options.ranks.local_rank} of job {options.job} in {options.root}"
             if waited > PATIENCE_SECONDS and not patient():
                 raise CacheError(
-                    f"{who} waited {waited:.0f} s for {event()}; ranks on several machines need "
-                    "LOCAL_RANK and LOCAL_WORLD_SIZE, those started through shells of their own "
-                    "the same MASTER_PORT",
+                    f"{who} waited {waited:.0f} s for {event()}; set LOCAL_RANK and "
+                    "LOCAL_WORLD_SIZE for ranks on several machines, and the same MASTER_PORT "
+                    "for ranks started in separate shells",
                     code="GC704",
                 )
             if waited > WARN_SECONDS and not warned:

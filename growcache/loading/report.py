@@ -281,8 +281,8 @@ class DeliveryCounts:
         if self._recent is not None and self._recent > WARN_REUSE and not self._warned:
             self._warned = True
             _log.warning(
-                "every sample was delivered %.1f times while the cache was turned over once: "
-                "training outruns the remote store; more sampling.workers, "
+                "loader delivered every sample %.1f times during one turnover of the cache, "
+                "because training outruns the remote store; more sampling.workers, "
                 "sampling.concurrency or a faster link bring more distinct samples%s",
                 *(self._recent, "" if self._facts is None else _visit_hint(self._facts.view)),
             )
@@ -351,9 +351,9 @@ def _visit_hint(view: IndexView) -> str:
     if not each or sizes.get("whole") or not sizes.get("ranged") or nbytes >= SMALL_VISIT_BYTES:
         return ""
     return (
-        f"; a visit to an object brings {each} sample{'s' * (each != 1)} of it "
-        f"({nbytes:,.0f} bytes): a larger sampling.samples_per_object brings more with as many "
-        "requests, of a new cache"
+        f"; a visit to an object brings {each} sample{'s' * (each != 1)} ({nbytes:,.0f} "
+        "bytes): a larger sampling.samples_per_object brings more with the same requests, but "
+        "needs a new cache"
     )
 
 

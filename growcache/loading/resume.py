@@ -123,8 +123,8 @@ def _refuse_other_options(saved: Mapping[str, Any], options: LoaderOptions) -> N
     ]
     if differing:
         raise ConfigError(
-            f"the state is of a loader with other arguments: {', '.join(differing)}; "
-            "make this one with those of the state",
+            f"the state belongs to a loader with other arguments: {', '.join(differing)}; "
+            "create this loader with the arguments of the state",
             code="GC604",
         )
 

@@ -76,8 +76,9 @@ def refuse_other_cache(
     found = view.identity
     if found and fingerprint is not None and fingerprint not in found.fingerprints:
         raise ConfigError(
-            f"the state is of a cache with the fingerprint {fingerprint}, but {options.root} has "
-            f"{found.fingerprint}: it was filled by a config that yields other samples",
+            f"the state belongs to a cache with the fingerprint {fingerprint}, but "
+            f"{options.root} has {found.fingerprint}, because another config filled it; resume "
+            "on the cache of the state",
             code="GC604",
         )
 
@@ -152,7 +153,7 @@ def _wait_for_schema(request: ResumeRequest) -> IndexView | None:
             refuse_failed_service(CacheLayout(root), view)
             if not warned:
                 _log.warning(
-                    "waiting for a cache at %s, to resume%s", root, _service_hint(root)
+                    "loader waits for a cache at %s, to resume%s", root, _service_hint(root)
                 )
                 warned = True
     return None
@@ -232,8 +233,8 @@ def _wait_for_refetch(
             refuse_failed_service(CacheLayout(root), view)
             if not warned:
                 _log.warning(
-                    "waiting for %d of the %d shards that the rest of pass %d needs, to be drawn "
-                    "again into %s%s",
+                    "loader waits for %d of the %d shards that the rest of pass %d needs; they "
+                    "are drawn again into %s%s",
                     *(len(wishes), len(digests), rest.plan.number, root, _service_hint(root)),
                 )
                 warned = True
@@ -246,8 +247,8 @@ def _refuse_refused(root: Path, found: Mapping[int, RefetchOutcome], needed: int
         number, reason = min(refused.items())
         raise CacheError(
             f"{len(refused)} of the {needed} shards that the rest of the pass needs cannot be "
-            f"drawn again into {root} (shard {number}: {reason}); go on with others in their "
-            "place: load_state_dict(state, missing='substitute')",
+            f"drawn again into {root} (shard {number}: {reason}); continue with others in "
+            "their place: load_state_dict(state, missing='substitute')",
             code="GC605",
         )
 
@@ -267,8 +268,8 @@ def _substitute_shards(
     plan = with_substitutes(rest.plan, namesakes, others, gone)
     left = gone - namesakes.keys() & {shard.number for shard in plan.shards}
     _log.warning(
-        "%d of the %d shards that the rest of pass %d needs are gone from %s: %d others stand in "
-        "for them%s",
+        "loader lacks %d of the %d shards that the rest of pass %d needs, because %s no longer "
+        "has them; %d others replace them%s",
         *(len(gone), len(needed), plan.number, options.root, len(gone) - len(left)),
         f", and the pass is shorter by {len(left)} shards" if left else "",
     )
@@ -336,9 +337,9 @@ def _check_rest(
     )
     if request.missing != "substitute":
         raise CacheError(
-            f"{why}; take them: load_state_dict(state, missing='substitute')", code="GC605"
+            f"{why}; to use them: load_state_dict(state, missing='substitute')", code="GC605"
         )
-    _log.warning("%s; they stand in for those", why)
+    _log.warning("%s; the loader uses them instead", why)
 
 
 def _with_digests(rest: RemainingPass, rows: Iterable[ShardRow]) -> RemainingPass:

@@ -78,7 +78,7 @@ def pass_from_dict(
     else:
         order = unpack_numbers(values["order"])
     if sorted(order.tolist()) != list(range(len(samples))):
-        raise ValueError("the order of the shards is none")
+        raise ValueError("the order of the shards is not valid")
     first, digests = int(values["named"]), _unpack_digests(values["digests"])
     end = first + len(digests)
     if not 0 <= first <= end <= len(samples):

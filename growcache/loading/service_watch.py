@@ -115,8 +115,9 @@ def event_text(
         last = watch.seen or pulse
         at = time.strftime("%H:%M:%S", time.localtime(last.updated_at))
         return (
-            f"the service of the cache {root} has stopped (pid {last.pid} on {last.host}, at {at}): the cache does not "
-            f"grow any more, and {repeat}; start it again with: growcache run CONFIG"
+            f"the service of the cache {root} has stopped (pid {last.pid} on {last.host}, at "
+            f"{at}): the cache no longer grows, and {repeat}; start it again with: growcache "
+            "run CONFIG"
         )
     if event == "absent":
         return (
@@ -127,5 +128,5 @@ def event_text(
         begin = f"the cache {root} gets nothing new and waits for {pulse.silence}"
     else:
         awaited = pulse.waiting_for or "the next report"
-        begin = f"the cache {root} has got nothing new for {seconds:.0f} s: its service waits for {awaited}"
-    return f"{begin}; until then {repeat}. More: growcache status {root}"
+        begin = f"the cache {root} has received nothing new for {seconds:.0f} s: its service waits for {awaited}"
+    return f"{begin}; until then {repeat}. See: growcache status {root}"

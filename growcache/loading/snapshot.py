@@ -154,8 +154,8 @@ class Snapshot:
                 lease.drop([row.number for row in wanted if row.number not in kept])
             if only is not None and len(found) < len(only):
                 raise CacheError(
-                    f"{len(only) - len(found)} of {len(only)} shards asked for are not in the "
-                    f"cache {layout.directory} any more; take what is there instead",
+                    f"{len(only) - len(found)} of {len(only)} requested shards are no longer "
+                    f"in the cache {layout.directory}; take the shards that it has",
                     code="GC605",
                 )
             if ranks is None:  # else `settle` announces the final list to the other ranks
@@ -190,8 +190,8 @@ class Snapshot:
         if len(rows) < len(numbers):
             gone = min(numbers - {row.number for row in rows})
             raise CacheError(
-                f"shard {gone} of the snapshot of pid {lease.pid} is not in the index of "
-                f"{layout.directory} any more; iterate anew on all ranks",
+                f"shard {gone} of the snapshot of pid {lease.pid} is no longer in the index of "
+                f"{layout.directory}; iterate again on all ranks",
                 code="GC613",
             )
         rows.sort(key=operator.attrgetter("seq"))

@@ -166,8 +166,8 @@ def _warn_of_reuse(options: LoaderOptions, limit: ReuseLimit) -> None:
     if key not in warned_of_reuse:
         warned_of_reuse.add(key)
         _log.warning(
-            "job %s has used all samples of %s %d times (cache.max_reuse), and goes on with them: "
-            "training outruns the remote store",
+            "job %s has used all samples of %s %d times (cache.max_reuse), and continues with "
+            "them, because training outruns the remote store",
             *(options.job, options.root, limit.most),
         )
 

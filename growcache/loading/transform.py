@@ -144,9 +144,7 @@ def function_arguments(function: UserFunction) -> frozenset[str]:
     if isinstance(function, PickledFunction):
         return function.takes
     if not callable(function):
-        raise ConfigError(
-            f"transform must be a function itself, found {function!r}", code="GC608"
-        )
+        raise ConfigError(f"transform must be a function, found {function!r}", code="GC608")
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {
@@ -155,8 +153,8 @@ def function_arguments(function: UserFunction) -> frozenset[str]:
     required = {p.name for p in parameters[1:] if p.default is p.empty and p.name in names}
     if not parameters or required - set(NAMED_ARGUMENTS):
         raise ConfigError(
-            "transform expected as function(sample, rng, origin), of which rng and origin "
-            f"may be left out; found {inspect.signature(function)}",
+            "transform: expected function(sample, rng, origin), of which rng and origin may be "
+            f"left out; found {inspect.signature(function)}",
             code="GC608",
         )
     return frozenset(NAMED_ARGUMENTS if takes_any else names & set(NAMED_ARGUMENTS))
@@ -487,8 +485,8 @@ def _warn_slow_call(
 ) -> None:
     number, position = place
     _log.warning(
-        "transform has been at work for %.0f s on sample %d of pass %d%s, and training waits for it; "
-        "look for what it waits for there, or raise timeout_seconds (%g)",
+        "transform has run for %.0f s on sample %d of pass %d%s, and training waits for it; "
+        "find out what it waits for, or raise timeout_seconds (%g)",
         *(seconds, position, number, name and f", {name}", timeout_seconds),
     )
 

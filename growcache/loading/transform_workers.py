@@ -200,11 +200,11 @@ class ProcessExecutor:
         chunks[0].tries += 1
         if chunks[0].tries >= MAX_TRIES:
             raise CacheError(
-                f"a process of num_workers {why}, {MAX_TRIES} times on the same samples; look for "
-                "what in transform ends it, or use num_workers=0",
+                f"a worker process (num_workers) {why}, {MAX_TRIES} times on the same samples; "
+                "find out what in transform ends it, or use num_workers=0",
                 code="GC607",
             )
-        _log.warning("a process of num_workers %s; another one takes its place", why)
+        _log.warning("worker process (num_workers) %s; another one takes its place", why)
         worker.child = self._start_worker().child
 
     def _raise_if_stopped(self) -> None:

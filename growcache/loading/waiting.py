@@ -161,8 +161,12 @@ def wait_for_room(
         except CacheFullError as error:
             if not warned:
                 full = isinstance(error, LeasesFullError)
-                what = "other readers to let go" if full else "free space on the disk"
-                _log.warning("waiting for %s: %s", what, error)
+                what = (
+                    "other readers to release their leases"
+                    if full
+                    else "free space on the disk"
+                )
+                _log.warning("loader waits for %s: %s", what, error)
                 warned = True
         wake.wait(POLL_SECONDS)
     return None
@@ -191,8 +195,8 @@ def refuse_failed_service(layout: CacheLayout, view: IndexView) -> None:
     reason = service_end_reason(layout.root)
     if reason is not None and not is_locked(layout.supervisor_lock):
         raise CacheError(
-            f"{layout.directory} has {view.totals.samples} samples and gets no more, for its service "
-            f"failed: {reason}",
+            f"{layout.directory} has {view.totals.samples} samples and gets no more, because "
+            f"its service failed: {reason}",
             code="GC603",
         )
 
@@ -260,7 +264,7 @@ class WaitNotice:
         due = now >= self._due and not told
         if due or status.ended_by not in (None, self._ended_by):
             self._line.clear()
-            _log.warning("%s", text)
+            _log.warning("loader is %s", text)
             self._ended_by, self._due = status.ended_by, now + REPEAT_SECONDS
 
 
@@ -272,8 +276,8 @@ def _describe_wait(
     wanted = samples_wanted(view, min_samples)
     event = "all samples" if complete else f"{wanted} sample{'s' * (wanted != 1)}"
     return (
-        f"waiting for {event} in {layout.directory}, {view.totals.samples} are there"
-        f"{service_hint(status)}"
+        f"waiting for {event} in {layout.directory}, which has {view.totals.samples} so "
+        f"far{service_hint(status)}"
     )
 
 
@@ -283,8 +287,8 @@ def service_hint(status: Status) -> str:
         return f"; its service waits for {status.waiting_for}" if status.waiting_for else ""
     if status.ended_by:
         return (
-            f"; its service ended with an error: {status.ended_by}; once that is mended, start it "
-            "with: growcache run CONFIG"
+            f"; its service ended with an error: {status.ended_by}; once that is corrected, "
+            "start it with: growcache run CONFIG"
         )
     return "; the service is stopped, start it with: growcache run CONFIG"
 

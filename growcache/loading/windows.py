@@ -386,7 +386,7 @@ class PassOpener:
         self, found: Callable[[], tuple[Snapshot, RemainingPass] | None], step: int
     ) -> OpenPass:
         began = time.monotonic()
-        self._prepare(lambda: "it has not all shards of its rest of the pass yet")
+        self._prepare(lambda: "it does not have all shards for the rest of its pass yet")
         rested = found()
         if rested is None:
             raise StoppedError

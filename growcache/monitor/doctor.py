@@ -75,11 +75,11 @@ _TROUBLE_EXPECTED = {
     "unreadable": "samples as source.format reads them",
 }
 _TROUBLE_ADVICE = {
-    "refused": "mend the credentials, and run growcache doctor again",
+    "refused": "correct the credentials, and run growcache doctor again",
     "missing": "check source.url, its bucket and its pattern",
     "empty": "check what source.url matches",
     "unreachable": "check the endpoint, the network and its proxies",
-    "throttled": "ask less of it: lower sampling.concurrency, or raise its limit",
+    "throttled": "send fewer requests: lower sampling.concurrency, or raise the limit of the store",
     "unreadable": "check source.format and source.options: growcache init proposes both",
 }
 
@@ -123,8 +123,9 @@ def _throttling(facts: StoreFacts, about: str) -> Iterator[Finding]:
             about,
             f"it refused {in_percent(facts.throttled_share)} of the reads (503, 429 or no answer in time)",
             f"at most {in_percent(THROTTLED_SHARE)}",
-            "lower sampling.concurrency or sampling.workers, spread keys over prefixes, or ask the "
-            "provider for a higher limit; a service asks less by itself, but gets no more",
+            "lower sampling.concurrency or sampling.workers, spread keys over prefixes, or ask "
+            "the provider for a higher limit; a service slows down by itself, but reads no "
+            "faster",
         )
 
 
@@ -143,7 +144,7 @@ def _failures(facts: StoreFacts, about: str) -> Iterator[Finding]:
             about,
             f"{plural(count, 'read')} had no answer: {message}",
             "an answer to each read",
-            "check the network and its proxies; a service tries again, and is slower for it",
+            "check the network and its proxies; a service retries, and is slower",
         )
 
 
@@ -178,8 +179,8 @@ def _place(facts: DiskFacts) -> Iterator[Finding]:
         yield Finding(
             "wrong",
             "disk",
-            f"may not write into {facts.path}",
-            "a folder of this user's",
+            f"no permission to write into {facts.path}",
+            "a folder that this user may write into",
             "change its owner or permissions, or choose another cache.path",
         )
     if facts.is_network:
@@ -232,7 +233,7 @@ def _inodes(facts: DiskFacts) -> Iterator[Finding]:
             "disk",
             f"room for {in_count(facts.free_inodes)} files",
             f"about {in_count(needed)} (inodes: df -i)",
-            "delete small files, or make the file system anew with more inodes",
+            "delete small files, or recreate the file system with more inodes",
         )
 
 
@@ -307,7 +308,8 @@ def _cores(facts: MachineFacts) -> Finding:
         return Finding("ok", "machine", found)
     expected = "at most one sampler per core"
     advice = (
-        f"set sampling.workers to {facts.cores}; more reads in flight need no more processes"
+        f"set sampling.workers to {facts.cores}; more reads in flight do not need more "
+        "processes"
     )
     return Finding("warn", "machine", found, expected, advice)
 

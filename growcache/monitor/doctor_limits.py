@@ -45,9 +45,9 @@ class _Cause:
 def find_limit(facts: DoctorFacts) -> Limit:
     broken = next((one for one in facts.stores if one.trouble), None)
     if broken is not None or not facts.stores:
-        return Limit("unknown", "what limits is not known before the store gives samples")
+        return Limit("unknown", "the limit is unknown until the store yields samples")
     if all(one.bytes_per_second is one.samples_per_second is None for one in facts.stores):
-        return Limit("unknown", "what limits is not known, because no store was measured")
+        return Limit("unknown", "the limit is unknown, because no store was measured")
     slowest = min(facts.stores, key=lambda one: _mixed_rate(one) or float("inf"))
     cause, supply = _fill_cause(facts, slowest), drawn_per_second(facts)
     consumed = facts.training.consumed_per_second
@@ -141,7 +141,7 @@ def _cause_of_reads(facts: DoctorFacts, store: StoreFacts) -> _Cause:
     if near:
         return _Cause(
             "link",
-            f"the store is near, and gives no more to {reads} in flight",
+            f"the store is near, and is not faster with {reads} in flight",
             "a faster disk or server for the source",
         )
     return _Cause(
@@ -178,7 +178,7 @@ def _limit_of_training(
         fresh = f"{uses}, {brings}, {each}: few enough"
         return Limit("training", fresh, "", supply, reuse)
     wanted = f"for at most {WARN_REUSE:.0f} uses it takes {in_count(consumed / WARN_REUSE)}/s"
-    text = f"{uses}, {brings}, {each}; {wanted}. What limits is freshness: {cause.text}"
+    text = f"{uses}, {brings}, {each}; {wanted}. Freshness is limited: {cause.text}"
     return Limit(cause.resource, text, cause.advice, supply, reuse)
 
 

@@ -199,7 +199,7 @@ def _foreign(path: Path) -> str:
         found = path.iterdir() if path.is_dir() else ()
         names = sorted({one.name for one in found} - NOT_COUNTED)
         if names and not is_cache(CacheLayout(path)):
-            return f"{path} is no cache of growcache, and is not empty (it holds {names[0]!r})"
+            return f"{path} is not a growcache cache, and is not empty (it holds {names[0]!r})"
     except CacheError as error:
         return str(error)
     except OSError:  # `may_write` reports it
@@ -218,7 +218,9 @@ def _with_speed(facts: DiskFacts, path: Path, existing: Path) -> DiskFacts:
         nameless = path.parent.stat().st_dev != path.stat().st_dev
         folder = path if nameless else path.parent
     if not os.access(folder, os.W_OK | os.X_OK):
-        unmeasured = f"may not write into {folder}, so the disk's speed is not measured"
+        unmeasured = (
+            f"no permission to write into {folder}, so the disk's speed is not measured"
+        )
         return replace(facts, message=unmeasured)
     try:
         with _temporary_file(folder, nameless=nameless) as file:

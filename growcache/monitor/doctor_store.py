@@ -93,7 +93,7 @@ def _measure(
         filled = [entry for entry in entries if entry.size]
         facts = replace(facts, listing_seconds=seconds, objects=len(entries))
         if not filled:
-            found = "only empty objects are" if entries else "no object is"
+            found = "found only empty objects" if entries else "found no object"
             return replace(facts, trouble="empty", message=f"{found} at {facts.url}")
         store = open_store(
             source,

@@ -96,7 +96,7 @@ def listen(address: Address, token: str | None) -> socket.socket:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"--http: {address.host} is no address of this machine: {error}", code="GC802"
+            f"--http: {address.host} is not an address of this machine: {error}", code="GC802"
         ) from None
     family, _, _, _, at = found[0]
     if token is None and not ipaddress.ip_address(str(at[0]).partition("%")[0]).is_loopback:

@@ -55,8 +55,8 @@ def _disk(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     if bound > free:
         yield Warned(
             "disk",
-            f"cache.max_bytes is {in_bytes(bound)}, and the disk has {in_bytes(free)} for the cache "
-            "beside what cache.min_free leaves to others",
+            f"cache.max_bytes is {in_bytes(bound)}, but the disk has {in_bytes(free)} for the "
+            "cache after cache.min_free",
             f"set cache.max_bytes to {as_size(_rounded(free))} or less, or use a larger disk",
         )
 
@@ -78,7 +78,7 @@ def _min_samples(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     yield Warned(
         "min_samples",
         f"the cache holds {in_count(held)} samples, fewer than min_samples "
-        f"({in_count(wanted)}): training would not begin",
+        f"({in_count(wanted)}): training would not start",
         f"set min_samples to less than {held:,}, or cache.max_bytes to {as_size(_rounded_up(needed))}",
     )
 
@@ -152,9 +152,7 @@ def _neighbours(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     is_whole = all(cut.whole for cut in inputs.sizing.partitionings)
     remedy = "its objects are read whole: this cannot be lowered"
     if not is_whole:
-        remedy = (
-            "lower sampling.samples_per_object, unless requests are what limits the samplers"
-        )
+        remedy = "lower sampling.samples_per_object, unless requests limit the samplers"
     yield Warned(
         "neighbours",
         f"a visit brings {in_count(visit)} neighbouring samples: where they correlate by "
@@ -173,8 +171,8 @@ def _windows(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     needed = int(inputs.config.cache.max_bytes) * 2 * window / max(1, held)
     yield Warned(
         "windows",
-        f"the cache holds {in_count(held)} samples, less than two windows of a loader "
-        f"({plural(window, 'sample')} each), so epochs are short and alike",
+        f"the cache holds {in_count(held)} samples, fewer than two windows of a loader "
+        f"({plural(window, 'sample')} each), so epochs are short and repetitive",
         f"set cache.max_bytes to {as_size(_rounded_up(needed))} or more",
     )
 
@@ -194,7 +192,8 @@ def _unknown(inputs: PlanInputs, _: Outcome) -> Iterator[Warned]:
     if inputs.consumption is None:
         yield Warned(
             "consumption",
-            "it is not known how fast training takes samples, so reuse, turnover and coverage are open",
+            "it is not known how fast training takes samples, so reuse, turnover and coverage "
+            "are unknown",
             "give --consume N, in samples per second",
         )
     if not math.isfinite(inputs.population_samples.number):

@@ -114,7 +114,7 @@ def read_plan(path: Path) -> dict[str, Any]:
             f"--plan: cannot read {path}: {error.strerror}; {advice}", code="GC105"
         ) from None
     except orjson.JSONDecodeError:
-        raise ConfigError(f"--plan: {path} is no JSON; {advice}", code="GC105") from None
+        raise ConfigError(f"--plan: {path} is not JSON; {advice}", code="GC105") from None
     if isinstance(values, list) and values:  # of a sweep
         values = values[0]
     if not isinstance(values, dict) or not any(

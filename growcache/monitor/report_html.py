@@ -96,9 +96,9 @@ def _body(facts: ReportFacts) -> str:
         _section("History", '<div id="charts"></div>', _noscript()),
         _section("What limited training", _limits(facts)),
         _section("Planned and actual", _planned(facts)) if facts.plan is not None else "",
-        _section("What was drawn how often", _drawn(facts.drawn, facts)),
+        _section("Samples drawn, and how often", _drawn(facts.drawn, facts)),
         _section("Holes", _holes(facts)),
-        _section("What the samples are", _parts(facts)),
+        _section("Definition of the samples", _parts(facts)),
     ]  # fmt: skip
     return (
         f'<main class="report"><h1>growcache report</h1><p class="muted"><bdi>{_text(status.path)}</bdi> · made '
@@ -208,7 +208,7 @@ def _planned(facts: ReportFacts) -> str:
         thinned_columns(facts.records, MOST_RECORDS // 4), facts.plan or {}
     )
     return (
-        table(heads, lines, f"In the first {in_time(actual.seconds)}, with what the plan has for that time; off: by more than 15 %, 1 s, or a point of a share.")
+        table(heads, lines, f"In the first {in_time(actual.seconds)}, with what the plan has for that time; off: by more than 15 %, 1 s, or a percentage point.")
         + _other_bound(facts)
         + f'<div class="pictures">{"".join(map(draw_svg, pictures))}</div>'
     )  # fmt: skip
@@ -230,9 +230,10 @@ def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:
         "" if drawn.share >= 1 else f" {in_percent(drawn.share)} of the shards were looked at."
     )
     words = (
-        f"The cached samples are of {plural(drawn.objects, 'object')}{listed}: {drawn.median_samples:,.0f} of an object in "
-        f"the median, {drawn.most_samples:,} at most.{looked} Of what was evicted only the sums are known: "
-        f"{in_count(facts.status.drawn)} samples drawn in all."
+        f"The cached samples are of {plural(drawn.objects, 'object')}{listed}: "
+        f"{drawn.median_samples:,.0f} of the median object, {drawn.most_samples:,} at "
+        f"most.{looked} Only sums are known of evicted samples: {in_count(facts.status.drawn)} "
+        "samples drawn in all."
     )
     count = max(1, drawn.samples)
     strata = table(
@@ -254,7 +255,7 @@ def _drawn(drawn: DrawnObjects, facts: ReportFacts) -> str:
     most = table(
         ["object", _number("samples")],
         [[key, _number(in_count(n))] for key, n in drawn.most_drawn],
-        "The objects with most cached samples.",
+        "The objects with the most cached samples.",
     )
     return f'<p>{_text(words)}</p><div class="tables">{_drawn_strata(facts)}{strata}{uses}{most}</div>'
 
@@ -283,7 +284,7 @@ def _holes(facts: ReportFacts) -> str:
         return (
             "<p>None.</p>"
             if not facts.status.holes
-            else "<p>Their reasons are not noted any more.</p>"
+            else "<p>Their reasons are no longer recorded.</p>"
         )
     rows = [
         [
@@ -308,6 +309,6 @@ def _parts(facts: ReportFacts) -> str:
     named = " · ".join(f"{name} {number}" for name, number in facts.versions.items())
     return (
         f"<p>Fingerprint <bdi>{_text(facts.status.fingerprint)}</bdi>. Two caches with the same fingerprint draw the same samples.</p>"
-        f"<details><summary>All that it is made of</summary>{table(('setting', 'value'), rows)}</details>"
+        f"<details><summary>All settings that it covers</summary>{table(('setting', 'value'), rows)}</details>"
         f'<p class="muted">{_text(named)}</p>'
     )

@@ -170,7 +170,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     """Answer if an error is a defect of this program. The server logs it."""
-    body = orjson.dumps({"error": f"a defect: {type(error).__name__}; the log says more"})
+    body = orjson.dumps({"error": f"internal error: {type(error).__name__}; see the log"})
     headers = {**HEADERS, "Cache-Control": NO_STORE}  # the guard is too far inside to add them
     return Response(body, 500, headers, media_type="application/json")
 

@@ -130,7 +130,7 @@ def answers_without_cache(path: str) -> Answers:
     return Answers(
         Answer(FED, "Not yet: there is no cache to read.", "warn"),
         Answer(GROWTH, f"Neither: there is no cache at {path} yet.", "warn"),
-        Answer(AWAITED, "For a service that makes it.", "warn", START),
+        Answer(AWAITED, "For a service that creates it.", "warn", START),
     )
 
 
@@ -281,7 +281,7 @@ def _is_halted(status: Status) -> bool:
 
 def _why_complete(status: Status) -> str:
     if status.coverage is not None and status.coverage < FULL_COVERAGE:
-        return "it holds all that it may, and nothing leaves"
+        return "it is at its limit, and nothing is evicted"
     return "everything that can be read is cached" if status.holes else "all samples are cached"
 
 
@@ -338,12 +338,12 @@ ADVICE: Mapping[str, tuple[Level, str]] = {
     "start": ("ok", ""),
     "cluster": (
         "warn",
-        "Look whether Ray runs, and has nodes for sampling.ray; the service retries by itself.",
+        "Check that Ray runs and has nodes for sampling.ray; the service retries by itself.",
     ),
     "store": (
         "bad",
-        "Look whether the store is up, reachable from here, and accepts the credentials; the service "
-        "retries by itself.",
+        "Check that the store is up, reachable from here, and accepts the credentials; the "
+        "service retries by itself.",
     ),
     "objects": (
         "warn",
@@ -354,11 +354,11 @@ ADVICE: Mapping[str, tuple[Level, str]] = {
     "work": ("ok", ""),
     "budget": ("warn", "Raise sampling.max_egress, and start the service again."),
     "disk": ("bad", "Free space on the disk, or lower cache.max_bytes or cache.min_free."),
-    "index": ("warn", "End readers that hang; if it stays so, raise cache.max_bytes."),
+    "index": ("warn", "End readers that hang; if that does not help, raise cache.max_bytes."),
     "room": ("ok", ""),
     "bound": ("warn", "Raise cache.max_bytes, or clear the cache."),
     "complete": ("ok", ""),
-    "service": ("bad", "Let its process go on, or start the service again."),
+    "service": ("bad", "Let its process continue, or start the service again."),
 }
 UNKNOWN_ADVICE: tuple[Level, str] = ("warn", "")  # for a reason of another version
 
@@ -374,12 +374,13 @@ def _advice_on_readers(status: Status) -> tuple[Level, str]:
     if any(not lease.open for lease in status.leases):
         return (
             "warn",
-            "If the run that died will not be resumed, let its shards go: growcache release CACHE",
+            "If the run that died will not be resumed, release its shards: growcache release "
+            "CACHE",
         )
     if _has_stuck_readers(status):
-        return "warn", "It goes on when that reader does; end it if it hangs."
+        return "warn", "It continues when that reader does; end the reader if it hangs."
     if not any(job.open for job in status.jobs):
-        return "ok", "Start the training, or set cache.min_uses: 0 to draw on without it."
+        return "ok", "Start the training, or set cache.min_uses: 0 to keep drawing without it."
     return "ok", "At its bound the cache changes as readers end their passes."
 
 

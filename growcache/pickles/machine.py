@@ -89,7 +89,9 @@ class Machine:
         arguments = self.stack.pop()
         maker = MAKERS.get(id(self.stack.pop()))
         if maker is None or type(arguments) is not tuple:
-            raise FormatError("a pickle calls what is no function; refused", code="GC304")
+            raise FormatError(
+                "a pickle calls something that is not a function; refused", code="GC304"
+            )
         self.spend()
         made = maker(arguments, self.budget, self.keys)
         self.unfinished += type(made) is Unfinished

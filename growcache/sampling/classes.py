@@ -75,7 +75,7 @@ def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
     found = set(names)
     if not found:
         raise ConfigError(
-            f"classes: auto: {field} is empty everywhere, so there are none", code="GC112"
+            f"classes: auto: {field} is empty everywhere, so there are no classes", code="GC112"
         )
     if len(found) > MOST_CLASSES:
         raise ConfigError(
@@ -85,8 +85,9 @@ def sorted_classes(names: Iterable[str], field: str) -> tuple[str, ...]:
         )
     if (characters := sum(map(len, found))) > MOST_CLASS_CHARACTERS:
         raise ConfigError(
-            f"classes: auto: the {len(found):,} different values of {field} have {characters:,} "
-            f"characters, more than {MOST_CLASS_CHARACTERS:,}, so they are no classes; leave it out",
+            f"classes: auto: the {len(found):,} different values of {field} have "
+            f"{characters:,} characters, more than {MOST_CLASS_CHARACTERS:,}, which is too "
+            "much for classes; leave it out",
             code="GC112",
         )
     if all(map(INTEGER_CELL.fullmatch, found)):

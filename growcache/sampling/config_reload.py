@@ -158,7 +158,7 @@ class ConfigReload:
         try:
             config, others = merged_config(self._running, self._file.load())
         except ConfigError as error:
-            return [f"the config is as it was: {_one_line(error)}"]
+            return [f"the change of the config is ignored: {_one_line(error)}"]
         self.restart_for = others
         said = (
             [f"{path} changed: restart the service for {', '.join(others)}"] if others else []
@@ -168,7 +168,7 @@ class ConfigReload:
         try:
             self._adopt(config)
         except ConfigError as error:
-            return [*said, f"the config is as it was: {_one_line(error)}"]
+            return [*said, f"the change of the config is ignored: {_one_line(error)}"]
         self._running = config
         return said
 

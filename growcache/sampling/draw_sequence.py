@@ -183,8 +183,8 @@ class DrawSequence:
         draw = self._draws.group(self._number(group))
         if draw is None:
             raise CacheError(
-                f"group {group}, of which visits were set aside, is none of this cache's; mend "
-                f"it with: growcache check {self._cache.layout.root} --repair",
+                f"group {group}, whose visits were set aside, does not belong to this cache; "
+                f"repair it with: growcache check {self._cache.layout.root} --repair",
                 code="GC416",
             )
         return draw

@@ -328,7 +328,7 @@ class Makeups:
 
     @property
     def words(self) -> str:
-        return f"{self.status.words}; it is tried again" if self.missing else ""
+        return f"{self.status.words}; it is retried" if self.missing else ""
 
 
 def object_name(visit: PartVisit) -> ObjectName:

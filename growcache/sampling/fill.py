@@ -347,7 +347,7 @@ def with_labels(sample: Sample, values: LabelValues, key: str) -> Sample:
     if taken := sample.keys() & values.keys():
         raise FormatError(
             f"{short_key(key)}: its samples have a field {min(taken)!r} of their own, and "
-            "source.labels.columns names another; call the table's column something else",
+            "source.labels.columns names another; rename the table's column",
             code="GC303",
         )
     return sample | {name: _label_value(value) for name, value in values.items()}

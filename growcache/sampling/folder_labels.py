@@ -68,9 +68,9 @@ class FolderLabels:
         names = ", ".join(short_key(key) for _, key in missing)
         known = ", ".join(self._names[:SHOWN_CLASSES])
         return (
-            f"source.options.classes: {count:,} of {looked:,} objects are in a folder that is none of "
-            f"the classes which this cache has had from its beginning ({known}): {names}. Begin another "
-            "cache, or leave them out with source.on_missing: skip"
+            f"source.options.classes: {count:,} of {looked:,} objects are in a folder that is "
+            f"not one of the classes of this cache ({known}): {names}. Start another cache, or "
+            "leave them out with source.on_missing: skip"
         )
 
 
@@ -119,7 +119,7 @@ def refuse_other_classes(sources: Sequence[SourceConfig]) -> None:
         if source.labels is not None and IMAGE_LABEL in source.labels.columns:
             said = (
                 f"source.labels.columns: {IMAGE_LABEL!r} is the folder's class, by "
-                "source.options.classes: auto; call the table's column something else"
+                "source.options.classes: auto; rename the table's column"
             )
         elif not finds and source.format == "image" and source.options.get("classes"):
             said = (

@@ -115,10 +115,11 @@ class _TableLabels:
         }
         best = max(found, key=lambda match: found[match])
         if not found[best]:
-            return "Mend the table, or source.labels.match, "
+            return "Correct the table, or source.labels.match, "
         these = "all" if found[best] == len(keys) else f"{found[best]}"
         return (
-            f"Set source.labels.match: {best}, which finds {these} of these, mend the table, "
+            f"Set source.labels.match: {best}, which finds {these} of these, correct the "
+            "table, "
         )
 
     def _without_class(

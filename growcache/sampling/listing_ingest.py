@@ -242,7 +242,7 @@ class ListingIngest:
             self.left_out = self._listing.left_out
         self._refuse_empty()
         if self.left_out:
-            _log.warning("left out of the listing: %s", left_out_text(self.left_out))
+            _log.warning("listing leaves out: %s", left_out_text(self.left_out))
         self._catalog.flush()
         self._catalog.complete = True
         self._cache.space.listing_ahead = 0

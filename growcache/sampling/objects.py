@@ -90,7 +90,7 @@ class Split:
         if match is None or not match["group"]:
             raise ConfigError(
                 f"split.group: expected {self._group.pattern} to match every key, found "
-                f"{short_key(key)}; mend it, or narrow source.url",
+                f"{short_key(key)}; correct it, or narrow source.url",
                 code="GC113",
             )
         return match["group"]

@@ -379,8 +379,8 @@ def _matching(by: str) -> Callable[[str], str]:
         match = pattern.search(key)
         if match is None or match["stratum"] is None:
             raise ConfigError(
-                f"sampling.strata.by: expected {by} to match every key, found {short_key(key)}; mend "
-                "it, or narrow source.url",
+                f"sampling.strata.by: expected {by} to match every key, found "
+                f"{short_key(key)}; correct it, or narrow source.url",
                 code="GC113",
             )
         return match["stratum"]

@@ -153,10 +153,10 @@ def _for_work(o: LimiterInputs) -> Verdict | None:
         return _wait(f"{o.retry_event} ({o.last_error})", reason)
     if not o.parts_known and not o.listing_complete and o.needs_whole_listing:
         return _wait(
-            "the listing to end: what share a stratum has follows from all of it", "listing"
+            "the listing to end: the share of a stratum depends on all of it", "listing"
         )
     if not o.parts_known and not o.listing_complete:
-        return _wait("the listing to go on: everything listed so far is drawn", "listing")
+        return _wait("the listing to continue: everything listed so far is drawn", "listing")
     if not o.parts_known:
         if o.set_aside:
             return _wait(o.set_aside, "objects")
@@ -217,7 +217,7 @@ def _for_room(o: LimiterInputs) -> Verdict | None:
 def reason_of_holders(event: str) -> WaitReason:
     """Return why shards stay: readers hold them, but on a full disk no reader can continue.
 
-    >>> reason_of_holders("readers to let go of shards: 2 snapshots are held")
+    >>> reason_of_holders("readers to release shards: 2 snapshots are held")
     'readers'
     """
     return "disk" if event.startswith(DISK_EVENT) else "readers"
@@ -312,7 +312,7 @@ class OutageNotice:
             if self._said or now - self._since < SAY_SECONDS:
                 return []
             self._said = True
-            return [f"waiting for {missing}; it is tried again until then"]
+            return [f"service waits for {missing}, and retries until then"]
         self._over_since = min(self._over_since, now)
         if now - self._over_since < OVER_SECONDS:  # the trial may be refused again
             return []

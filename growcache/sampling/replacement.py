@@ -65,7 +65,7 @@ def run_replacing(
         except OtherSamplesError as error:
             if make_room is None:
                 raise
-            _log.warning("%s", str(error).partition(". Have its")[0])
+            _log.warning("%s", str(error).partition(". To replace its")[0])
         if (ended := make_room(cache)) is not None:
             return ended
         begin_generation(

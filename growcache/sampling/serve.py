@@ -281,8 +281,7 @@ def _start(setup: Message, variables: Mapping[str, str]) -> subprocess.Popen[byt
         raise _as_error(answer)
     raise SamplingError(
         f"the sampling service ended at its start ({_how_it_ended(process)}) and did not say "
-        "why; its own messages may stand above, else see what "
-        f"{sys.executable} -m growcache --version says",
+        f"why; see its own messages above, or run: {sys.executable} -m growcache --version",
         code="GC504",
     )
 
@@ -306,8 +305,8 @@ def _relay(process: subprocess.Popen[bytes], path: Path) -> None:
     if process.wait() and not reported:
         how = f"the sampling service ended ({_how_it_ended(process)}) and did not say why"
         log.error(
-            "%s: nothing new is drawn, what is cached stays; its own messages may tell, and "
-            "if memory ran out, lower sampling.workers",
+            "%s; nothing new is drawn, and cached samples stay. See its own messages above; if "
+            "memory ran out, lower sampling.workers",
             how,
         )
         system.service_failed(path, how)

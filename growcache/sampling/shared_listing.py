@@ -292,7 +292,9 @@ class SharedListing:
             self._warn(f"it may not be read, so this service lists for itself: {error}")
         except (FormatError, StoreError) as error:
             earlier = ()
-            self._warn(f"it cannot be used, so this service lists, and publishes anew: {error}")
+            self._warn(
+                f"it cannot be used, so this service lists, and publishes again: {error}"
+            )
         if earlier is not None:
             yield from self._published(earlier, known)
 

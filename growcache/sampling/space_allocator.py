@@ -17,7 +17,7 @@ from growcache.sampling.rate_limiter import LISTING_FIRST, WaitReason, reason_of
 from growcache.sampling.sizing import RAMP_END
 
 WINDOW_SECONDS = 5.0
-READERS_OF_OLDER = "readers to let go of shards of the generation that is being replaced"
+READERS_OF_OLDER = "readers to release shards of the generation that is being replaced"
 
 
 class Rate:
@@ -267,7 +267,9 @@ class SpaceAllocator:
 
     def awaited_to_shrink(self) -> tuple[str, WaitReason]:
         if self._bounds.eviction == "none":
-            event = "a higher cache.max_bytes: with cache.eviction none no shard ever goes"
+            event = (
+                "a higher cache.max_bytes: with cache.eviction none no shard is ever evicted"
+            )
             return event, "bound"
         wanted = bool(self._cache.refetch_queue.wanted)  # those stay, and are not retired
         if holders := self._holders(always=wanted):
@@ -293,7 +295,7 @@ class SpaceAllocator:
 
     def _holders(self, *, always: bool = False) -> str:
         if foreign := foreign_leases_message(self._cache.lease_table.foreign):
-            return f"readers to let go of shards: {foreign}"
+            return f"readers to release shards: {foreign}"
         kept = {one.lease.name: one for one in self._cache.lease_table.kept_for() if one.shards}
         leases = [
             lease
@@ -303,21 +305,19 @@ class SpaceAllocator:
         if not leases or not (always or self._cache.totals().retired_shards):
             return ""
         if not self._cache.disk_holds_a_lease():
-            return "free space on the disk: without it no reader goes on to a new snapshot"
+            return "free space on the disk: without it no reader can take a new snapshot"
         oldest = min(leases, key=lambda lease: lease.created)
         age = max(0, time.time() - oldest.created)
         who = f"for {age:.0f} s by job {oldest.job} (pid {oldest.pid} on {oldest.host})"
         if not oldest.open:
             who += (
-                f", whose reader died and may come back for another "
-                f"{kept[oldest.name].seconds:.0f} s (cache.resume_seconds); let go with: "
+                ", whose reader died and may come back for another "
+                f"{kept[oldest.name].seconds:.0f} s (cache.resume_seconds); release it with: "
                 f"growcache release {self._cache.layout.directory}"
             )
         if len(leases) == 1:
-            return f"readers to let go of shards: a snapshot is held {who}"
-        return (
-            f"readers to let go of shards: {len(leases)} snapshots are held, the oldest {who}"
-        )
+            return f"readers to release shards: a snapshot is held {who}"
+        return f"readers to release shards: {len(leases)} snapshots are held, the oldest {who}"
 
 
 IN_TURN_SECONDS = 5.0  # for which an encoded group waits for an earlier one

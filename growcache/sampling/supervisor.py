@@ -394,8 +394,8 @@ class Supervisor:
                 self._dispatcher.abandoned(permit_id, death)
         if slot.failed_starts >= MOST_FAILED_STARTS:
             raise SamplingError(
-                f"sampler processes end at their start, {slot.failed_starts} times in a row, the "
-                f"last {death}; what they print above says why",
+                f"sampler processes ended at their start {slot.failed_starts} times in a row, "
+                f"the last {death}; their output above says why",
                 code="GC504",
             )
 
@@ -505,7 +505,7 @@ class Supervisor:
             count += dispatcher.makeups.retry_holes(has_new_version(self._listing.relisted))
             self._listing.relisted = []
         if count:
-            _log.warning("%d %s tried again", count, "hole is" if count == 1 else "holes are")
+            _log.warning("supervisor retries %d %s", count, "hole" if count == 1 else "holes")
 
     def _after_turn(self) -> None:
         """Show the status and check the limits, even while the disk is full."""
@@ -553,12 +553,14 @@ class Supervisor:
             self._end()
         elif dispatcher.only_set_aside and (limits.until_full or limits.samples is not None):
             self._end()
-            _log.warning("ended without all samples: %s", dispatcher.makeups.status.words)
+            _log.warning(
+                "service ended without all samples: %s", dispatcher.makeups.status.words
+            )
         elif dispatcher.at_rest and (limits.until_full or limits.samples is not None):
             self._end()
             if not limits.until_full:
                 _log.warning(
-                    "ended after %d samples in this run, because there will be no more: %s",
+                    "service ended after %d samples in this run, because no more will come: %s",
                     dispatcher.drawn_this_run,
                     dispatcher.final_reason,
                 )

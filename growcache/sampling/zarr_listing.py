@@ -54,14 +54,15 @@ class ZarrListing:
     def _report(self, unwritten: int, listed: int) -> None:
         if unwritten:
             _log.warning(
-                "%d chunks were never written, %d objects are listed: they are drawn as fill "
-                "values (unwritten: skip in source.options leaves them out)",
+                "listing has %d chunks that were never written, and %d objects. Unwritten "
+                "chunks are drawn as fill values (unwritten: skip in source.options leaves "
+                "them out)",
                 unwritten,
                 listed,
             )
         for root, chunks in islice(self._census.left_out.items(), 1):
             _log.warning(
-                "chunks that were never written are left out of %d arrays that claim too many, or "
+                "listing leaves out the unwritten chunks of %d arrays that claim too many or "
                 "too large ones: %s has %d",
                 len(self._census.left_out),
                 short_key(root),

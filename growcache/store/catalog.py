@@ -375,8 +375,8 @@ class Catalog:
     def _require_synced(self) -> None:
         if self._sync_failed:
             raise CacheError(
-                f"cannot go on with the listing {self.path}: the disk did not keep what was "
-                "written, and asked again it would not say so; start again on a sound disk",
+                f"cannot continue the listing {self.path}, because the disk failed to keep "
+                "written data; start again on a working disk",
                 code="GC413",
             )
 
@@ -388,10 +388,10 @@ class Catalog:
             what = f"the listing {self.path}: {error.strerror}"
             if error.errno in _DISK_FULL_ERRNOS:
                 raise CacheFullError(
-                    f"no room on the disk for {what}; free some, and start again"
+                    f"no room on the disk for {what}; free some space, and start again"
                 ) from error
             raise CacheError(
-                f"cannot write {what}; move it to a sound disk", code="GC413"
+                f"cannot write {what}; move it to a working disk", code="GC413"
             ) from error
 
     def _add_block(
@@ -422,7 +422,7 @@ class Catalog:
         columns = unpack_block(data[:sums], data[sums:], count)
         if columns is None:
             raise CacheError(
-                f"{self.path} is damaged; move it away and list anew", code="GC416"
+                f"{self.path} is damaged; move it away and list again", code="GC416"
             )
         return columns
 
@@ -456,7 +456,7 @@ class Catalog:
             os.pwrite(self._descriptor, _MAGIC, 0)  # new, or a crash during the first write
         elif head != _MAGIC:
             raise CacheError(
-                f"{self.path} is not a catalog of this version; remove it, to list anew, with: "
+                f"{self.path} is not a catalog of this version; to list again, remove it with: "
                 f"growcache check {self.path.parent} --repair"
             )
         self._end = len(_MAGIC)
@@ -493,7 +493,7 @@ class Catalog:
             and packed + count * MD5_BYTES * flag <= len(content)
         ):
             raise CacheError(
-                f"{self.path} is damaged; move it away and list anew", code="GC416"
+                f"{self.path} is damaged; move it away and list again", code="GC416"
             )
         sizes = np.frombuffer(content[_FRAME_FIELDS.size : packed], f"<u{width}")
         self._put_sizes(self._firsts[-1], sizes.astype(np.int64))

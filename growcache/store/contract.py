@@ -99,9 +99,7 @@ def storable_entries(page: list[Entry]) -> list[Entry]:
             odd = next(entry.key for entry in page if not is_storable(entry))
             shown = odd[:_SHOWN_KEY_CHARACTERS] + "…" * (len(odd) > _SHOWN_KEY_CHARACTERS)
             left_out = len(page) - len(kept)
-            logger.warning(
-                "%s are left out of the listing: %d, such as %a", words, left_out, shown
-            )
+            logger.warning("listing leaves out %s: %d, such as %a", words, left_out, shown)
         page = kept
     return page
 
@@ -118,8 +116,8 @@ def _is_plausible(entry: Entry) -> bool:
 
 
 _REQUIREMENTS: dict[str, Callable[[Entry], bool]] = {
-    "names that are no UTF-8": lambda entry: is_utf8(entry.key),
-    "objects with a name, version or size that cannot be": _is_plausible,
+    "names that are not UTF-8": lambda entry: is_utf8(entry.key),
+    "objects with an impossible name, version or size": _is_plausible,
 }
 
 

@@ -158,7 +158,7 @@ class FsspecBackend:
             asked = list(self._threads.map(self._info_of_link, page))
             page = [info for info in asked if info is not None]
             if dead := len(asked) - len(page):
-                logger.warning("%d links of %s lead nowhere", dead, self.location.url)
+                logger.warning("listing has %d broken links in %s", dead, self.location.url)
         return Page(entry_of_info(self._key(info), info) for info in page)
 
     def _key(self, info: Mapping[str, Any]) -> str:
@@ -201,8 +201,8 @@ def _name_redirected_server(error: Exception, explained: StoreError, root: str) 
     server = "{}://{}:{}".format(*server_address(str(asked)))
     made = type(explained)(
         f"{explained}; {server} refused, to which {root} redirects: headers, cookies and "
-        "passwords go to the server of source.url only, so name the other one there if it should "
-        "get them",
+        "passwords go to the server of source.url only, so name the other one there if it may "
+        "receive them",
         code=explained.code,
     )
     made.exit_code = explained.exit_code
@@ -491,9 +491,7 @@ def _s3_page(fs: Any, bucket: str, **asked: str) -> Mapping[str, Any]:
             code="GC214",
         ) from None
     if not _S3_LISTING_FIELDS & answer.keys():
-        raise TransientStoreError(
-            f"s3://{bucket}: its answer is no listing, but something else", code="GC214"
-        )
+        raise TransientStoreError(f"s3://{bucket}: its answer is not a listing", code="GC214")
     return answer
 
 

@@ -441,7 +441,7 @@ def walk_folders(
             fs.ls(top, detail=True)  # raises if everything is refused by now
             if answer.status == 403:
                 logger.warning(
-                    "%s is left out of the listing: it may not be read",
+                    "listing leaves out %s: no permission to read it",
                     short_key(folder.rstrip("/")),
                 )
             return []

@@ -112,7 +112,7 @@ def _walk(folder: str, depth: int | None, above: frozenset[tuple[int, int]]) -> 
             not above and error.errno in _REFUSED_ERRNOS
         ):
             raise _as_store_error(_translate_error(error, folder)) from None
-        logger.warning("%s is left out of the listing: %s", printable(folder), error.strerror)
+        logger.warning("listing leaves out %s: %s", printable(folder), error.strerror)
         return
     here = (found.st_dev, found.st_ino)
     if here in above:
@@ -185,9 +185,9 @@ def _translate_error(error: OSError, key: str) -> OSError:
     if error.errno in _GONE_ERRNOS:
         return ObjectMissingError(f"{key} does not exist")
     if error.errno in _LAPSED_TICKET_ERRNOS:
-        return CredentialsError(f"{key} may not be read any more: {error.strerror}")
+        return CredentialsError(f"{key} can no longer be read: {error.strerror}")
     if error.errno in _REFUSED_ERRNOS:
         return AccessError(f"{key} may not be read by this user: {error.strerror}")
     if error.errno in _TRANSIENT_ERRNOS:
-        return TransientStoreError(f"{key} cannot be read just now: {error.strerror}")
+        return TransientStoreError(f"{key} cannot be read at the moment: {error.strerror}")
     return StoreError(f"{key} cannot be read: {error.strerror}")

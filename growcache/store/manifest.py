@@ -152,7 +152,7 @@ class ManifestListing:
     def _note_missing(self, keys: list[str]) -> None:
         if keys and not self._missing:
             logger.warning(
-                "%s: objects that do not exist are left out, such as %s",
+                "manifest %s names objects that do not exist, such as %s; they are left out",
                 redact(self._wanted.url),
                 short_key(keys[0]),
             )
@@ -166,9 +166,9 @@ class ManifestListing:
         if not count:
             return "it has no rows"
         return (
-            f"none of its {count:,} keys is an object that source.url names ({urls}); the first is "
-            f"{first!r:.200}. Keys are below the folder that source.url begins with, or whole, and match "
-            "its glob"
+            f"none of its {count:,} keys is an object that source.url names ({urls}); the "
+            f"first is {first!r:.200}. A key must match the glob of source.url, and is either "
+            "complete or relative to the folder before the glob"
         )
 
 

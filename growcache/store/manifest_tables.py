@@ -74,9 +74,9 @@ class _Columns:
         if not self.key:
             known = ", ".join(map(repr, names[:10]))
             raise ConfigError(
-                f"it has no column key, Key, path or url, but {known}; say which one has the keys, "
-                "as in manifest: {url: …, key: COLUMN}, or name all with columns: [bucket, key, size] "
-                "where the file has no line of names",
+                f"it has no column key, Key, path or url, but {known}; name the one with the "
+                "keys, as in manifest: {url: …, key: COLUMN}, or name all with columns: "
+                "[bucket, key, size] if the file has no header",
                 code="GC219",
             )
         self.size = self._column("size", wanted.size, _SIZES)

@@ -370,7 +370,7 @@ class UnsupportedKeysBackend:
                     last = page[-1].key if page else last
                     yield page
             except UnsupportedKeyError as error:
-                logger.info("%s; the rest of the listing is fsspec's", error)
+                logger.info("%s; fsspec lists the rest", error)
             else:
                 return
         yield from self._other.listing(location, last)

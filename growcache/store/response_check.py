@@ -230,7 +230,7 @@ logger = logging.getLogger(__name__)
 @functools.cache
 def _warn_no_ranges(root: str) -> None:
     logger.warning(
-        "%s knows no ranges: every read of a part of an object is one of all of it",
+        "store %s does not support ranges, so every read of a part fetches the whole object",
         root.rstrip("/"),
     )
 

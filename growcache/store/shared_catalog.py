@@ -117,13 +117,13 @@ def _listing(values: Any) -> PublishedListing:
     left_out = {str(name)[:80]: int(count) for name, count in values["left_out"].items()}
     publisher, at = str(values["publisher"])[:200], float(values["at"])
     if not 0 <= at <= LATEST:  # also excludes NaN, with which a pointer would never settle
-        raise ValueError(f"{at} is no time")
+        raise ValueError(f"{at} is not a time")
     return PublishedListing(publisher, at, values["complete"] is True, parts, left_out)
 
 
 def _part(digest: Any, entries: Any) -> Part:
     if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r:.40} is no digest")
+        raise ValueError(f"{digest!r:.40} is not a digest")
     return Part(digest, int(entries))
 
 
@@ -207,7 +207,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         and type(etag) in _TEXT
         and type(mtime) in _NUMBER
     ):
-        raise TypeError(f"{key!r:.40} is no object")
+        raise TypeError(f"{key!r:.40} is not an object")
     return Entry(key, size, etag, mtime, store)
 
 

@@ -156,7 +156,7 @@ class _FsspecFolder:
 
 def _of_a_write(error: StoreError, url: str) -> StoreError:
     if isinstance(error, AccessError) and not isinstance(error, CredentialsError):
-        return AccessError(f"nothing may be put into {url} with these credentials")
+        return AccessError(f"these credentials may not write into {url}")
     return error
 
 

@@ -400,8 +400,8 @@ class RemoteStore:
                 yield from ListingRounds(sections, self._retries, most).pages()
             except UnsortedError as error:
                 logger.warning(
-                    "the store does not list in the order of keys, so it is listed page after "
-                    "page: it showed %a after a greater name",
+                    "store does not list in the order of keys, so it is listed page by page: "
+                    "it showed %a after a greater name",
                     short_key(str(error)),
                 )
                 self.left_out.clear()

@@ -40,9 +40,9 @@ _OBSTORE_CAUSES = (
     ("UnexpectedEof", "connection broken off"),
     ("error following redirect", "it redirects again and again"),
     ("Connect", "no connection"),
-    ("Parse(", "its answer is no HTTP"),
+    ("Parse(", "its answer is not HTTP"),
 )
-NO_CREDENTIALS = "no credentials that hold are found"
+NO_CREDENTIALS = "no valid credentials are found"
 _PROVIDER_PATTERN = re.compile(r"credential provider: (\w+(?:: [^\n]*)?)")
 _ADDRESS_PATTERN = re.compile(r"Error performing [A-Z]+ https?://(?:[^/@\s]*@)?([^/?#\s]+)")
 
@@ -198,7 +198,7 @@ def _access_error(
         )
     if answer.code == "RequestTimeTooSkewed":
         return CredentialsError(
-            f"{store} refuses this machine's clock ({said}); set it right", code="GC206"
+            f"{store} refuses this machine's clock ({said}); correct it", code="GC206"
         )
     if answer.status == 403 or answer.kind in _ACCESS_DENIED_KINDS:
         return kind(

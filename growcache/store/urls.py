@@ -134,8 +134,8 @@ def _parse_url(url: str) -> Location:
         _refuse_unquoted(bucket, shown)
     elif scheme in _SCHEMES_WITHOUT_USER and (":" in bucket or "@" in bucket):
         raise ConfigError(
-            f"source.url {scheme}://…: a bucket's name holds no : or @; credentials belong "
-            "into source.storage_options, or the environment",
+            f"source.url {scheme}://…: a bucket's name cannot contain : or @; credentials "
+            "belong in source.storage_options, or the environment",
             code="GC111",
         )
     if not bucket or (scheme not in WEB_SCHEMES and WILDCARD.search(bucket)):

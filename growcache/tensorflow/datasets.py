@@ -242,8 +242,8 @@ def dataset(
     )
     if endless and fixed:
         raise ConfigError(
-            "endless and fixed exclude one another: a fixed epoch ends; use "
-            "dataset(..., fixed=True).repeat() to go on with the next one",
+            "endless and fixed exclude one another: a fixed epoch ends; use dataset(..., "
+            "fixed=True).repeat() to continue with the next one",
             code="GC601",
         )
     if endless:

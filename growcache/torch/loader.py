@@ -374,7 +374,7 @@ def _with_length(*args: Any, **kwargs: Any) -> EpochLoader:
     if not loader.options.fixed and loader.options.samples_per_epoch is None:
         raise ConfigError(
             "EpochDataLoader needs samples_per_epoch, or fixed=True: a trainer asks for its "
-            "length once; EpochLoader goes without",
+            "length once; EpochLoader does not need them",
             code="GC601",
         )
     return loader

@@ -51,8 +51,8 @@ _group_numbers = itertools.count()  # all ranks make their loaders in the same o
 def node_group(options: LoaderOptions) -> NodeGroup:
     if not (hasattr(Store, "clone") and dist.is_gloo_available()):
         raise ConfigError(
-            "growing epochs over several machines need torch 2.8 or later, built with gloo; found "
-            f"torch {torch.__version__}; install such a one, or set samples_per_epoch",
+            "growing epochs over several machines need torch 2.8 or later, built with gloo; "
+            f"found torch {torch.__version__}; install that version, or set samples_per_epoch",
             code="GC705",
         )
     return NodeGroup(
@@ -134,9 +134,9 @@ class NodeGroup:
             waited = time.monotonic() - began
             if self._ends_before_all_are_here():
                 return
-            self._warn_of_wait(f"{_rank_names(absent)} to begin to iterate")
+            self._warn_of_wait(f"{_rank_names(absent)} to start iterating")
             if waited > PATIENCE_SECONDS:
-                raise RuntimeError(f"{_rank_names(absent)} did not begin to iterate")
+                raise RuntimeError(f"{_rank_names(absent)} did not start iterating")
         if self._others_left():
             return
         self._group = dist.ProcessGroupGloo(
@@ -265,7 +265,7 @@ class NodeGroup:
         other = next((rank for rank in range(self._world) if said[rank] != said[0]), 0)
         self._raise_in_loop(
             ConfigError(
-                f"ranks must iterate, and load states, alike: rank 0 is at {said[0]}, "
+                f"ranks must iterate and load states in the same way: rank 0 is at {said[0]}, "
                 f"{self._name_of(other)} at {said[other]}",
                 code="GC703",
             )
@@ -280,7 +280,7 @@ class NodeGroup:
     def _left_error(self) -> CacheError:
         return CacheError(
             f"{self._left} of job {self._options.job} ended, or closed the loader, while "
-            "others go on; iterate alike on all ranks",
+            "others continue; iterate in the same way on all ranks",
             code="GC704",
         )
 

@@ -39,7 +39,8 @@ def _watch(thread: int, over: Callable[[], bool]) -> None:
             since, place = time.monotonic(), found
         elif time.monotonic() - since > STUCK_SECONDS:
             _log.error(
-                "this process ends, because its loop waits for them in %s", caller(frame)
+                "trainer process ends, because its loop waits for the other ranks in %s",
+                caller(frame),
             )
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):

@@ -142,8 +142,8 @@ class CudaCopies:
         self._locks = False
         _forget_error()
         _log.warning(
-            "%d bytes cannot be page-locked (CUDA error %d), and no more is tried; copies to "
-            "%s are slower",
+            "transfer cannot page-lock %d bytes (CUDA error %d) and stops trying; copies to %s "
+            "are slower",
             *(buffer.nbytes, error, self._device),
         )
 
@@ -170,7 +170,7 @@ def _unregister(where: int, device: torch.device, pid: int) -> None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if error := int(runtime.cudaHostUnregister(where)):
             _forget_error()
-            _log.warning("memory stays page-locked (CUDA error %d)", error)
+            _log.warning("transfer leaves memory page-locked (CUDA error %d)", error)
 
 
 def _forget_error() -> None:
@@ -254,7 +254,7 @@ def _await_copies(under_way: deque[SentBatch], pid: int) -> None:
             under_way.popleft()  # only now, because the entry keeps the memory
     except RuntimeError as error:
         under_way.clear()
-        _log.warning("copies are not awaited any more: %s", str(error).partition("\n")[0])
+        _log.warning("transfer no longer waits for copies: %s", str(error).partition("\n")[0])
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:

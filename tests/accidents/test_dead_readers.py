@@ -131,11 +131,11 @@ def test_what_a_state_may_want_is_a_fifth_of_the_bound_and_let_go_by_a_command(
     assert all(0 < lease["seconds_left"] <= 600 for lease in kept.values())
     shown = "".join(growcache("status", cache).stdout.replace("│", "").split())
     assert f"keptforadeadreader:{kept['other']['shards']}shards,jobother" in shown
-    assert f"letgowith:growcacherelease{cache}" in shown
+    assert f"releasethemwith:growcacherelease{cache}" in shown
 
     unknown = growcache("release", cache, "--job", "unknown")
     assert (unknown.returncode, unknown.stderr) == (0, "")
-    assert "Nothing to let go of" in unknown.stdout
+    assert "Nothing to release" in unknown.stdout
     released = growcache("release", cache, "--job", "other")
     assert (released.returncode, released.stderr) == (0, "")
     assert "1 dead reader of job other" in released.stdout
@@ -205,7 +205,7 @@ def test_leases_of_the_dead_leave_room_for_those_of_the_living(cache: Path) -> N
 def test_living_readers_are_not_released(cache: Path) -> None:
     with trainer(cache, loading(job="train"), READ, STATE) as loop:
         loop.ask(READY)
-        assert "Nothing to let go of" in growcache("release", cache).stdout
+        assert "Nothing to release" in growcache("release", cache).stdout
         assert [lease["open"] for lease in status(cache)["leases"]].count(True)
 
 

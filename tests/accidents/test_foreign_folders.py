@@ -205,7 +205,7 @@ def test_a_service_of_the_trainer_refuses_it_too(objects: str, tmp_path: Path) -
     program = f"import growcache\nwith growcache.serve({str(config)!r}): pass"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "is no cache of growcache, and is not empty (it holds incoming)" in done.stderr
+    assert "is not a growcache cache, and is not empty (it holds incoming)" in done.stderr
     assert picture(tmp_path / "data") == before
 
 
@@ -269,7 +269,7 @@ def test_a_damaged_marker_is_mended_and_a_later_layout_is_refused(
     before = picture(cache)
     readers: list[list[str | Path]] = [["status", cache]]
     for words in (*writers(config, cache)[:2], *readers):
-        assert "a later growcache (layout 3, this one knows 2)" in assert_refused(*words)
+        assert "a newer growcache (layout 3, this one knows 2)" in assert_refused(*words)
         assert picture(cache) == before
 
 
@@ -300,17 +300,19 @@ def test_what_is_not_ours_stays_and_is_named(cache: Path, objects: str) -> None:
     litter.write_bytes(b"of a sampler that died")
     done = growcache("run", config, "--samples", "8")
     assert done.returncode == 0
-    assert f"{cache} holds what is not growcache's, and stays there: '" in done.stderr
+    assert f"recovery leaves foreign files in {cache}: '" in done.stderr
     assert not litter.exists()
     assert_there(cache)
     shown = growcache("check", cache, "--repair")
     assert shown.returncode == 0
     tops = {cache.joinpath(*Path(name).parts[:2]) for name in STRANGERS}
-    assert [path for path in tops if f"{path}: not growcache's" not in shown.stdout] == []
+    assert [
+        path for path in tops if f"{path}: not a file of growcache" not in shown.stdout
+    ] == []
     assert_there(cache)
     done = growcache("clear", cache, "--yes")
     assert done.returncode == 0
-    assert "left as it is" in done.stdout
+    assert "Left in place" in done.stdout
     assert_there(cache)
     assert {p.name for p in (cache / "shards").iterdir()} == {"00000099.npy", "12.tfrecord"}
     assert growcache("run", config, "--samples", "8").returncode == 0

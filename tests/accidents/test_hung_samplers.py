@@ -79,7 +79,7 @@ def test_stopped_samplers_of_a_dead_service_are_ended(config: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert all(is_gone(pid) for pid in pids)
         assert done.stderr.count("\n") == 1
-        assert "ended samplers of a service that died" in done.stderr
+        assert "killed hung samplers of an earlier service" in done.stderr
     assert status(config.with_suffix(""))["complete"]
     assert growcache("check", config.with_suffix("")).returncode == 0
 
@@ -176,7 +176,7 @@ def test_a_stopped_service_is_named_to_the_next(config: Path) -> None:
             done = growcache(*words)
             assert done.returncode == 2
             assert done.stderr.count("\n") == 1
-            assert f"stopped by a signal; let it go on with: kill -CONT {pid}" in done.stderr
+            assert f"stopped by a signal; continue it with: kill -CONT {pid}" in done.stderr
         service.process.send_signal(signal.SIGCONT)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0

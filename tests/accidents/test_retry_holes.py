@@ -60,7 +60,7 @@ def test_holes_do_not_doom_the_next_run_and_can_be_tried_again(
 
     again = growcache("run", file, "--until-full", "--retry-holes")
     assert again.returncode == 0, again.stderr
-    assert f"{holes} holes are tried again" in again.stderr
+    assert f"supervisor retries {holes} holes" in again.stderr
     found, after = status(cache), digests(cache)
     assert (found["holes"], found["complete"], found["coverage"]) == (0, True, 1.0)
     assert samples(cache) == EVERY

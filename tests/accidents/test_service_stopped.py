@@ -68,7 +68,7 @@ def test_it_is_said_once(tmp_path: Path, gather: str, how: signal.Signals) -> No
     told = [line for line in said.read_text().splitlines() if "has stopped" in line]
     assert len(told) == 1, told
     assert f"pid {pid} on" in told[0]
-    assert "does not grow any more" in told[0]
+    assert "no longer grows" in told[0]
     assert status(cache)["state"] == "stopped"
 
 

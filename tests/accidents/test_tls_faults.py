@@ -79,14 +79,14 @@ def wrong_host(folder: Path) -> Iterator[tuple[str, str]]:
 def cut_off(folder: Path) -> Iterator[tuple[str, str]]:
     trustme.CA().cert_pem.write_to_path(str(folder / "ca.pem"))
     with raw(b"\x16\x03\x03\x00") as address:
-        yield address, "waiting for the store"
+        yield address, "waits for the store"
 
 
 @contextlib.contextmanager
 def plain_port(folder: Path) -> Iterator[tuple[str, str]]:
     trustme.CA().cert_pem.write_to_path(str(folder / "ca.pem"))
     with raw(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
-        yield address, "waiting for the store"
+        yield address, "waits for the store"
 
 
 Fault = Callable[[Path], contextlib.AbstractContextManager[tuple[str, str]]]

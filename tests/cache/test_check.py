@@ -60,11 +60,11 @@ def test_a_shard_that_is_evicted_meanwhile_is_no_finding(root: Path, seen: int) 
         (lambda layout: flip(layout.shard(1), 700), "expected digest"),
         (lambda layout: os.truncate(layout.shard(1), 99), "expected .* bytes for 8 samples"),
         (lambda layout: layout.shard(1).unlink(), "missing"),
-        (lambda layout: layout.sidecar(1).unlink(), "description of the shard is missing"),
-        (lambda layout: flip(layout.sidecar(1), 99), "description of the shard is damaged"),
+        (lambda layout: layout.sidecar(1).unlink(), "sidecar of the shard is missing"),
+        (lambda layout: flip(layout.sidecar(1), 99), "sidecar of the shard is damaged"),
         (
             lambda layout: layout.sidecar(1).write_bytes(layout.sidecar(2).read_bytes()),
-            "number: the index says 1, the shard's description 2",
+            "number: the index says 1, its sidecar says 2",
         ),
     ],
 )

@@ -382,7 +382,7 @@ def test_more_refetches_than_all_leases_have_room_for_are_refused(layout: CacheL
     """To wait for other readers would not help."""
     wishes = dict.fromkeys(range(300), "f" * 32)
     with pytest.raises(
-        CacheError, match=r"names 300 shards .* raise cache.max_bytes, or go on"
+        CacheError, match=r"asks for 300 shards .* raise cache.max_bytes, or continue"
     ):
         Lease.create(layout.root, "train", [], wishes=wishes, max_bytes=8192)
     Lease.create(layout.root, "train", [], wishes=wishes, max_bytes=16384).close()

@@ -623,8 +623,8 @@ def test_a_service_that_hangs_is_not_awaited(
         capsys.readouterr()
         assert main(["purge", str(tmp_path), "k/0/0"]) == 1
         text = " ".join(capsys.readouterr().err.split())
-        assert "has said nothing for 6" in text
-        assert "are purged once the service goes on" in text
+        assert "has been silent for 6" in text
+        assert "are purged once the service continues" in text
         for layout in (newest.layout, old.layout):
             assert read_purge_list(layout).holds(["k/0/0"])
 

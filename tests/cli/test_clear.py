@@ -115,7 +115,7 @@ def test_the_question_and_the_answer_are_about_all_generations(tmp_path: Path) -
     whole = allocated_tree(tmp_path)
     assert f"Delete {in_bytes(whole)} of" in clear.clear_question(tmp_path)
     said = clear.empty_cache(tmp_path)
-    assert f"; {in_bytes(whole - allocated_tree(tmp_path))} are free" in said
+    assert f"; freed {in_bytes(whole - allocated_tree(tmp_path))}" in said
     assert not any(CacheLayout(tmp_path / f"generation-{n}").index.exists() for n in (0, 1))
     with pytest.raises(CacheMissingError, match=f"no cache at {tmp_path};"):
         read_index(tmp_path)

@@ -220,7 +220,7 @@ def test_clear_empties_a_cache_and_touches_nothing_else(
     mine = filled.root / "notes.txt"
     mine.write_text("mine")
     assert main(["clear", str(filled.root), "--yes"]) == 0
-    assert "are free again" in capsys.readouterr().out
+    assert "; freed " in capsys.readouterr().out
     left = {path.name for path in filled.root.rglob("*") if path.is_file()}
     assert left == {"notes.txt", "growcache.json", "supervisor.lock", "samplers.lock"}
     again = Filled(filled.root)

@@ -148,7 +148,7 @@ def test_a_look_gives_up_in_time() -> None:
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("{data}/*.txt", "no object is at"), ("{data}/00.npy", "only empty objects are at")],
+    [("{data}/*.txt", "found no object at"), ("{data}/00.npy", "found only empty objects at")],
 )
 def test_a_look_that_finds_nothing_says_so(url: str, said: str, data: Path) -> None:
     with pytest.raises(ObjectMissingError, match=said):
@@ -198,7 +198,7 @@ def test_answers_are_asked_for_where_options_say_nothing(
         "URL": f"{data}/nothing/*.npy",
         "Try": f"{data}/*.npy",
         "Format": "npy",
-        "Options of it": ["{axes: 0}", "{window: 8}"],
+        "Options of the format": ["{axes: 0}", "{window: 8}"],
         "Folder of the cache": "here",
         "Bound of the cache": "2GB",
     }
@@ -234,7 +234,12 @@ def test_init_asks_at_a_terminal(data: Path, tmp_path: Path) -> None:
     with terminal("init", cwd=tmp_path, columns=120) as seen:
         seen.wait_for("URL [")
         seen.type(f"{data}/*.npy")
-        for question in ("Format [npy]", "Options of it [{axis: 0}]", "Folder", "Bound"):
+        for question in (
+            "Format [npy]",
+            "Options of the format [{axis: 0}]",
+            "Folder",
+            "Bound",
+        ):
             seen.wait_for(question)
             seen.type("")
         assert seen.end() == 0

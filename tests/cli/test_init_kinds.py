@@ -32,7 +32,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "npz": ("npz", {"axis": 0}, "", "Row i of each array is a sample"),
     "raw: .dat, int16": ("raw", {"dtype": "<i2", "window": 16384}, "", "A guess"),
     "raw: .bin, big-endian float32": ("raw", {"dtype": ">f4", "window": 4096}, "", "big-endian"),
-    "raw: .f32": ("raw", {"dtype": "<f4", "window": 4096}, "", "name's ending says"),
+    "raw: .f32": ("raw", {"dtype": "<f4", "window": 4096}, "", "ending of the name says"),
     "hdf5: one dataset": ("hdf5", {"datasets": ["signal"], "window": 2048}, "", "Windows"),
     "hdf5: several datasets": (
         "hdf5", {"datasets": ["images", "labels"], "axis": 0}, "", "mean float32[16, 16]",
@@ -51,10 +51,10 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "", "An NWB file",
     ),
     "AnnData, dense": ("hdf5", CELLS, "", "obs/NAME/categories"),
-    "AnnData, sparse": ("hdf5", CELLS, "", "sparse: ragged keeps a sparse one"),
+    "AnnData, sparse": ("hdf5", CELLS, "", "sparse: ragged keeps sparse rows"),
     "AnnData, sparse, Zarr": ("zarr", CELLS, "+/**", "AnnData in Zarr"),
-    "Zarr v2: a store": ("zarr", {"window": 100, "beside": ["y"]}, "+/x/**", "go along (beside)"),
-    "Zarr v3: a store": ("zarr", {"window": 100, "beside": ["y"]}, "+/x/**", "go along (beside)"),
+    "Zarr v2: a store": ("zarr", {"window": 100, "beside": ["y"]}, "+/x/**", "part of each sample (`beside`)"),
+    "Zarr v3: a store": ("zarr", {"window": 100, "beside": ["y"]}, "+/x/**", "part of each sample (`beside`)"),
     "OME-Zarr": ("zarr", {"window": [1, 1, 1, 32, 32]}, "+/s0/**", "Blocks [1, 1, 1, 32, 32]"),
     "Parquet": ("parquet", {}, "", "each row is a sample"),
     "Parquet: hive folders": ("parquet", {}, "+/**", "each row is a sample"),
@@ -67,7 +67,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "TFRecord": ("tfrecord", {}, "", "Each record is a sample"),
     "TFRecord, gzip": ("tfrecord", {"compression": "gzip"}, "", "Compressed by gzip"),
     "TFRecord, zlib": ("tfrecord", {"compression": "zlib"}, "", "Compressed by zlib"),
-    "WebDataset": ("tar", {}, "", "same name up to the first dot"),
+    "WebDataset": ("tar", {}, "", "equal up to the first dot"),
     "LMDB: a folder": ("lmdb", {}, "+/**/data.mdb", "1 lock.mdb"),
     "images in class folders": (
         "image", {"classes": ["cat", "dog"]}, "+/**", "number of its folder",
@@ -101,7 +101,7 @@ def test_what_is_proposed_for_a_kind_of_source(name: str, tmp_path: Path) -> Non
     assert (found.format, found.options) == (form, options)
     assert found.url == (given + url[1:] if url else "")
     assert words in " ".join(found.findings)
-    assert "cannot be read so" not in " ".join(found.findings)
+    assert "cannot be read this way" not in " ".join(found.findings)
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def test_labels_and_a_split_are_asked_for(
     said = " ".join(capsys.readouterr().err.split())
     assert "Keys name 6 subjects" in said
     assert "Every listed object has a row in" in said
-    declined = ask_for_choices(options, answers(take="no"))
+    declined = ask_for_choices(options, answers(use="no"))
     assert (declined.labels, declined.split) == (None, None)
 
 
@@ -201,4 +201,4 @@ def test_dtype_channels_and_window_are_asked_for(tmp_path: Path) -> None:
     chosen = ask_for_choices(InitOptions(url=f"{tmp_path}/*.dat"), asked)
     assert chosen.options == {"dtype": ">i2", "shape": [8], "window": 500}
     assert chosen.rate == ""  # that of other samples
-    assert "What was proposed, raw with" in chosen.findings[0]
+    assert "The proposal was raw with" in chosen.findings[0]

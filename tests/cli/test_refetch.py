@@ -80,7 +80,9 @@ def test_a_cached_sample_that_was_damaged_differs(
     assert data.count(needle) == 1
     file.write_bytes(data.replace(needle, b"\0\0\0\0" + needle[4:]))
     assert peek("--sample", "0:0") == 1
-    assert "x: cached and made again differ in 1 of 8 values" in capsys.readouterr().out
+    assert (
+        "x: the cached and the redrawn value differ in 1 of 8 values" in capsys.readouterr().out
+    )
 
 
 def test_another_configuration_is_refused(
@@ -93,7 +95,7 @@ def test_another_configuration_is_refused(
     config.write_text(config.read_text().replace("seed: 8", "seed: 7"))
     (here / "noise_of_mine.py").write_text(TRANSFORM + "\nANOTHER = 1\n")
     assert peek("--sample", "0:0") == 2
-    assert "the source of noise_of_mine:noisy was changed" in capsys.readouterr().err
+    assert "the source of noise_of_mine:noisy has changed" in capsys.readouterr().err
 
 
 def test_from_a_bucket_with_its_config(
@@ -161,7 +163,7 @@ def test_from_two_buckets_whose_keys_are_alike(
     ("arguments", "said"),
     [
         (["--refetch"], "--refetch needs --sample"),
-        (["--config", "c.yaml"], "--config is for --refetch"),
+        (["--config", "c.yaml"], "--config is only for --refetch"),
     ],
 )
 def test_options_that_need_each_other(

@@ -208,7 +208,7 @@ def test_one_object_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "00.npy").write_bytes(b"\x93NUMPY")
     found = probed(tmp_path / "*.npy")
     assert found.options == {"axis": 0}
-    assert any("One cannot be read so" in text for text in found.findings)
+    assert any("One object cannot be read this way" in text for text in found.findings)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

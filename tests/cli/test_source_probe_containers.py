@@ -93,7 +93,7 @@ def test_without_the_library_the_datasets_are_asked_for(
 
     found = ask_for_choices(InitOptions(url=str(path)), answer)
     assert (found.format, found.options) == ("hdf5", {"datasets": ["x"], "axis": 0})
-    assert ("Options of it", "{}") in asked
+    assert ("Options of the format", "{}") in asked
     said = " ".join(capsys.readouterr().err.split())
     assert "Name its datasets in options, as {datasets: [x, y], axis: 0}" in said
     assert "pip install 'growcache[hdf5]'" in said
@@ -130,7 +130,7 @@ def test_a_table_with_columns_that_cannot_be_read(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     found = proposed(tmp_path / "a.parquet")
     assert found.options == {"columns": ["a"]}
-    assert "1 other: column 'b' has type list" in found.findings[1]
+    assert "1 other left out: column 'b' has type list" in found.findings[1]
     runs(tmp_path, tmp_path / "a.parquet")
 
 
@@ -151,7 +151,7 @@ def test_arrays_of_zarr(tmp_path: Path, version: int) -> None:
     files = "zarr.json" if version == 3 else ".z*"
     nothing = proposed(f"{tmp_path}/a.zarr/x/{files}")
     assert nothing.format == "zarr"
-    assert "let source.url match the chunks" in nothing.findings[1]
+    assert "source.url must match the chunks" in nothing.findings[1]
 
 
 def test_databases_of_an_lmdb_file(tmp_path: Path) -> None:

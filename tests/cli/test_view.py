@@ -94,16 +94,16 @@ def test_everything_that_matters_is_there() -> None:
     [
         ({"state": "waiting", "waiting_for": "a reader to finish"}, "for a reader to finish"),
         ({"state": "full", "waiting_for": "use of old shards"}, "wait for use of old shards"),
-        ({"state": "full"}, "takes the place of an old one"),
-        ({"state": "complete"}, "holds all that it may, and nothing leaves; nothing more is"),
+        ({"state": "full"}, "replaces an old one"),
+        ({"state": "complete"}, "it is at its limit, and nothing is evicted; nothing more is"),
         ({"state": "complete", "coverage": 1.0}, "everything is cached; nothing more is drawn"),
         ({"state": "stopped", "complete": True, "coverage": 1.0}, "everything is cached"),
         ({"state": "complete", "coverage": 1.0, "holes": 1}, "everything that can be read is"),
-        ({"state": "stopped", "complete": True}, "none is needed: it holds all that it may"),
+        ({"state": "stopped", "complete": True}, "none is needed: it is at its limit"),
         ({"state": "shrinking"}, "max_bytes was lowered"),
         ({"state": "stopped"}, "growcache run CONFIG"),
         ({"ramping": True, "evicted_samples": 0}, "first shards are small"),
-        ({"full": True}, "takes the place of an old one"),
+        ({"full": True}, "replaces an old one"),
         ({"evicted_samples": 9}, "filling"),
         (
             {
@@ -112,7 +112,7 @@ def test_everything_that_matters_is_there() -> None:
                 "retired_bytes": 9 * MB,
                 "worker_states": [WorkerStatus(0, 7, "waiting")],
             },
-            "samplers wait until readers have let go of 3 old shards",
+            "samplers wait until readers release 3 old shards",
         ),
     ],
 )
@@ -159,7 +159,8 @@ def test_who_holds_shards_is_named() -> None:
     text = drawn(StatusPicture(status(leases=leases)), width=120)
     assert "train  holds 90 shards for 1 min 12 s  pid 777 on gpu7: python train.py" in text
     assert (
-        "kept for a dead reader: 1 shard, job sweep (pid 777); let go with: growcache" in text
+        "kept for a dead reader: 1 shard, job sweep (pid 777); release them with: growcache"
+        in text
     )
     assert "and 3 more" in drawn(StatusPicture(status(leases=[reader()] * 7)))
 
@@ -285,9 +286,11 @@ def test_a_source_that_fits_in_is_cached_before_the_bound_is_reached() -> None:
 
 def test_a_source_that_nobody_can_count_is_said_to_be_one() -> None:
     endless = status(coverage=None, population_samples=None, objects=0, endless=True)
-    assert "unknown: your function draws" in line_of("coverage", drawn(StatusPicture(endless)))
+    assert "unknown, because your function draws" in line_of(
+        "coverage", drawn(StatusPicture(endless))
+    )
     unfinished = status(state="stopped", listing_complete=False, coverage=None)
-    assert "no listing came to its end" in line_of("coverage", drawn(StatusPicture(unfinished)))
+    assert "no listing was completed" in line_of("coverage", drawn(StatusPicture(unfinished)))
 
 
 def test_samplers_are_started_before_they_are_restarted() -> None:
@@ -331,7 +334,7 @@ def test_nothing_jumps_while_a_cache_fills_and_turns_over(width: int) -> None:
         {
             "state": "waiting",
             "waiting_reason": "readers",
-            "waiting_for": "readers to let go of shards: one snapshot is held, the oldest for "
+            "waiting_for": "readers to release shards: one snapshot is held, the oldest for "
             "12 s by job training (pid 4711 on gpu7)",
         },
     ]

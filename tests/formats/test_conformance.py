@@ -395,7 +395,7 @@ class TestLmdb(FormatTests):
         ({"database": 3}, "expected a name, found 3"),
         ({"key": "int"}, "none or str or bytes, found 'int'"),
         ({"decode": "nonsense"}, "decode: expected package.module:function"),
-        ({"decode": "io:StringIO", "key": "str"}, "not with decode"),
+        ({"decode": "io:StringIO", "key": "str"}, "only without decode"),
     ]
 
 

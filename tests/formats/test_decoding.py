@@ -98,7 +98,7 @@ def test_what_an_object_says_it_unpacks_to_decides_about_no_byte(false_claim: bo
 def test_records_that_unpack_as_a_bomb_does() -> None:
     packed = gzip.compress(bytes(1 << 27), 1)
     with pytest.raises(
-        FormatError, match=r"may be unpacked to [0-9,]+ bytes in memory, found more"
+        FormatError, match=r"may be unpacked to at most [0-9,]+ bytes in memory, found more"
     ):
         asyncio.run(read_unpacked(Held(packed), "gzip"))
     found = asyncio.run(read_unpacked(Held(packed), "gzip", lambda head, packed: 1 << 27))

@@ -221,7 +221,7 @@ def test_members_that_are_cut_otherwise_are_no_samples() -> None:
     ("form", "options", "words"),
     [
         ("tar", {}, "fields.y: objects of format tar are cut by bytes"),
-        ("zarr", AXIS, "fields.y: objects of format zarr are chunks, .*its option beside"),
+        ("zarr", AXIS, "fields.y: objects of format zarr are chunks, .*its option `beside`"),
     ],
 )
 def test_formats_that_stand_alone(form: str, options: Mapping[str, Any], words: str) -> None:

@@ -142,7 +142,7 @@ def test_named_databases(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=r"names of databases only.*options\.database"):
             visited(keyed(), held, 0, parts)
     plain = Held(written(tmp_path / "e", put({b"a": b"1"})))
-    with pytest.raises(FormatError, match="it has no named ones"):
+    with pytest.raises(FormatError, match="it has no named databases"):
         visited(keyed(database="images"), plain)
 
 

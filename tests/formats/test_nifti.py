@@ -123,5 +123,7 @@ def test_headers_that_cannot_be_true(at: int, wrong: bytes, words: str) -> None:
 
 def test_a_packed_volume_unpacks_to_what_its_header_promises() -> None:
     packed = gzip.compress(small() + bytes(1 << 22), 1)
-    with pytest.raises(FormatError, match=r"may be unpacked to 1,0[0-9,]+ bytes in memory"):
+    with pytest.raises(
+        FormatError, match=r"may be unpacked to at most 1,0[0-9,]+ bytes in memory"
+    ):
         visited(open_format("nifti", {"compression": "gzip"}), Held(packed))

@@ -113,7 +113,7 @@ def test_rows_of_text() -> None:
     assert read(np.array("é")) == [{"x": "é"}]
     bad = npy(np.array(["a", "b"]))
     bad.data = bad.data[:-1] + b"\xff"
-    with pytest.raises(FormatError, match=r"^k: x is text that is no Unicode"):
+    with pytest.raises(FormatError, match=r"^k: x is text that is not valid Unicode"):
         visited(open_format("npy", {"axis": 0}), bad)
 
 
@@ -126,7 +126,7 @@ def test_small_floats_are_widened_without_loss(name: str) -> None:
     assert found["x"].dtype == (np.float32 if name == "bfloat16" else np.float16)
     np.testing.assert_array_equal(found["x"], values.astype(found["x"].dtype))
     assert len(read(values, dtype=name, axis=0)) == 16
-    with pytest.raises(FormatError, match="which is how bfloat16 and float8 are stored; set"):
+    with pytest.raises(FormatError, match="NumPy stores bfloat16 and float8 this way; set"):
         read(values)
     other = "float8_e5m2" if name == "bfloat16" else "bfloat16"
     with pytest.raises(

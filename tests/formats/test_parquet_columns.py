@@ -161,9 +161,9 @@ def test_what_a_key_says(key: str, options: dict[str, Any], expected: dict[str, 
     ("key", "options", "words"),
     [
         ("a=__HIVE_DEFAULT_PARTITION__/p", {}, "its key says that a is null; set nulls: drop"),
-        ("a=b/p", {"partitions": {"a": "int64"}}, "its key has a=b, which is no int64"),
+        ("a=b/p", {"partitions": {"a": "int64"}}, "its key has a=b, which is not int64"),
         ("p", {"partitions": {"a": "int64"}}, "expected a folder a=VALUE in the key"),
-        ("a=1/p", {"columns": ["a"]}, "names what the key says, and no column"),
+        ("a=1/p", {"columns": ["a"]}, "names only values from the key"),
         ("p", {"json": ["z"]}, "json names 'z', which is not read"),
     ],
 )
@@ -204,7 +204,7 @@ def test_an_encrypted_file_says_so() -> None:
 def test_a_row_of_many_values_is_no_json() -> None:
     table = {"x": pa.array([["a"] * 550_000])}
     with pytest.raises(
-        FormatError, match=r"a row of about 3.*bytes, and one that becomes JSON"
+        FormatError, match=r"a row of about 3.*bytes, but one that becomes JSON"
     ):
         read(table)
 

@@ -119,7 +119,7 @@ def test_a_list_of_texts_is_json() -> None:
         (sequence({}, {"x": [[1], [2, 3]], "x_steps": [1]}), {}, "two fields would be named 'x_steps'"),
         (sequence({}, {"x": [1]}), {"decode": "example"},
          "found a SequenceExample with the list 'x'; leave decode out"),
-        (example({"x": [1, 2]}), {"features": {"x": ["int64", None, None]}}, "is no list of features"),
+        (example({"x": [1, 2]}), {"features": {"x": ["int64", None, None]}}, "is not a list of features"),
         (sequence({}, {"x": [b"\xff"]}), {"features": {"x": "str"}}, "feature 'x': 'utf-8'"),
     ],
 )  # fmt: skip

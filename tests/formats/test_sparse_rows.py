@@ -81,8 +81,8 @@ def test_rows_are_ragged() -> None:
         ({"indptr": np.arange(51)[::-1]}, "indptr does not point to rows"),
         ({"indptr": np.full(51, 10**6)}, "indptr does not point to rows"),
         ({"indices": np.full(len(members(MATRIX)["data"]), 30)}, "a column beyond its 30"),
-        ({"indptr": np.arange(9)}, "no sparse matrix of"),
-        ({"indptr": np.arange(51.0)}, "indices that are no integers"),
+        ({"indptr": np.arange(9)}, "not a sparse matrix of"),
+        ({"indptr": np.arange(51.0)}, "indices that are not integers"),
     ],
 )
 def test_matrices_that_cannot_be(more: dict[str, Any], said: str) -> None:

@@ -378,7 +378,7 @@ def test_a_length_that_no_sampler_can_hold_is_refused_unread() -> None:
         with pytest.raises(FormatError):
             asyncio.run(open_format("tfrecord", options).read(held, Visit(0, 1 << 30, 0, 0)))
     assert max((stop or 0) - start for start, stop in held.asked) < 1 << 20
-    with pytest.raises(FormatError, match="one visit may read 500,000,000 bytes"):
+    with pytest.raises(FormatError, match="one visit may read at most 500,000,000 bytes"):
         visited(open_format("tfrecord", RAW), held)
 
 

@@ -313,7 +313,7 @@ def test_where_the_process_dies_the_thread_goes_on(
 
     found, kinds = read(cache, "auto", deadly)
     assert found == read(cache, "thread", as_many(kinds))[0]
-    assert caplog.text.count("a thread goes on after the batch") == 1
+    assert caplog.text.count("a thread continues after the last") == 1
 
 
 def test_where_no_process_can_be_started_the_thread_goes_on(
@@ -330,7 +330,7 @@ def test_where_no_process_can_be_started_the_thread_goes_on(
     gone.rmdir()
     kinds = read(cache, "auto", lambda kinds: len(kinds) == 100)[1]
     assert set(kinds) == {"thread"}
-    assert caplog.text.count("no gather process can be started, the thread goes on") == 1
+    assert caplog.text.count("loader cannot start a gather process") == 1
 
 
 def test_who_cannot_choose_stays_with_the_thread(

@@ -279,7 +279,7 @@ def test_an_older_iterator_says_that_it_is_over(
     new = loader.epoch()
     next(new)
     stands = loader.position()
-    with pytest.raises(RuntimeError, match="iterated anew"):
+    with pytest.raises(RuntimeError, match="a new iteration began"):
         next(old)
     assert loader.position() == stands
     assert len(list(new)) == 4

@@ -473,10 +473,10 @@ def test_regular_steps_between_two_frames_are_not_known_until_the_next(
 def test_a_file_that_is_no_journal_stays_as_it_is(filled: Filled, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("my notes about this run")
-    with loader(filled, file) as made, pytest.raises(ConfigError, match="is no journal"):
+    with loader(filled, file) as made, pytest.raises(ConfigError, match="is not a journal"):
         next(iter(made))
     assert file.read_text() == "my notes about this run"
-    with pytest.raises(JournalError, match="is no journal"):
+    with pytest.raises(JournalError, match="is not a journal"):
         Journal.read(file)
     with (
         loader(filled, tmp_path / "no" / "a") as made,
@@ -508,7 +508,7 @@ def test_no_batch_comes_that_the_journal_has_no_room_for(
     with small_disk(tmp_path / "disk", 16_384) as disk:
         made = loader(filled, disk / "a.journal", drop_last=False)
         seen: list[list[int]] = []
-        with made, pytest.raises(JournalError, match="make room"):
+        with made, pytest.raises(JournalError, match="free some space"):
             seen.extend(batch.tolist() for batch in delivered(made, 1000))
         found = [said(disk / "a.journal", step) for step in range(len(seen))]
     assert seen

@@ -158,7 +158,7 @@ def test_an_error_names_the_function_and_the_line(
         ({"shuffle": "no"}, "shuffle must be True or False, found 'no'"),
         ({"fixed": 1}, "fixed must be True or False, found 1"),
         ({"job": ""}, "job must be a name, found ''"),
-        ({"transform": "package.module:f"}, "transform must be a function itself"),
+        ({"transform": "package.module:f"}, "transform must be a function, found"),
         ({"gather": "proc"}, "gather must be one of thread, process, auto"),
         ({"verify": "never"}, "verify must be 'first' or 'always'"),
         ({"ragged": "padd"}, "ragged must be one of offsets, pad, list"),

@@ -166,7 +166,7 @@ def test_breaking_off_and_older_iterators(large: Filled) -> None:
         old = iter(made)
         assert next(old)["id"].tolist() == expected[0][0]
         assert next(iter(made))["id"].tolist() == expected[1][0]
-        with pytest.raises(RuntimeError, match="iterated anew"):
+        with pytest.raises(RuntimeError, match="a new iteration began"):
             next(old)
         assert [b["id"].tolist() for b in made] == expected[2]
         assert made.report.gather == "process"
@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_is_replaced_where_it_stood(
                     gatherers()[0].kill()
         assert made.report.passes == 6
     assert found == expected
-    assert caplog.text.count("was killed by SIGKILL; another one goes on") == 2
+    assert caplog.text.count("was killed by SIGKILL; another one continues") == 2
 
 
 def test_a_death_that_was_seen_ahead_of_the_loop_is_told(
@@ -261,7 +261,7 @@ def test_a_death_that_was_seen_ahead_of_the_loop_is_told(
                     time.sleep(0.01)
         found += [as_bytes(batch) for _ in range(2) for batch in made]
     assert found == expected
-    assert caplog.text.count("was killed by SIGKILL; another one goes on") == 1
+    assert caplog.text.count("was killed by SIGKILL; another one continues") == 1
 
 
 def kill_all() -> None:
@@ -344,7 +344,7 @@ def test_a_process_that_hears_no_more_is_replaced(
     assert stream(large) == expected
     assert not nobodys
     assert caplog.text.count("ended with 1: KeyError: 1000000") == 1
-    assert caplog.text.count("another one goes on") == 1
+    assert caplog.text.count("another one continues") == 1
 
 
 @BOTH

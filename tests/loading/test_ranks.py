@@ -110,7 +110,7 @@ def test_several_machines_need_samples_per_epoch_and_whole_steps(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="set samples_per_epoch"):
         EpochLoader("nowhere", batch_size=8)
-    with pytest.raises(ConfigError, match="world_size as on its machine alone"):
+    with pytest.raises(ConfigError, match="world_size within its own machine"):
         EpochLoader("nowhere", batch_size=8, fixed=True)
     validation = EpochLoader("nowhere", batch_size=8, fixed=True, rank=1, world_size=2)
     assert validation.options.ranks.local_rank == 1
@@ -389,7 +389,7 @@ def test_ranks_of_unlike_arguments_are_told_so(cache: Filled) -> None:
     ):
         other = pool.submit(next, iter(leader))
         with pytest.raises(
-            ConfigError, match=r"batch_size must be alike .* rank 0 has 4, rank 1"
+            ConfigError, match=r"batch_size must be equal .* rank 0 has 4, rank 1"
         ):
             next(iter(follower))
         leader.close()
@@ -527,7 +527,7 @@ def test_a_rank_that_begins_elsewhere_is_refused(cache: Filled) -> None:
     first = leader.take(7, watch(), read_index(cache.root))
     assert first is not None
     first.lease.settle()
-    with first, pytest.raises(CacheError, match="begins with pass 0, but rank 0 with pass 7"):
+    with first, pytest.raises(CacheError, match="starts with pass 0, but rank 0 with pass 7"):
         follower.take(0, watch(), read_index(cache.root))
 
 

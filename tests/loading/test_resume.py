@@ -127,7 +127,7 @@ def test_what_was_evicted_is_drawn_again_for_the_rest(
             found.append(as_bytes(batch))
             assert len(open_leases(cache)) <= 2
     assert found == batches[stopped:]
-    (said,) = [r.message for r in caplog.records if "to be drawn again" in r.message]
+    (said,) = [r.message for r in caplog.records if "they are drawn again" in r.message]
     assert "shards that the rest of pass 0 needs" in said
     totals = read_index(cache).totals
     assert totals.refetched_shards > 0

@@ -163,7 +163,7 @@ def test_what_is_used_up_is_left_out_and_when_all_is_it_goes_on_and_says_so_once
         found = found[found[0] == {0, 1} :]
         assert found[0] in ({2}, {0, 1, 2})
         assert found[1:3] == [{2}, {0, 1, 2}]
-    assert sum("goes on with them" in text for text in caplog.messages) == 1
+    assert sum("continues with them" in text for text in caplog.messages) == 1
     with EpochLoader(cache.root, batch_size=5, min_samples=1, job="other") as loader:
         assert shards(loader) == {0, 1, 2}
 
@@ -257,7 +257,7 @@ def test_what_an_epoch_that_was_broken_off_did_not_read_is_not_used(
         epoch = iter(loader)
         second = shards([next(epoch)])
         # Before it ends the next pass starts, which finds no usable shard.
-        assert "goes on with them" not in caplog.text
+        assert "continues with them" not in caplog.text
         second |= shards(itertools.islice(epoch, 59))
     assert len(second) >= 12
     assert not used & second

@@ -339,7 +339,7 @@ def test_others_stand_in_for_shards_that_are_gone(
     assert rest == [*stand_ins, *whole[50:]][: len(rest)]
     assert len(rest) == 30
     assert "2 of the 4 shards" in caplog.text
-    assert "2 others stand in" in caplog.text
+    assert "2 others replace them" in caplog.text
 
 
 def test_a_run_with_stand_ins_can_be_resumed_too(cache: Any, loader: Any) -> None:
@@ -515,7 +515,7 @@ def test_loading_ends_the_iteration_that_runs(cache: Any, loader: Any) -> None:
     state = one.state_dict()
     following = ids([next(batches)])
     one.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="closed, or iterated anew"):
+    with pytest.raises(RuntimeError, match="closed, or a new iteration began"):
         list(batches)
     assert ids(one)[:5] == following != start
 
@@ -673,7 +673,7 @@ def test_a_snapshot_can_be_taken_again_by_its_list(cache: Any) -> None:
         with Snapshot.take(cache.root, only=listed) as same:
             assert [row.number for row in same.shards] == [0, 1, 3]
             assert same.lease.numbers == (0, 1, 3)
-    with pytest.raises(CacheError, match="1 of 3 shards asked for are not in"):
+    with pytest.raises(CacheError, match="1 of 3 requested shards are no longer in"):
         Snapshot.take(cache.root, only={**listed, 3: "0" * 32})
     cache.retire(0)
     with pytest.raises(CacheError, match="1 of 3 shards"):

@@ -97,7 +97,7 @@ def test_the_message_counts(cache: Any, caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         wait_for_samples(cache.root, 30, stopped=iter([False, True]).__next__)
     assert "waiting for 30 samples" in caplog.text
-    assert "10 are there" in caplog.text
+    assert "which has 10 so far" in caplog.text
 
 
 def test_fixed_waits_for_completion(cache: Any) -> None:

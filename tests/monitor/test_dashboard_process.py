@@ -58,7 +58,7 @@ def test_the_command_ends_cleanly(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stderr is not None
-    assert "it is shown once it is there" in process.stderr.readline()
+    assert "shows it once it exists" in process.stderr.readline()
     url = process.stderr.readline().removeprefix("dashboard: ").strip()
     assert answer_of(url + "caches.json")[0]["name"] == "none"
     os.kill(process.pid, signal.SIGTERM)

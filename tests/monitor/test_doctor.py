@@ -98,7 +98,7 @@ def test_a_healthy_machine_has_no_findings() -> None:
         (with_store(clock_skew_seconds=400.0), "wrong", "clock", "6 min 40 s behind"),
         (with_store(clock_skew_seconds=-90.0), "warn", "clock", "ahead of"),
         (with_store(listing_seconds=30.0), "warn", "store", "manifest"),
-        (with_disk(may_write=False), "wrong", "disk", "may not write"),
+        (with_disk(may_write=False), "wrong", "disk", "no permission to write"),
         (with_disk(is_network=True, file_system="nfs4"), "wrong", "disk", "nfs4"),
         (with_disk(is_network=True, allows_network=True), "warn", "disk", "network"),
         (with_disk(write_bytes_per_second=20e6), "wrong", "disk", "20.0 MB/s"),

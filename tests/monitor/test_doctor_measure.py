@@ -87,14 +87,14 @@ def test_findings_as_text_are_a_line_each(
     assert main(["doctor", str(folder / "c.yaml")]) == 1
     lines = capsys.readouterr().out.splitlines()
     (wrong,) = [line for line in lines if line.startswith("wrong")]
-    assert "is no cache of growcache" in wrong
+    assert "is not a growcache cache" in wrong
     assert "thesis.tex" in wrong
     assert lines[-1] == "1 wrong"
     assert lines[-2].startswith("limit  ")
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("none/*.npy", "no folder"), ("empty/*.npy", "no object is at")]
+    ("url", "words"), [("none/*.npy", "no folder"), ("empty/*.npy", "found no object at")]
 )
 def test_a_source_without_objects(
     folder: Path, capsys: pytest.CaptureFixture[str], url: str, words: str

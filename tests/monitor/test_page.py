@@ -193,7 +193,7 @@ def test_a_damaged_sample_is_said_and_hides_no_other(tmp_path: Path) -> None:
         client = TestClient(create_app([filled.root]), base_url="http://localhost")
         found = client.get("/samples.json").json()
     assert [one["shard"] for one in found["samples"]] == [1]
-    assert "the description of the shard is damaged" in found["damage"]
+    assert "the sidecar of the shard is damaged" in found["damage"]
 
 
 def test_samples_that_take_too_long_are_not_shown(tmp_path: Path) -> None:

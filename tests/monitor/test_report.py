@@ -113,7 +113,7 @@ def test_what_limited_training(values: dict[str, Any], words: str) -> None:
 
 def test_waits_of_one_kind_are_counted_as_one() -> None:
     told = [
-        f"readers to let go of shards: a snapshot is held for {n} s by job a" for n in range(6)
+        f"readers to release shards: a snapshot is held for {n} s by job a" for n in range(6)
     ]
     records = [
         replace(one, waiting_for=text, drawn=0)
@@ -121,7 +121,7 @@ def test_waits_of_one_kind_are_counted_as_one() -> None:
     ]
     (found,) = {limited_by(period) for period in periods(records)}
     assert found == (
-        "new samples: none came; the service waited for readers to let go of shards: "
+        "new samples: none came; the service waited for readers to release shards: "
         "a snapshot is held by job a"
     )
 

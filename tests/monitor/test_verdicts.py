@@ -36,7 +36,7 @@ RUNNING = Status(
     samples_per_second=10.0,
     updated_at=1000.0,
 )
-HELD = "readers to let go of shards: a snapshot is held for 60 s by job resnet"
+HELD = "readers to release shards: a snapshot is held for 60 s by job resnet"
 MINUTES = Recently(seconds=300, samples=600, bytes=6 * 10**8, drawn=600, delivered=1200)
 
 
@@ -161,7 +161,7 @@ EVENTS = [
     {"refused": "the store (s3://b: no such bucket)"},
     {"refetches": 1, "refetches_unlisted": True},
     {"refetches": 2},
-    {"for_refetch": True, "group_bytes": 1, "holders": "readers to let go of shards: x"},
+    {"for_refetch": True, "group_bytes": 1, "holders": "readers to release shards: x"},
     {"retrying": 1, "last_error": "reset"},
     {"parts_known": False, "listing_complete": False, "needs_whole_listing": True},
     {"parts_known": False, "listing_complete": False},

@@ -349,7 +349,7 @@ def test_a_sample_function_may_return_none(importable: Path, data: Path, table: 
     assert {sample.tobytes() for sample in samples} <= known
     assert len({len(sample) for sample in samples}) > 1  # ragged, as the first draws showed
     assert (found.status.holes, found.status.population) == (0, None)
-    assert "unknown: your function draws" in growcache("status", importable / "c")
+    assert "unknown, because your function draws" in growcache("status", importable / "c")
     table.record(
         "a `sample` that returns None now and then", "passed over; it is asked again", ""
     )

@@ -57,7 +57,7 @@ class Reader:
     @property
     def complaints(self) -> list[str]:
         words = [line for line in self.lines() if not line.isdigit()]
-        known = ("waiting for ", "every sample was delivered", "the service of the cache ")
+        known = ("loader ", "the service of the cache ")
         return [line for line in words if not line.startswith(known)]
 
 

@@ -132,7 +132,7 @@ def test_a_file_that_makes_no_sense_changes_nothing(path: Path, text: str) -> No
     followed = Followed(path)
     path.write_text(text)
     (said,) = followed.look()
-    assert said.startswith("the config is as it was: ")
+    assert said.startswith("the change of the config is ignored: ")
     assert "\n" not in said
     assert followed.config.cache.max_bytes == 20 * MB
     path.unlink()
@@ -154,7 +154,7 @@ def test_a_bound_that_is_not_there_any_more_is_not_the_default(path: Path) -> No
 def test_what_is_refused_is_tried_again_with_the_next_file(path: Path) -> None:
     followed = Followed(path)
     edit(path, cache__max_bytes="1kB")
-    assert followed.look() == ["the config is as it was: give at least 1 MB"]
+    assert followed.look() == ["the change of the config is ignored: give at least 1 MB"]
     edit(path, cache__max_bytes="2MB")
     assert followed.look() == []
     assert followed.config.cache.max_bytes == 2 * MB
@@ -200,13 +200,13 @@ def test_the_service_follows_its_file(tmp_path: Path) -> None:
             edit(config, cache__max_bytes="4MB")
             wait_until(lambda: now().state == "shrinking" and now().retired_bytes)
             assert (now().max_bytes, now().target_bytes) == (8 * MB, 4 * MB)
-            assert "readers to let go of shards" in now().waiting_for
+            assert "readers to release shards" in now().waiting_for
             assert {int(p.name[:8]) for p in (cache / "shards").iterdir()} == held
             with Snapshot.take(cache) as smaller:
                 assert len(smaller) < len(snapshot)
             config_text = config.read_text()
             config.write_text(config_text[: len(config_text) // 3] + "]")
-            wait_until(lambda: any("as it was" in line for line in now().last_errors))
+            wait_until(lambda: any("is ignored: " in line for line in now().last_errors))
             config.write_text(config_text)
         wait_until(lambda: now().max_bytes == 4 * MB)
         assert allocated_tree(cache) <= 4 * MB

@@ -77,8 +77,8 @@ def test_long_texts_are_no_classes() -> None:
     ("classes", "words"),
     [
         ({"age": "auto"}, "expected texts or integers in age, found 1.5"),
-        (["rest", "task"], "say of which column"),
-        ({"stat": "auto"}, "'stat' is none of the columns"),
+        (["rest", "task"], "name the column"),
+        ({"stat": "auto"}, "'stat' is not one of the columns"),
         ({"state": [True, False]}, "yes and no in quotes"),
         ({"state": ["a", "a"]}, "no class twice"),
     ],
@@ -108,7 +108,7 @@ def test_a_table_and_folders_label_together() -> None:
     keys = ["b", "dog/a", "cat/a"]
     assert both.rows([0] * 3, keys).tolist() == [NO_ROW] * 3
     assert folders.rows([0] * 3, keys).tolist() == [NO_ROW, 1, 0]
-    assert "none of the classes which this cache has" in both.complaint([(0, "ape/a")], 1, 2)
+    assert "not one of the classes of this cache" in both.complaint([(0, "ape/a")], 1, 2)
 
 
 def test_a_column_of_classes_in_a_cache(
@@ -161,7 +161,7 @@ def test_folders_become_classes_and_stay_so(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(config.read_text().replace("skip", "error"))
     code, errors = run(tmp_path / "e.yaml", "--until-full", "--refresh")
     assert code == 2
-    assert "a folder that is none of the classes which this cache has had" in errors
+    assert "a folder that is not one of the classes of this cache" in errors
 
 
 def test_other_folders_are_another_fingerprint(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_other_folders_are_another_fingerprint(tmp_path: Path) -> None:
         ({"format": "image", "options": {"classes": ["dog", "cat"]}}, "the same list in all"),
         (
             {"labels": {"url": "t.csv", "key": "path", "columns": "label"}},
-            "call the table's column something else",
+            "rename the table's column",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def test_keys_below_the_prefix_are_those_of_the_url_they_came_by() -> None:
         (["a", "b"], "exact", "Set source.labels.match: stem, which finds all of these"),
         (["a.npy", "x"], "exact", "Set source.labels.match: name, which finds 1 of these"),
         (["s1/a.npy", "s1/b.npy"], "stem", "match: exact, which finds all of these"),
-        (["x", "y"], "exact", "Mend the table, or source.labels.match, or leave"),
+        (["x", "y"], "exact", "Correct the table, or source.labels.match, or leave"),
     ],
 )
 def test_what_would_match_is_said(keys: list[str], match: str, words: str) -> None:
@@ -235,7 +235,7 @@ def test_samples_have_their_labels_before_the_transform(
     assert refetch_sample(tmp_path / "c", "0:0", config, json=False) == 0
     assert "is equal" in capsys.readouterr().out
     table.write_text(lines(30).replace(",0\n", ",2\n"))
-    with pytest.raises(FingerprintError, match=r"labels\.csv was changed since"):
+    with pytest.raises(FingerprintError, match=r"labels\.csv has changed since"):
         refetch_sample(tmp_path / "c", "0:0", config, json=False)
     code, errors = run(config, "--until-full")
     assert code == 2

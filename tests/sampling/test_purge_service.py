@@ -394,7 +394,7 @@ def test_a_stopped_service_goes_on_with_the_list(
         capfd.readouterr()
         assert main(["purge", str(cache), "--wait", *keys_of(url)]) == 1
         said = " ".join(capfd.readouterr().err.split())
-        assert "the objects are recorded, and are purged once the service goes on" in said
+        assert "the objects are recorded, and are purged once the service continues" in said
         assert f"kill -CONT {running.pid}" in said
         running.send_signal(signal.SIGCONT)
         wait_until(lambda: delivered(cache) == {*range(OBJECTS)} - {*PURGED})

@@ -301,7 +301,7 @@ def test_who_waits_for_room_holds_memory_and_no_disk(tmp_path: Path, url: str) -
         with Snapshot.take(cache) as snapshot:
             for i in range(len(snapshot)):
                 snapshot[i]  # so all may go, as soon as they are let go
-            wait_until(lambda: "readers to let go" in (status(cache).waiting_for or ""))
+            wait_until(lambda: "readers to release" in (status(cache).waiting_for or ""))
             before = drawn(cache)
             for _ in range(20):
                 assert not list((cache / "incoming").iterdir())

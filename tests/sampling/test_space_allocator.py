@@ -268,7 +268,7 @@ def test_a_full_disk_is_named_before_the_readers_whom_it_stops(tmp_path: Path) -
             allocator.make_room(cache.bytes_left() + 1)
             with filled_up(disk):
                 assert allocator.awaited().startswith("free space on the disk")
-            assert allocator.awaited().startswith("readers to let go of shards")
+            assert allocator.awaited().startswith("readers to release shards")
 
 
 def test_what_is_wished_for_stays_until_it_was_read_and_who_waits_says_so(cache: Cache) -> None:

@@ -210,7 +210,7 @@ class Service(RuleBasedStateMachine):
         reading = {lease.job for lease in leases if lease.open and lease.job}
         if "no job reads" in said:
             assert not reading, said
-        if "to let go" in said:
+        if "to release" in said:
             assert any(lease.holding() for lease in leases if not lease.closed), said
         if "to read more" in said:
             assert reading, said

@@ -208,7 +208,7 @@ def test_leaving_the_program_is_a_failure_like_others(module: str) -> None:
         ("nonsense", "on a/b.npy: expected a dict of arrays, found int"),
         ("empty", "expected a dict of arrays, found an empty one"),
         ("numbered", "expected a str as name of an array, found 3"),
-        ("uneven", "'x' is no array: ValueError"),
+        ("uneven", "'x' is not an array: ValueError"),
     ],
 )
 def test_nonsense_is_refused(module: str, name: str, words: str) -> None:

@@ -178,8 +178,8 @@ REFUSED = {
     "other codecs": (
         named(b"_codecs", b"encode") + text(b"a") + text(b"rot13") + b"\x86R.", "damaged"
     ),
-    "calls of what is called by nobody": (named(b"builtins", b"list") + b")R.", "no function"),
-    "calls of an array": (BLANK + STATE + b"b)R.", "no function"),
+    "calls of what is called by nobody": (named(b"builtins", b"list") + b")R.", "not a function"),
+    "calls of an array": (BLANK + STATE + b"b)R.", "not a function"),
     "default factory": (
         named(b"collections", b"defaultdict") + named(b"_codecs", b"encode") + b"\x85R.",
         "damaged"

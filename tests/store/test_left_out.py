@@ -78,7 +78,7 @@ def test_a_service_counts_them_and_takes_what_is_named(tmp_path: Path) -> None:
     code, errors = run(config, "--until-full")
     assert (code, errors.strip()) == (
         0,
-        "left out of the listing: 3 (.DS_Store 1, ._* 1, empty 1)",
+        "listing leaves out: 3 (.DS_Store 1, ._* 1, empty 1)",
     )
     for _ in range(2):
         found = read_status(tmp_path / "c")

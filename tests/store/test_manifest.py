@@ -184,7 +184,7 @@ def test_a_service_draws_what_the_manifest_names(tmp_path: Path) -> None:
 
     code, errors = run(config, "--until-full")
     assert code == 0
-    assert "objects that do not exist are left out, such as" in errors
+    assert "names objects that do not exist, such as" in errors
     first = drawn()
     assert first <= set(range(20))
     assert len({n % 5 for n in first}) < 5

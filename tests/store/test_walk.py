@@ -62,7 +62,7 @@ def test_a_folder_that_may_not_be_read_is_left_out_with_a_warning(
 ) -> None:
     with web(tree, refuses={"b/c": [403]}) as address, caplog.at_level(logging.WARNING):
         assert keys(address) == ["a/1", "a/2", "b/4", "z"]
-    assert "/b/c is left out of the listing" in caplog.text
+    assert "/b/c: no permission to read it" in caplog.text
 
 
 def test_a_folder_that_has_gone_is_empty(tree: Path) -> None:

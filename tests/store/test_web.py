@@ -65,7 +65,7 @@ def test_a_server_without_ranges(
         (folder / "x.npy").write_bytes(DATA[::-1])
         with pytest.raises(ObjectChangedError, match="rewritten"):
             read_once(opened(url, client), entry, 300, 310)
-    assert caplog.text.count(f"{address} knows no ranges") == 1
+    assert caplog.text.count(f"{address} does not support ranges") == 1
 
 
 @KINDS

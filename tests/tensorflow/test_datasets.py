@@ -468,7 +468,7 @@ def test_a_damaged_shard_is_left_out_and_logged_once(
     dataset = gtf.dataset(cache.root, batch_size=5, min_samples=1)
     for _ in range(2):
         assert sorted(ids(dataset)) == written(0, 1, 3)
-    assert caplog.text.count("skipping a corrupt shard") == 1
+    assert caplog.text.count("skips a corrupt shard") == 1
     assert cache.uses()[2] == 0
 
 

@@ -58,6 +58,6 @@ def test_a_marker_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         lambda: read_status(root),
         lambda: empty_cache(root),
     ):
-        with pytest.raises(CachePathError, match="made by a later growcache"):
+        with pytest.raises(CachePathError, match="made by a newer growcache"):
             use()
     assert read_bytes(root) == before

@@ -77,7 +77,7 @@ def test_it_goes_on_or_says_what_differs(cache: Path, tmp_path: Path) -> None:
     if is_drawn_otherwise(cache):
         assert (done.returncode, after) == (2, before)
         assert_names_the_version(done)
-        assert f"Have its {len(cached(cache))} samples" in done.stderr
+        assert f"To replace its {len(cached(cache))} samples" in done.stderr
         done = run_growcache(tmp_path, cache.name, "--until-full", "--replace")
     assert done.returncode == 0, done.stderr
     assert is_drawn_otherwise(cache) or before.items() < after.items()

@@ -186,7 +186,7 @@ def open_npy_array(path: Path, dtype: str, shape: Sequence[int]) -> tuple[Bytes,
     if memory[: len(expected)].tobytes() != expected or len(memory) != nbytes:
         raise CorruptShardError(
             f"{path}: expected {nbytes} bytes with an array {dtype}{list(shape)}, found "
-            f"{len(memory)} bytes that are not; run growcache check"
+            f"{len(memory)} bytes that do not match; run growcache check"
         )
     return memory, memory[len(expected) :]
 

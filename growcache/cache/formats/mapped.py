@@ -206,8 +206,9 @@ class _FileMap:
         )
         if self._address == _FAILED:
             raise CacheError(
-                f"cannot map a file of {size:,} bytes: {_errno_text()}; a process may have as many "
-                "maps as sysctl vm.max_map_count says: larger shards need fewer",
+                f"cannot map a file of {size:,} bytes: {_errno_text()}; sysctl "
+                "vm.max_map_count limits the maps of a process: raise it, or use larger "
+                "shards, which need fewer",
                 code="GC418",
             )
         if flags & mmap.MAP_PRIVATE:  # others may truncate the file
@@ -481,7 +482,7 @@ class MappedShard:
     def refuse_damaged(self) -> None:
         if self.damaged:
             raise CorruptShardError(
-                "a shard cannot be read where it is mapped: its file was cut short, or the disk "
+                "a mapped shard cannot be read, because its file was cut short or the disk "
                 "fails; run growcache check"
             )
 
@@ -516,5 +517,5 @@ def _decoded_text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise CorruptShardError(
-            f"a string is no UTF-8 ({error}); run growcache check"
+            f"a string is not valid UTF-8 ({error}); run growcache check"
         ) from None

@@ -65,8 +65,8 @@ def file_stem(field: Field) -> str:
         ) from None
     if len(stem) > MOST_NAME_BYTES:
         raise FormatError(
-            f"the field {field.name[:40]!r}… has a name too long for a file "
-            f"({len(stem)} bytes of at most {MOST_NAME_BYTES}); choose a shorter one, or "
+            f"the field {field.name[:40]!r}… has a name that is too long for a file "
+            f"({len(stem)} bytes of at most {MOST_NAME_BYTES}); choose a shorter name, or set "
             "cache.format: tfrecord",
             code="GC306",
         )
@@ -213,9 +213,7 @@ def _checked_dims(path: Path, field: Field, shapes: Integers, lengths: Integers)
 
 
 def _offsets_error(path: Path) -> CorruptShardError:
-    return CorruptShardError(
-        f"{path}: the values do not lie where it says; run growcache check"
-    )
+    return CorruptShardError(f"{path}: the values are not where it says; run growcache check")
 
 
 def bad_records(shard: MappedShard) -> list[int]:

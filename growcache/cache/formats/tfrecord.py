@@ -395,7 +395,8 @@ def open_ragged_shard(path: Path, schema: Schema, samples: int) -> MappedShard:
     found = _ragged_columns(schema, data, offsets)
     if found is None:
         raise CorruptShardError(
-            f"{offsets_path}: values do not lie in {path.name} as it says; run growcache check"
+            f"{offsets_path}: the values are not in {path.name} where it says; run growcache "
+            "check"
         )
     return MappedShard(schema, samples, [memory, offsets_memory], {}, found)
 

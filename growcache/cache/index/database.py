@@ -233,8 +233,8 @@ def index_error(layout: CacheLayout, error: Exception) -> CacheError:
         return CacheFullError(f"no room on the disk for the index {layout.index}: {error}")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
         return CacheError(
-            f"the disk fails to read or write the index {layout.index} ({error}); the "
-            "kernel's log says more; start again on a sound disk",
+            f"the disk cannot read or write the index {layout.index} ({error}); see the "
+            "kernel's log, and start again on a working disk",
             code="GC413",
         )
     return damaged_index_error(layout, error)

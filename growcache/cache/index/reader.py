@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
-WRONG_TABLES = "its tables are not those that were made"
+WRONG_TABLES = "it has other tables than growcache makes"
 
 TablesState: TypeAlias = Literal["whole", "unmade", "damaged", "newer"]
 
@@ -306,7 +306,9 @@ def _rows_in_state(connection: sqlite3.Connection, state: ShardState) -> list[Sh
     rows = list(map(_new_row, zip(*columns, strict=True)))
     rows.sort(key=_SEQ)  # nearly sorted already, so this takes half the time of ORDER BY
     if operator.countOf(map(type, map(_NUMBER, rows)), int) != len(rows):
-        raise ValueError("a shard's number is none")  # the column has lost its definition
+        raise ValueError(
+            "a shard's number is not a number"
+        )  # the column has lost its definition
     return rows
 
 
@@ -399,7 +401,8 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
     """
     if not layout.marker.exists() and is_other_database(layout.index):
         raise CacheMissingError(
-            f"no cache at {layout.directory}: {layout.index.name} there is another program's"
+            f"no cache at {layout.directory}: {layout.index.name} there belongs to another "
+            "program"
         )
     if layout.index.with_name(layout.index.name + "-journal").exists():
         _roll_back(layout)
@@ -443,8 +446,8 @@ def unreadable_index_error(layout: CacheLayout, reason: object) -> CacheError:
 
 def damaged_index_error(layout: CacheLayout, reason: object) -> CacheError:
     return CacheError(
-        f"the index {layout.index} is damaged ({reason}); mend it with: "
-        f"growcache check {layout.root} --repair",
+        f"the index {layout.index} is damaged ({reason}); repair it with: growcache check "
+        f"{layout.root} --repair",
         code="GC416",
     )
 
@@ -558,7 +561,7 @@ def _wrong_rows(found: IndexContents, seals: Mapping[int, object]) -> Iterator[s
     samples = sum(row.samples for row in found.rows) + sum(r.samples for r in found.ranges)
     for name, counted in (("drawn_shards", shards), ("drawn", samples)):
         if found.totals.get(name, 0) != counted:
-            yield f"{name} is {found.totals.get(name, 0)}, but there are rows of {counted}"
+            yield f"{name} is {found.totals.get(name, 0)}, but its rows add up to {counted}"
 
 
 # These have no checksum, because a wrong number here decides no sample. But each must be a
