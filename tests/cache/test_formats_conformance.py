@@ -389,7 +389,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path) -> N
     (directory / "x.offsets.npy").write_bytes(
         b"".join(integer_table(np.array([0] * N + [huge], np.int64)))
     )
-    with pytest.raises(CorruptShardError, match="found 152 bytes that are not"):
+    with pytest.raises(CorruptShardError, match="found 152 bytes that do not match"):
         reopened(tmp_path, "npy", schema, N)
 
 

@@ -154,7 +154,9 @@ def test_a_part_is_one_request_beside_the_header() -> None:
 def test_an_object_that_no_sampler_can_hold_is_refused_unread() -> None:
     held = Held(npy(rows(2, 2)), size=5_000_000_000)
     for name in ("npy", "bytes", "image"):
-        with pytest.raises(FormatError, match="may have 1,000,000,000 bytes, found 5,000"):
+        with pytest.raises(
+            FormatError, match="may have at most 1,000,000,000 bytes, found 5,000"
+        ):
             visited(open_format(name, {} if name != "image" else {"label": "none"}), held)
     assert held.asked == []
 

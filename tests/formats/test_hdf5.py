@@ -540,7 +540,7 @@ def test_chunks_that_are_claimed_are_not_listed() -> None:
     data = hdf5(lambda file: file.create_dataset("x", (1 << 21, 2), "u1", chunks=(1, 1)))
     tracemalloc.start()
     with pytest.raises(
-        FormatError, match=r"may read 65,536 chunks of 1 bytes, found 4,194,304"
+        FormatError, match=r"may read at most 65,536 chunks of 1 bytes, found 4,194,304"
     ):
         visited(open_format("hdf5", {}), Held(data))
     _, peak = tracemalloc.get_traced_memory()

@@ -80,7 +80,7 @@ HOSTILE: dict[str, tuple[Step, bytes, str]] = {
     "no head": (HDF5_LZ4, b"123", "claims"),
     "many blocks": (SHUFFLED, framed([], 256, 1), "more blocks"),
     "odd blocks": (SHUFFLED, framed([PACKED], 256, 20), "blocks of 5 elements"),
-    "rest": (SHUFFLED, framed([PACKED], 256, 256, b"123"), "259 bytes where 256"),
+    "rest": (SHUFFLED, framed([PACKED], 256, 256, b"123"), "259 bytes, expected 256"),
     "inflated": (BZIP2, bz2.compress(bytes(5000)), "more than 256"),
     "no bzip2": (BZIP2, b"nonsense", "cannot be decompressed"),
 }

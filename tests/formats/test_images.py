@@ -67,7 +67,9 @@ def test_classes_number_the_folders() -> None:
 
 def test_a_folder_that_is_no_class_is_refused_before_anything_is_read() -> None:
     held = Held(encoded("PNG"), "train/cow/1.png")
-    with pytest.raises(FormatError, match=r"^train/cow/1.png: folder 'cow' is none of .*dog"):
+    with pytest.raises(
+        FormatError, match=r"^train/cow/1.png: folder 'cow' is not one of .*dog"
+    ):
         visited(open_format("image", {"classes": ["dog", "cat"]}), held)
     with pytest.raises(FormatError, match=r"^1.png: expected a folder .* label: none"):
         visited(open_format("image", {}), Held(encoded("PNG"), "1.png"))

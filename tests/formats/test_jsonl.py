@@ -141,7 +141,7 @@ def test_a_line_that_no_sampler_can_hold_is_refused() -> None:
     ):
         visited(object_format, held, 0, 1 << 20)
     assert (held.asked[-1][1] or 0) < 1 << 26
-    with pytest.raises(FormatError, match="may read 500,000,000 bytes"):
+    with pytest.raises(FormatError, match="may read at most 500,000,000 bytes"):
         visited(object_format, held)
 
 

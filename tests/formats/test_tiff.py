@@ -167,9 +167,7 @@ def test_a_jpeg_that_is_larger_than_its_tile() -> None:
     data = bytearray(WITH_IMAGECODECS["JPEG"]())
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
-    with pytest.raises(
-        FormatError, match="a JPEG of 65535 by 65535 pixels, where 1,024 belong"
-    ):
+    with pytest.raises(FormatError, match="a JPEG of 65535 by 65535 pixels, expected 1,024"):
         visited(open_format("tiff", {}), Held(bytes(data)))
 
 

@@ -205,7 +205,7 @@ def test_a_chunk_without_its_array() -> None:
 
 def test_a_chunk_of_another_size() -> None:
     held = Held(bytes(31), "k/0", {"k/.zarray": metadata()})
-    with pytest.raises(FormatError, match=r"^k/0: a chunk has 31 bytes where 32 belong"):
+    with pytest.raises(FormatError, match=r"^k/0: a chunk has 31 bytes, expected 32"):
         visited(open_format("zarr", {"axis": 0}), held)
 
 

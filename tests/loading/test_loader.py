@@ -174,7 +174,9 @@ def test_an_argument_that_cannot_be_meant_is_refused_at_once(
 def test_what_cannot_become_a_cache_is_not_waited_for(tmp_path: Any) -> None:
     (tmp_path / "file").write_text("")
     for kind in LOADERS.values():
-        with pytest.raises(ConfigError, match="found 's3://bucket/train'; where objects are"):
+        with pytest.raises(
+            ConfigError, match="found 's3://bucket/train'; the config says where"
+        ):
             kind("s3://bucket/train", batch_size=8)
         with pytest.raises(ConfigError, match="found a file"):
             kind(tmp_path / "file", batch_size=8)
