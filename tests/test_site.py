@@ -64,6 +64,7 @@ def test_a_page_opens_without_a_network(
 ) -> None:
     browser.resize(width, 850, mobile=width < 500)
     browser.prefer(scheme)
+    browser.complaints()  # of pages that other tests opened
     browser.open((site / page).as_uri(), "document.readyState == 'complete'")
     assert browser.ask("document.documentElement.scrollWidth") <= width
     assert browser.ask("document.documentElement.dataset.theme") == scheme
