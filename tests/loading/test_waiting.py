@@ -137,7 +137,7 @@ def test_the_error_that_ended_a_service_is_said_to_a_loader_that_waits_already(
 
     wait_for_samples(cache.root, 30, stopped=looks().__next__)
     first, second = caplog.messages
-    assert "10 are there; its service waits for samplers to start" in first
+    assert "which has 10 so far; its service waits for samplers to start" in first
     assert "its service ended with an error: cache.max_bytes: give at least 2 MB" in second
 
 
