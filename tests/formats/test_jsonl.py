@@ -370,7 +370,7 @@ def test_a_compressed_object_that_is_too_large_is_refused_before_it_is_read(form
     held = Held(gzip.compress(b"x"), "big.gz", size=600_000_000)
     cut = {"axis": 0} if form == "nifti" else {}
     opened = open_format(form, {"compression": "gzip", **cut})
-    words = "big.gz: .* to 500,000,000 bytes in memory, found 600,000,000 compressed ones; make"
+    words = "big.gz: .* to at most 500,000,000 bytes in memory, found 600,000,000 compressed ones; make"
     for ask in (lambda: asyncio.run(opened.measure(held)), lambda: visited(opened, held)):
         with pytest.raises(FormatError, match=words):
             ask()
