@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from growcache import secrecy
+
 # The servers run as processes that import their programs from here.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -61,6 +63,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def write_tables(request: pytest.FixtureRequest) -> bool:
     """Whether tables are written rather than compared."""
     return bool(request.config.getoption("--write-tables"))
+
+
+@pytest.fixture(autouse=True)
+def no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test's secret hides a word of another test's message."""
+    monkeypatch.setattr(secrecy, "_known", set[str]())
+    monkeypatch.setattr(secrecy, "_pattern", None)
 
 
 def loading_threads() -> set[threading.Thread]:

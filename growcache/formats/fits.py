@@ -208,9 +208,22 @@ async def table_layout(reader: ObjectReader, wanted: HduName) -> FitsLayout:
             f"{reader.entry.key}: expected a table, found {len(shape)} axes", code="GC303"
         )
     return _checked(
-        FitsLayout(data, shape, np.dtype("u1"), False, header.tostring(), reader.entry.key),
+        FitsLayout(
+            data, shape, np.dtype("u1"), False, _as_text(header, reader.entry), reader.entry.key
+        ),
         reader,
     )
+
+
+def _as_text(header: Any, entry: Entry) -> str:
+    from astropy.io import fits
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # astropy corrects what it can
+            return str(header.tostring())
+    except (ValueError, fits.VerifyError) as error:
+        raise _damaged_error(entry, error) from None
 
 
 def _checked(layout: FitsLayout, reader: ObjectReader) -> FitsLayout:

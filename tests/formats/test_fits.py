@@ -125,3 +125,17 @@ def test_what_is_not_there() -> None:
         visited(open_format("fits", {"table": "SCI"}), Held(small()))
     with pytest.raises(FormatError, match="expected a column 'x', found energy"):
         visited(open_format("fits", {"table": 1, "columns": ["x"]}), Held(table()))
+
+
+def test_a_damaged_card_is_an_error_and_no_warning() -> None:
+    data = table()
+    first = data.index(b"TTYPE1")
+    refusals = 0
+    for at in range(first, first + 80):
+        damaged = bytearray(data)
+        damaged[at] = 1
+        try:
+            visited(open_format("fits", {"table": 1}), Held(bytes(damaged)))
+        except FormatError:
+            refusals += 1
+    assert refusals > 60  # of a comment's bytes astropy says nothing
