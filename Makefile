@@ -24,7 +24,7 @@ CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-words docs-links release third-party test-lowest test-cloud clean
+.PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-words docs-links release third-party test-lowest test-cloud walk clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; \
@@ -59,6 +59,9 @@ test-lowest: $(LOWEST)/installed  ## Run most tests with the oldest allowed vers
 
 test-cloud: $(VENV)/slow.installed  ## Run the tests of stores in your bucket: GROWCACHE_TEST_URL=s3://BUCKET/FOLDER
 	$(BIN)/python -m tests.cloud $(PYTEST_ARGS)
+
+walk: $(VENV)/bench.installed  ## Follow the docs as a newcomer, in a fresh clone and environment; print how long each step took
+	$(BIN)/python -m tools.newcomer $(WALK_ARGS)
 
 mutants: venv  ## Break every rule of the protocol, one at a time: its test must fail
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
