@@ -131,7 +131,9 @@ class Walk:
     def environment(self) -> dict[str, str]:
         """The newcomer's: the virtual environment is active, and the credentials are exported."""
         kept = {
-            name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ
+            name: value
+            for name, value in os.environ.items()
+            if name in ("HOME", "LANG", "TMPDIR") or name.startswith("PIP_")
         }
         return kept | {
             "PATH": f"{self.folder}/venv/bin:{os.environ['PATH']}",

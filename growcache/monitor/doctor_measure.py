@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import IO
@@ -39,6 +38,7 @@ from growcache.monitor.doctor_facts import (
 )
 from growcache.monitor.doctor_store import measure_store
 from growcache.monitor.doctor_visits import needs_visits, with_visits
+from growcache.monitor.versions import library_versions
 
 WRITE_SECONDS, READ_SECONDS = 2.0, 2.0
 CHUNK_BYTES = 4 << 20
@@ -47,7 +47,6 @@ SHARE_OF_FREE = 4  # a test takes at most a fourth of the room on the disk
 SYNCS = 5
 LEAST_WATCHED_SECONDS = 4.0  # of a running job
 CGROUP = Path("/sys/fs/cgroup")
-LIBRARIES = ("growcache", "numpy", "obstore", "fsspec", "torch", "tensorflow")
 
 
 def measure(
@@ -298,7 +297,7 @@ def measure_machine(config: Config, stores: list[StoreFacts]) -> MachineFacts:
         files_hard_limit=hard,
         now=time.time(),
         installed_at=Path(__file__).stat().st_mtime,
-        versions=_versions(),
+        versions={**library_versions(), platform.system(): platform.release()},
     )
 
 
@@ -314,11 +313,3 @@ def core_count(group: Path = CGROUP) -> int:
         if quota_us > 0:
             return max(1, min(cores, -(-quota_us // period_us)))
     return cores
-
-
-def _versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found[name] = version("tensorflow-cpu" if name == "tensorflow" else name)
-    return {**found, platform.system(): platform.release()}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +29,9 @@ from growcache.monitor.verdicts import (
     answer_questions,
     recent_changes,
 )
+from growcache.monitor.versions import library_versions
 from growcache.store.urls import parse_url
 
-LIBRARIES = ("growcache", "numpy", "obstore", "torch", "tensorflow-cpu", "jax")
 MOST_PLAN_BYTES = 10_000_000
 
 
@@ -90,7 +87,7 @@ def gather_facts(cache: Path, plan: Path | None = None) -> ReportFacts:
         read_drawn_objects(root, parts),
         (answers.fed, answers.growth, answers.awaited),
         planned,
-        versions(),
+        library_versions(),
         store_addresses(parts),
     )
 
@@ -124,11 +121,3 @@ def read_plan(path: Path) -> dict[str, Any]:
             f"--plan: expected a plan in {path}, found other JSON; {advice}", code="GC105"
         )
     return values
-
-
-def versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found[name.removesuffix("-cpu")] = version(name)
-    return found
