@@ -22,6 +22,7 @@ LOWEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 MUTANTS_ARGS ?=
+WALK_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format test test-slow test-all mutants chaos fuzz bench bench-accuracy bench-peers demo docs docs-serve docs-words docs-links release third-party test-lowest test-cloud walk clean
