@@ -135,6 +135,8 @@ def artefact_problems(
         if path.suffix == ".whl":
             with zipfile.ZipFile(path) as archive:
                 found += wheel_problems(version, archive.namelist(), tracked)
+                metadata = archive.read(f"growcache-{version}.dist-info/METADATA").decode()
+                found += description_problems(metadata)
         else:
             with tarfile.open(path) as tar:
                 found += sdist_problems(version, tar.getnames(), tracked)
@@ -155,6 +157,19 @@ def wheel_problems(version: str, names: Iterable[str], tracked: Iterable[str]) -
     return [
         *(f"the wheel lacks {name}" for name in sorted(missing)),
         *(f"the wheel should not have {name}" for name in sorted(held - package)),
+    ]
+
+
+def description_problems(metadata: str) -> list[str]:
+    """Return the links of a description that lead nowhere from a package index.
+
+    >>> description_problems("[a](https://a.org), [b](docs/b.md)")
+    ['the description on an index would have the broken link docs/b.md']
+    """
+    return [
+        f"the description on an index would have the broken link {link}"
+        for link in re.findall(r"\]\(([^)]*)\)", metadata)
+        if not link.startswith(("https:", "http:"))
     ]
 
 
