@@ -20,7 +20,12 @@ CacheArgument = Annotated[
 ]
 ConfigArgument = Annotated[
     Path,
-    typer.Argument(metavar="CONFIG", help="The config file.", autocompletion=complete_config),
+    typer.Argument(
+        metavar="CONFIG",
+        help="The config file.",
+        readable=False,  # load_config says why it cannot be read
+        autocompletion=complete_config,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -79,4 +79,5 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples_epilog(command: str) -> str:
-    return "\n".join(f"Example: {example}" for example in EXAMPLES[command])
+    """Return one paragraph for each example, because typer before 0.28 joins single lines."""
+    return "\n\n".join(f"Example: {example}" for example in EXAMPLES[command])

@@ -74,12 +74,13 @@ def spinner(stream: IO[str], text: str) -> Iterator[None]:
 @contextmanager
 def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """Yield a function that advances a bar on the error stream, or sets its values."""
+    if not can_redraw(sys.stderr):  # old versions of rich end a disabled bar with a line break
+        yield lambda *_, **__: None
+        return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not can_redraw(sys.stderr)
-    ) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(text, total=total)
 
         def advance(by: int = 0, **values: int) -> None:

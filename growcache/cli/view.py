@@ -101,10 +101,10 @@ class StatusPicture:
 
 def _frame_rows(rows: dict[str, Text], status: Status, width: int) -> Panel:
     grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column(style="bold", no_wrap=True, min_width=LABEL_WIDTH)
+    grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
-    for row in rows.items():
-        grid.add_row(*row)
+    for label, text in rows.items():
+        grid.add_row(label.ljust(LABEL_WIDTH), text)
     if status.state != "stopped":
         running = in_time(status.uptime_seconds)
         age = f"pid {status.pid} on {status.host} · running for {running}"
