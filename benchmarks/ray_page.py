@@ -70,7 +70,7 @@ def write_part(page: Path, part: str, rows: Rows, rounds: int) -> None:
 def _tables(part: str, rows: Rows) -> list[str]:
     if part not in TABLES:
         (counts,) = rows
-        return [_table(["", ""], [[name, counts[name]] for name in counts])]
+        return [_table(["counted", "number"], [[name, counts[name]] for name in counts])]
     return [
         _table(list(columns), [[row[name] for name in columns.values()] for row in rows])
         for columns in TABLES[part]

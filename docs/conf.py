@@ -45,6 +45,7 @@ html_favicon = "_static/icon.svg"
 html_context = {"default_mode": "auto"}  # light or dark, as the system has it
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_sidebars = {"evidence": [], "faq": []}  # pages without a chapter have no navigation
 html_copy_source = False
 html_show_copyright = False
 html_theme_options = {
