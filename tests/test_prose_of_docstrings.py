@@ -13,7 +13,7 @@ import pytest
 from tests.prose import ROOT
 from tests.test_prose import BANNED
 
-FOLDERS = ("growcache", "examples", "deploy")
+FOLDERS = ("growcache", "examples", "deploy", "benchmarks", "tools")
 HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE_SPAN = re.compile(r"`+[^`]*`+")
 
