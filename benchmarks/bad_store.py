@@ -36,7 +36,7 @@ REFUSAL = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Mess
 
 @dataclass(frozen=True, slots=True)
 class Troubles:
-    """What happens to requests for objects; listings meet only the latency and an absence.
+    """Troubles of requests for objects; for listings, only the latency and `away` apply.
 
     Attributes:
         latency_seconds: before the first byte of every answer.
@@ -91,7 +91,7 @@ class BadStore:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What a config says to reach it."""
+        """The storage options with which a config reaches it."""
         return {"endpoint_url": self.endpoint, "key": "a", "secret": "b"}
 
     def set(self, **troubles: Any) -> None:
@@ -216,7 +216,7 @@ class Gate:
 
 
 class Service:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, bucket: Bucket, troubles: Troubles) -> None:
         self.bucket = bucket

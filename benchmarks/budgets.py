@@ -1,11 +1,11 @@
 """How exactly a run keeps its budgets: bytes, bytes per second, samples of a fixed set, samples of a run.
 
-The store (benchmarks/bad_store.py) has objects of 64 KiB and answers after 44 ms. What it sent is counted there:
-answers that came whole, and halves of those that it broke off. Two samplers, sixteen reads in flight each.
+The store (benchmarks/bad_store.py) has objects of 64 KiB and answers after 44 ms. The store counts the bytes it
+sends: whole answers, and half of each answer that it breaks off. Two samplers, sixteen reads in flight each.
 
 - `max_egress`: 10 MB. At most that and one read less, also where the store refuses 5 % of the requests. Where it breaks off
-  5 % of its answers it sent less, because each counts whole.
-- `max_bytes_per_second`: 2 MB/s, counted over 30 s, once it has begun.
+  5 % of its answers it sends less, because each of those counts whole.
+- `max_bytes_per_second`: 2 MB/s, counted over 30 s, after the first 4 MB.
 - `max_samples`: 1,000; then with a transform that passes over one object in three.
 - `--samples`: 1,000; shards have 64 samples.
 """
@@ -70,7 +70,7 @@ def egress(name: str, directory: Path | None, **troubles: Any) -> dict[str, Any]
             child.wait(LIMIT_SECONDS)
             told = read_status(cache).egress_bytes
         found = store.counts().payload
-    # What was sent of an answer before it broke off is unknown here, so the attempt counts whole.
+    # The bytes sent before an answer broke off are unknown here, so the attempt counts whole.
     exact = verdict(abs(found - MOST), max(MOST // 100, READ_BYTES), at_most=True)
     return {
         "budget": f"max_egress, {name}",

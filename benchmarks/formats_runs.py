@@ -1,8 +1,8 @@
-"""What one run of growcache, and one turn of a loop by hand, came to: for benchmarks/formats.py.
+"""The figures of one run of growcache, and of one turn of a loop by hand: for benchmarks/formats.py.
 
-How fast growcache is, and what it costs, is taken from the middle of its run, as a run of days has
-it: from the shard with which 30 % of the samples were there to the one with 90 %. When each became
-visible, the index tells. What comes before and behind is in the other figures.
+Speed and cost of growcache come from the middle of its run, because a run of days is mostly middle:
+from the shard that completes 30 % of the samples to the one that completes 90 %. The index holds
+the time at which each shard became visible. The start and the end are in the other figures.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ByHand:
         )
 
     def turn(self, threads: int, seconds: float) -> Turn:
-        """Let it run for so long."""
+        """Let it run for this many seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{threads} {seconds}\n")

@@ -16,9 +16,9 @@ from benchmarks.formats_samples import Case, Make, Take, ranges
 
 KIB = 1024
 HEADER = 128  # bytes, of a .npy file
-# Of an object: KiB of its rows, rows, and bytes that may be fetched for each of theirs. What a
-# store says of an object in its listing and its answer takes some 800 bytes; of raw ones, which
-# have no header, a visit is one sample, and costs what an answer takes.
+# Of an object: KiB of its rows, rows, and bytes that may be fetched for each of theirs. The entry
+# of an object in a listing, and the head of an answer, take some 800 bytes together. Raw objects
+# have no header: a visit is one sample, and costs the head of one answer.
 ANSWER = 600  # bytes
 SIZES = ((3, 3, 1.5), (15, 15, 1.2), (60, 15, 1.2), (96, 6, 1.2))
 OBJECTS = 600

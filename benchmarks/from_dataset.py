@@ -1,4 +1,4 @@
-"""A Dataset of slow items: torch's DataLoader beside `EpochLoader.from_dataset`.
+"""A Dataset of slow items: torch's DataLoader against `EpochLoader.from_dataset`.
 
 Both get the same Dataset, whose items take 50 ms each, as a request to a distant store does. The
 loader of growcache is measured once its cache holds all of it, and, as `filling`, from a cold start

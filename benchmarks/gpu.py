@@ -41,7 +41,7 @@ SETTLE_SECONDS, ROUND_SECONDS = 3.0, 3.0
 
 @dataclass(slots=True)
 class Found:
-    """What was measured of one way, once a round.
+    """The measurements of one way of loading, one per round.
 
     Attributes:
         rate: GB that arrived in a second.

@@ -1,12 +1,12 @@
-"""What a trainer pays for the number of shards in the cache: 10^7 samples of 64 bytes in 10^4.
+"""The cost of many shards in the cache to a trainer: 10^7 samples of 64 bytes in 10^4 shards.
 
 Three caches with shards of 1,000 samples, of 100, 1,000 and 10,000 shards. A process of its
 own per cache and round takes snapshots, plans a pass, and then goes through the batches of
 `EpochLoader`: the whole of one pass, which maps and verifies every shard, and a number of
 batches of the next ones that is the same for all. Memory is what the process has for itself
 (anonymous pages and page tables; the pages of mapped shards belong to the page cache), beyond
-what it had with everything imported, at its most. Batches are gathered by a thread, for `auto`
-decides while the first pass lasts, which is long enough for that in the largest cache alone.
+what it had with everything imported, at its most. Batches are gathered by a thread, because `auto`
+decides during the first pass, and only in the largest cache does that pass last long enough.
 """
 
 from __future__ import annotations

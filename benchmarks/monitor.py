@@ -1,4 +1,4 @@
-"""What metrics and dashboard cost: CPU of the service and of the dashboard at one scrape a second.
+"""The cost of metrics and dashboard: CPU of the service and of the dashboard at one scrape a second.
 
 First a real one: `growcache run --http` draws from a local folder, paced, into a small cache that it turns over, and a loader
 reads it. In turns of some seconds /metrics is scraped once a second and not at all; the CPU of supervisor, samplers and

@@ -1,9 +1,9 @@
-"""How many samples a second `growcache run` draws from a store that misbehaves, beside a bare loop of as many readers.
+"""How many samples a second `growcache run` draws from a store that misbehaves, against a bare loop of as many readers.
 
 The store (benchmarks/bad_store.py) has objects of 64 KiB and answers after 44 ms; each case adds its trouble. The bare
 loop is what one would write by hand: as many independent readers as growcache has reads in flight, each of which takes
 the next key when it has the last one, and tries again after a failure. Both run in the same round, one after the other,
-and are counted over the same number of seconds, once they have begun. growcache's samples are those that are committed.
+and are counted over the same number of seconds, after some seconds to settle. growcache's samples are the committed ones.
 
 - `healthy`: no trouble.
 - `slow 2 % of 8 s`, `slow 0.5 % of 4 s`: such a share of the requests takes so much longer.
@@ -75,7 +75,7 @@ NAMES = [*(case.name for case in CASES), STORM]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one of the two did in its seconds."""
+    """The figures of one of the two over its seconds."""
 
     rate: float  # samples a second
     refused: float  # share of the requests

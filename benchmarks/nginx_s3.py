@@ -3,8 +3,8 @@
 Objects are files, sent by the kernel from the page cache; a gateway takes a core or more
 to serve what a client on the other core reads, and then the gateway is what is measured.
 nginx knows no listings: it passes those on to a small server in Python (this module as a
-program), which finds the files when it is first asked and answers from that. What is not
-real: signatures are not checked, and the ETag is nginx's, of the file's time and size.
+program), which finds the files when it is first asked and answers from that. Two
+things are not real: signatures are not checked, and the ETag is nginx's, from the file's time and size.
 """
 
 from __future__ import annotations

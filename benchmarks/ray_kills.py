@@ -101,7 +101,7 @@ def _kill(pid: int) -> bool:
 def measure_kills(
     objects: int, kills: int, seed: int, directory: Path | None
 ) -> dict[str, Any]:
-    """Return the counts of a run with so many kills."""
+    """Return the counts of a run with this number of kills."""
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="ray-kills-") as name,
         served_objects(objects) as server,

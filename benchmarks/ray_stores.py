@@ -1,4 +1,4 @@
-"""What the object stores of a Ray cluster held while a block ran."""
+"""The use of a Ray cluster's object stores while a block runs."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 `growcache run` draws from local files, faster than readers read, into a small cache that
 is full. Readers, each a process and a job of its own, go through epoch after epoch with a
-pause after each batch, so that an epoch lasts about as long as is asked for. What counts is
-how many shards of an epoch's snapshot were not in the reader's snapshot before: the mean
+pause after each batch, so that an epoch lasts about as long as requested. The figure is
+the share of an epoch's shards that were not in the reader's previous snapshot: the mean
 over epochs and readers. Without retiring ahead, which the service is deprived of in a
 process of this benchmark, only shards may go that no reader holds at that moment.
 """
@@ -41,7 +41,7 @@ BEGIN, END = "<!-- refreshed: written by benchmarks/refreshed.py -->", "<!-- ref
 
 
 class Refreshed(NamedTuple):
-    """What the readers of one service saw.
+    """The figures of the readers of one service.
 
     Attributes:
         framework: of the readers.

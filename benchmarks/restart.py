@@ -33,7 +33,7 @@ LONGEST_LIFE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is restarted.
+    """The size of the source and of the cache of a restarted service.
 
     Attributes:
         objects: in the listing.
@@ -141,7 +141,7 @@ def import_seconds() -> float:
 
 
 def measure(service: Service, rounds: int) -> list[tuple[float, float, float]]:
-    """Kill and start it so often; return (imports, written, draw) of each start."""
+    """Kill and start it once per round; return (imports, written, draw) of each start."""
     child, found = service.start(), []
     service.first_draw(child)
     for _ in range(rounds):

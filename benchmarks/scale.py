@@ -1,8 +1,8 @@
 """Where the design ends: 1 to 1,000 nodes on one bucket, up to 10^12 samples; docs/deploy/scale.md is written by this.
 
-Four tables. What a node's own structures cost is measured here, on the real population, lanes and permutation. What
-resizes cost is counted: every node draws a whole pass, part by part. What the bucket sees is simulated
-(`benchmarks/scale_model.py`) with the service's own decisions. What a listing costs follows from the sizes of pages and
+Four tables. The cost of a node's own structures is measured here, on the real population, lanes and permutation. The
+cost of resizes is counted: every node draws a whole pass, part by part. The load on the bucket is simulated
+(`benchmarks/scale_model.py`) with the service's own decisions. The cost of a listing follows from the sizes of pages and
 parts. Seconds are CPU time of this process, so a busy machine changes little.
 """
 

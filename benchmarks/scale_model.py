@@ -91,21 +91,21 @@ class Node:
         self.draws = Draws(0, self.sizing, notes=self.notes)
 
     def join(self, nodes: int, own_parts: int | None = None) -> None:
-        """Become one of so many nodes."""
+        """Become one of this number of nodes."""
         lanes = owned_lanes(self.number, nodes)
         strata = self.population.strata(self.objects, lanes, own_parts)
         self.editions.append(DrawnEdition(len(self.editions), self.groups, strata, lanes))
         self.draws.add(self.editions[-1])
 
     def start(self, nodes: int, own_parts: int, groups: int) -> None:
-        """Go on after so many groups, as a service that starts again does."""
+        """Go on after this number of groups, as a restarted service does."""
         self.join(nodes, own_parts)
         self.draws.recall()
         self.groups = groups
         self.draw(1)
 
     def draw(self, most: float) -> None:
-        """Draw until so many parts more were drawn, or the first pass ends."""
+        """Draw until at least this number of further parts is drawn, or the first pass ends."""
         count = 0
         while count < most:
             try:
@@ -121,7 +121,7 @@ class Node:
 
     @property
     def reported_twice(self) -> int:
-        """What `growcache status` shows as moved."""
+        """The number that `growcache status` shows as moved."""
         try:
             return self.draws.moved(self.groups)[0]
         except LookupError:
@@ -130,7 +130,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """What a change of the number of nodes costs, as shares of the population."""
+    """The cost of a change of the number of nodes, as shares of the population."""
 
     phases: tuple[int, ...]
     moved: float  # lanes that change their owner at the first change
@@ -234,7 +234,7 @@ def world(deployment: Deployment, share: float = 1.0) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What N nodes do to the bucket, and what training sees, an hour after the start."""
+    """The load of N nodes on the bucket, and its effect on training, an hour after the start."""
 
     gets_per_second: float
     bytes_per_second: float
@@ -245,7 +245,7 @@ class Load:
 
 
 def seconds_until(run: Run, parts: float) -> float:
-    """Return when a run has drawn so many parts."""
+    """Return the time at which a run has drawn this number of parts."""
     low, high = 0.0, 1e10
     while high - low > 1e-4 * high:
         middle = (low + high) / 2

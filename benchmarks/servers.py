@@ -79,7 +79,7 @@ def running_server(kind: str = "auto") -> Iterator[Server]:
     Args:
         kind: ``juicefs``, ``moto``, ``auto`` (juicefs where it is installed) or ``nginx``.
     """
-    # A benchmark that is told to end must unwind, or the server outlives it.
+    # On SIGTERM a benchmark must unwind, because otherwise the server outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if kind == "auto":
         kind = "juicefs" if juicefs() else "moto"

@@ -1,8 +1,8 @@
 """How well windows of a number of shards shuffle a pass, and what the window costs.
 
 Quality is that of the real plan, over a cache of which every shard is a random mixture, with
-samples of objects in visits of four, dealt over groups of four shards. It is told against a
-permutation of all samples, in six figures: the correlation of position and age; how often
+samples of objects in visits of four, dealt over groups of four shards. Six figures compare it with
+a permutation of all samples: the correlation of position and age; how often
 two consecutive samples are of one shard; how many pairs of one object meet in a batch, and
 how many pairs of a batch meet again in a batch of the next pass, both as multiples of what
 chance does; χ² of the ages in a batch, per degree of freedom; the largest difference between

@@ -11,13 +11,13 @@ threads and processes. Maps of shards are as many as the snapshot has shards, so
 without those. Anonymous ones the kernel merges and splits as they come; what is in them is
 counted as memory.
 
-What a loader keeps has a bound, to which it comes where a loop lets it: buffers for batches are
-made while all others are in use, up to twelve per field, and then go round. A loop that takes
-batches as fast as they come may need the eighth after hundreds of epochs. A first look before
-that would take it for a leak. So before the first look the cache has its full size, and
-the loop has stood still, holding batches of two blocks, until all was made that may be made
-ahead. From then on nothing may grow. Looks are taken between epochs, when the loader has come
-to rest.
+The memory of a loader is bounded, but reaches its bound only if the loop lets it. The loader makes
+a buffer for batches when all others are in use, up to twelve per field, and then reuses them. A
+loop that takes batches as fast as they come may need the eighth only after hundreds of epochs. A
+first look before that would take it for a leak. So before the first look the cache has its full
+size. The loop has also paused, holding batches of two blocks, until the loader had made all that
+it may make ahead. From then on nothing may grow. Looks are taken between epochs, when the loader
+is at rest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A service over 100,000 small shards with readers that come and go: what it keeps must not grow.
 
 `growcache run` draws shards of eight samples of 64 bytes from local files into a small cache that
-turns over many times. Beside it there are always three readers. Each goes through three epochs
+turns over many times. Three readers are always at work. Each goes through three epochs
 as one of five jobs; then it closes its loader, or is killed, or is killed after it gave a state,
 so that its shards stay protected for some seconds.
 
-Counted are the supervisor and its samplers (memory of their own, open files, threads), the
-index and its write-ahead log, the rows of its history, the leases, and all that lies under
-the cache. The first quarter is left out, in which the cache fills. Leases and the log come and go with
+Counted are the supervisor and its samplers (private memory, open files, threads), the
+index and its write-ahead log, the rows of its history, the leases, and all entries in
+the cache's folder. The first quarter is left out, because the cache fills then. Leases and the log come and go with
 readers and checkpoints, so their most is bounded instead of their growth.
 """
 
@@ -110,7 +110,7 @@ def processes(pid: int) -> list[int]:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the memory that nobody else has: anonymous, and page tables."""
+    """Return the bytes of a process's anonymous memory."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     values = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
     return 1024 * int(values["Anonymous"])

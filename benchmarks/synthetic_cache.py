@@ -52,7 +52,7 @@ class SyntheticCache(Filled):
     def add_thousands(self, numbers: Sequence[int], samples: int) -> None:
         """Commit many small shards of random samples in little time.
 
-        What is in them repeats, so that it is encoded only a few times.
+        Their contents repeat, so that only a few have to be encoded.
 
         Args:
             numbers: of the shards, ascending.

@@ -1,12 +1,12 @@
 """A made-up S3 bucket of any size, far away: listings and objects computed from the key.
 
 It stands in for a store that is too large to be filled for a benchmark (100,000 objects of 256 KiB are
-25 GB). What is real: HTTP/1.1 with keep-alive, ListObjectsV2 in pages of 1,000 keys that
-must be asked for one after the other, GET with ranges and If-Match, HEAD, ETags, and one
-round trip of latency before the first byte of every answer. Objects that are put are kept, and
-not listed. What is not: there is no
-bandwidth limit, no TLS, no authentication, the latency is a constant, and connecting costs
-no round trip. It measures how a client deals with round trips, not how fast it reads.
+25 GB). The server is real in these respects: HTTP/1.1 with keep-alive, ListObjectsV2 in pages of
+1,000 keys that a client must request one after the other, GET with ranges and If-Match, HEAD, ETags,
+and one round trip of latency before the first byte of every answer. It keeps objects that are put,
+but does not list them. It has no bandwidth limit, TLS or authentication; the latency is a constant,
+and connecting costs no round trip. It measures how a client deals with round trips, not how fast
+it reads.
 
 Run alone with ``python -m benchmarks.synthetic_s3 --objects 10000``; the first line on
 stdout is its endpoint. With ``--folders`` the objects are as those of a folder of images:

@@ -1,4 +1,4 @@
-"""What growcache.tensorflow delivers, against a pipeline of tf.data written by hand.
+"""The speed of growcache.tensorflow against a pipeline of tf.data written by hand.
 
 Both readers, native and gather, and the peer read the same shards; that they deliver the
 same samples is checked first. The peer is the best form known of what one would write:
@@ -95,7 +95,7 @@ def fill(root: Path, kind: Kind, total_bytes: int, shards: int) -> int:
     return shards * each
 
 
-# What one writes by hand
+# The pipeline by hand
 
 
 def by_hand(root: Path, kind: Kind, *, endless: bool) -> Any:
@@ -184,7 +184,7 @@ def aligned(nbytes: int) -> Any:
     return memory[start : start + nbytes]
 
 
-# What each process does
+# The work of each process
 
 
 class Feed:

@@ -89,7 +89,7 @@ class Passes:
         """Return whether one of these came in this pass already, so that this is the next."""
         before = self._number
         for label in labels:
-            # What is new belongs to the pass in which it first comes.
+            # A new label belongs to the pass in which it first comes.
             seen = self._seen[label] = self._seen.get(label, before - 1) + 1
             self._number = max(self._number, seen)
         return self._number > before

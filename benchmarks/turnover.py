@@ -53,7 +53,7 @@ def read(object: Any, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
 
 
 class Seen(NamedTuple):
-    """What one reader saw."""
+    """The figures of one reader."""
 
     reader: str
     samples: int

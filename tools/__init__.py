@@ -1,1 +1,1 @@
-"""What maintainers run: releases, and lists that are made from the code."""
+"""Programs for maintainers: releases, and lists that are made from the code."""

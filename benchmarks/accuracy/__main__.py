@@ -47,7 +47,7 @@ def main() -> None:
     if given.figures:
         write_evidence()
         return
-    # A benchmark that is told to end must unwind, or the service outlives it.
+    # On SIGTERM a benchmark must unwind, because otherwise its service outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in given.names or EXPERIMENTS:
         if not given.tables:

@@ -91,7 +91,7 @@ def frozen(place: Place, percent: int) -> AbstractContextManager[GrowingFeed]:
 
 
 def share(place: Place, percent: int) -> int:
-    """Return the number of windows that are so many percent of those for training."""
+    """Return this percentage of the windows for training, as a number of windows."""
     return len(place.task.training.labels) * percent // 100
 
 

@@ -1,4 +1,4 @@
-"""What margins.md claimed of E3 and E4 before the results, and what became of it."""
+"""The claims that margins.md made about E3 and E4 before the results, and their outcomes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the conversion to a loader's own format takes, which E1's loaders with such a format need before their first training.
+"""The time and disk space of a conversion to a loader's own format.
 
-Each loader writes all samples on the local disk, shuffled and uncompressed, in a process of its own. The time includes its
-imports. `python -m benchmarks.accuracy.conversion`.
+E1's loaders with such a format need it before their first training. Each loader writes all samples to the local disk,
+shuffled and uncompressed, in a separate process. The time includes its imports. `python -m benchmarks.accuracy.conversion`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all pictures of docs/evidence.md share: colours, a light ground that reads on dark pages too, intervals."""
+"""The style of the pictures in docs/evidence.md: colours, intervals, a light background that is legible on dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment consists of, and how its runs are made: seed by seed, each in a folder of its own."""
+"""The parts of an experiment, and how it makes its runs: seed by seed, each in a separate folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What an arm is given: data, an empty folder, the seed, and samples of a step."""
+    """The inputs of an arm: data, an empty folder, the seed, and the samples per step."""
 
     task: Task
     folder: Path
@@ -45,7 +45,7 @@ class Variant(NamedTuple):
 
 
 class Feed(Protocol):
-    """What a run trains on."""
+    """The batches that a run trains on, and their figures."""
 
     def batches(self) -> Iterator[Batch]:
         """Yield batches without end."""

@@ -1,4 +1,4 @@
-"""Runs of paced loops beside a slow link: the store, a run's program, and what it took of link, disk and memory.
+"""Runs of paced loops behind a slow link: the store, a run's program, and its use of link, disk and memory.
 
 The store is nginx. The link is a proxy before it (tests/servers/slowlink.py) that lets through its bytes per second
 and passes on each request 50 ms late, a link for each run. Runs may go side by side, because a paced loop mostly sleeps.
@@ -50,7 +50,7 @@ class Loader(NamedTuple):
 
 @dataclass
 class Cost:
-    """What a run took; bytes and requests of the link by time since the loader was opened.
+    """Link, disk and memory use of a run; the link's bytes and requests by time since the loader was opened.
 
     Attributes:
         sent: (monotonic seconds, bytes, requests) at every look.
@@ -69,13 +69,13 @@ class Cost:
 
 
 class Ran(NamedTuple):
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
-        record: of all of it; None if it failed, or hung until its time was over.
-        steps: those that were made in any case.
-        cost: what it took.
-        log: the end of what it said.
+        record: of the whole run; None if it failed, or hung until its time was over.
+        steps: all that it made, also if it failed.
+        cost: its use of link, disk and memory.
+        log: the end of its output.
     """
 
     record: Record | None
@@ -143,7 +143,7 @@ class Far:
         disk_bytes: int,
         meanwhile: Callable[[SlowLink], None] = lambda link: None,
     ) -> Ran:
-        """Make a run; `meanwhile` is called every so often once the loader is opened."""
+        """Make a run; `meanwhile` is called repeatedly once the loader is open."""
         with (
             tempfile.TemporaryDirectory(prefix="accuracy-") as scratch,
             slowlink(
@@ -217,7 +217,7 @@ def _watched(
 
 
 def steps_in(result: Path) -> list[Step]:
-    """Return the whole lines of the steps beside a result, whether it is there or not."""
+    """Return the complete lines of a result's file of steps, whether the result exists or not."""
     file = result.with_suffix(".steps")
     lines = file.read_text("utf-8").split("\n")[1:-1] if file.exists() else []
     fields = (line.split() for line in lines)

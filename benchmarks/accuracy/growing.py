@@ -65,7 +65,7 @@ class GrowingFeed:
             self.disk_bytes = max(self.disk_bytes, allocated_tree(self.cache))
 
     def _wait_for_link(self, wanted: float) -> None:
-        """Wait until so many samples were drawn, or samplers wait for training to use what is cached."""
+        """Wait until the samplers have drawn the wanted samples, or wait for training to use the cached ones."""
         began = time.time()
         while read_index(self.cache).totals.drawn < wanted:
             time.sleep(POLL_SECONDS)

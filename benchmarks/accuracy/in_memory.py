@@ -1,4 +1,4 @@
-"""What growcache is compared with that has no cache: full data in memory, and data echoing."""
+"""Arms without a cache that growcache is compared with: full data in memory, and data echoing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs are measured by: how two of them differ, and by how much an arm may be worse."""
+"""The metrics of runs: how two runs differ, and by how much an arm may be worse."""
 
 from __future__ import annotations
 

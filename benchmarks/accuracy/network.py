@@ -41,7 +41,7 @@ LOADERS = {name: loader for name, loader in (ARMS | RIVALS).items() if name != "
 
 
 class Second(NamedTuple):
-    """What a loader did in a second.
+    """A loader's figures for one second.
 
     Attributes:
         arm: name of the loader.

@@ -23,7 +23,7 @@ LAST_POINTS = 3  # whose mean is the final value of a run
 
 
 class Run(NamedTuple):
-    """What identifies a run in a results file."""
+    """The key of a run in a results file."""
 
     experiment: str
     arm: str

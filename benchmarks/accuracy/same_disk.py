@@ -1,4 +1,4 @@
-"""E2's growing caches beside frozen subsets on the same disk, and effective samples as what predicts a loss."""
+"""E2's growing caches against frozen subsets on the same disk, and effective samples as a predictor of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of an experiment show: paired differences, their intervals, and verdicts by a margin."""
+"""Statistics of an experiment's runs: paired differences, their intervals, and verdicts by a margin."""
 
 from __future__ import annotations
 

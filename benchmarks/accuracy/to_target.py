@@ -1,4 +1,4 @@
-"""E1: time, egress and disk to a target, beside a link that brings a tenth or a third of what training consumes.
+"""E1: time, egress and disk to a target, over a link that delivers a tenth or a third of what training consumes.
 
 The task is `fragments`. A step takes 40 ms, as on an accelerator, and consumes 64 windows of 4 KiB: 6.6 MB/s. Arms: growcache
 with its defaults and a bound of a tenth of the data; the same with `eviction: none`, a frozen subset; all data in
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def make_all(far: Far, wanted: list[Planned], plan: Plan, results: Path, jobs: int) -> None:
-    """Make the runs, so many side by side; one that fails is named, and left for the next time."""
+    """Make the runs, `jobs` at a time; a run that fails is named, and left for the next time."""
     convert(far, [one.loader for one in wanted])
     writing = threading.Lock()
     with ThreadPoolExecutor(jobs) as pool:

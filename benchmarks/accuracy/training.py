@@ -1,4 +1,4 @@
-"""A training loop that evaluates on held-out samples every so many steps, the same for every arm."""
+"""A training loop that evaluates on held-out samples at regular steps, the same for every arm."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bits_per_byte(model: nn.Module, test: Batch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What all arms of an experiment share but for their data."""
+    """The settings that all arms of an experiment share; only their data differ."""
 
     steps: int
     evaluate_every: int

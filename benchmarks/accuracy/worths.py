@@ -1,4 +1,4 @@
-"""What the samples of E3's arms are worth by prediction, and whether accuracy orders the arms as that does."""
+"""The predicted worth of the samples of E3's arms, and whether accuracy ranks the arms in the same order."""
 
 from __future__ import annotations
 

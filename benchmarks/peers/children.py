@@ -28,7 +28,7 @@ QUIET = {
 
 
 class ContestantError(Exception):
-    """A contestant could not do what it was told; the message says why."""
+    """A contestant failed at its task; the message gives the reason."""
 
 
 class GoneError(ContestantError):

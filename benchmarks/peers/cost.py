@@ -1,4 +1,4 @@
-"""What a process and its descendants cost, and how free its GIL is."""
+"""The CPU cost of a process and its descendants, and how free its GIL is."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ticks_alone(seconds: float = 0.2) -> float:
 
 
 def spin(seconds: float) -> int:
-    """Hold the GIL for so long, as a step of pure Python does; return the work done."""
+    """Hold the GIL for this many seconds, as a step of pure Python does; return the work done."""
     done, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         done += 1

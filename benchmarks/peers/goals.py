@@ -1,7 +1,7 @@
-"""What must be shown, and whether it was.
+"""The goals of growcache against its peers, and whether it met them.
 
-Of growcache the gaps between epochs count, of the others they do not: it delivers several
-batches at once, and waits for the first of them, which in each epoch would be left out.
+The gaps between epochs count for growcache, but not for the others. It delivers several batches
+at once and waits for the first, so without the gaps its wait in each epoch would be left out.
 """
 
 from __future__ import annotations

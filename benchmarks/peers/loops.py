@@ -86,7 +86,7 @@ class Walk:
 
 @dataclass(slots=True)
 class Record:
-    """What is remembered of the batches of the timed part."""
+    """A record of the batches of the timed part."""
 
     epochs: list[int] = field(default_factory=list)
     received: list[float] = field(default_factory=list)
@@ -168,7 +168,7 @@ def prove(case: Case, labels: list[Array], *, whole: bool) -> None:
 
 
 def timed(walk: Walk, case: Case, seconds: float, steps: bool) -> dict[str, Any]:
-    """Take batches for so long, and return what came, and at what cost."""
+    """Take batches for this many seconds; return their figures and their cost."""
     record, cpu, began = Record(), cpu_seconds(), time.perf_counter()
     start, opened = began, walk.epochs
     while time.perf_counter() - began < seconds or len(record.waits) < LEAST_BATCHES:

@@ -1,4 +1,4 @@
-"""What rounds left behind: files of one case each, to which several runs may add; medians."""
+"""The results of rounds: one file per case, to which several runs may add, and medians."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def running(
                 child.ready()
             yield children
         finally:
-            for child in children:  # all at once, for libraries take seconds to end
+            for child in children:  # all at once, because libraries take seconds to end
                 child.end()
 
 

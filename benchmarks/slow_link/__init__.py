@@ -1,4 +1,4 @@
-"""The exposed wait of a training loop beside a link that is ten times too slow.
+"""The exposed wait of a training loop over a link that is ten times too slow.
 
 A loop consumes 100 MB/s: batches of 4 MB, 40 ms each. Its store is nginx in another network
 namespace, behind a link of 10 MB/s (``tc tbf``). The loop sleeps for a step, as it does while a

@@ -76,7 +76,7 @@ class Bench:
 
     @contextmanager
     def child(self, command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a program beside the trainer's end of the link."""
+        """Run a program at the trainer's end of the link."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         inside = self.link.inside(self.link.trainer, command)
         with log.open("wb") as sink:

@@ -1,4 +1,4 @@
-"""What a loop's file says about its waits."""
+"""The waits of a loop, read from its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""growcache, whose service fills the cache beside the loop."""
+"""growcache, whose service fills the cache while the loop runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The program of a run: `python -m benchmarks.accuracy.paced.loop ARM PLACE PLAN RESULT`, or `write ARM SAMPLES FOLDER`.
 
 The clock begins when the loader is opened, with everything imported, and covers the start of workers and services.
-A step takes its pace, or longer if it computes longer, which is counted as `late_seconds`. Weights are kept every so many
-steps and judged after the run, so evaluation gives no loader time to catch up.
+A step takes its pace, or longer if it computes longer, which is counted as `late_seconds`. The loop keeps its weights at
+regular steps and evaluates them after the run, so evaluation gives no loader time to catch up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Record:
-    """What a run was like; times are seconds since the loader was opened."""
+    """The record of a run; times are seconds since the loader was opened."""
 
     began: float
     steps: list[Step] = field(default_factory=list)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# Importing it imports torchvision, whose wheels lack two operators beside a torch for the CPU.
+# Streaming imports torchvision, whose wheels lack two operators with a CPU build of torch.
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

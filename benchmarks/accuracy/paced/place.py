@@ -1,4 +1,4 @@
-"""What a loader is given, and the client options that they share."""
+"""The inputs of a loader, and the client options that loaders share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Place:
 
     Attributes:
         endpoint: URL of the S3 server behind the link.
-        samples: a local .npz of all samples in random order, for what needs no store.
+        samples: a local .npz of all samples in random order, used where no store is needed.
         table: a local CSV of the raw objects' labels.
         folder: an empty one, for the loader's own files.
         disk_bytes: how many bytes it may keep there; buffers in memory hold as many.

@@ -1,4 +1,4 @@
-"""What several contestants share: torch's DataLoader, and batches as tensors."""
+"""Code that several contestants share: torch's DataLoader, and batches as tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from benchmarks.noise import Array
 from benchmarks.peers.cases import BATCH, Case
 
-# What a loader reads is never written to, so torch's remark on read-only memory is idle.
+# Loaders never write to the memory they read, so torch's warning about read-only memory does not apply.
 warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
 
 

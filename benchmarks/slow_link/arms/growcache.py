@@ -1,4 +1,4 @@
-"""growcache over a cache that a service fills beside it."""
+"""growcache over a cache that a service fills meanwhile."""
 
 from __future__ import annotations
 
