@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from growcache.cache.cache import Cache
 from growcache.cache.files import CacheLayout
 from growcache.cache.index import reader
 from growcache.cache.index.reader import read_index
+from growcache.errors import CacheError
 from tests.cache.making import add, opened
 from tests.forked import ended, exits_with, fork
 
@@ -114,3 +116,33 @@ def test_what_is_missing_is_told_without_a_list_of_all_that_was_drawn(tmp_path: 
 
 def prune(cache: Cache) -> None:
     cache.index_writer.write(lambda: cache.index_writer.index.prune_deleted(0))
+
+
+@pytest.fixture
+def closed_index(short_path: Path) -> Path:
+    """A cache whose index cannot be opened, as if the writer had not given it to the group yet."""
+    with opened(short_path / "cache") as cache:
+        add(cache, 0)
+    index = CacheLayout(short_path / "cache").index
+    index.rename(short_path / "saved")
+    with socket.socket(
+        socket.AF_UNIX
+    ) as in_the_way:  # not a mode, because root opens every file
+        in_the_way.bind(str(index))
+    return index
+
+
+def test_an_index_that_cannot_be_opened_yet_is_waited_for(closed_index: Path) -> None:
+    saved = closed_index.parent.with_name("saved")
+    comes = threading.Timer(0.3, saved.replace, [closed_index])
+    comes.start()
+    assert [row.number for row in read_index(closed_index.parent).shards] == [0]
+    comes.join()
+
+
+def test_an_index_that_cannot_be_opened_at_all_is_an_error(
+    closed_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "OPENING_SECONDS", 0.05)
+    with pytest.raises(CacheError, match="unable to open"):
+        read_index(closed_index.parent)

@@ -12,6 +12,7 @@ import json
 import operator
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -157,6 +158,10 @@ def read_sealed_tables(connection: sqlite3.Connection) -> SealedTables:
 
 
 BUSY_SECONDS = 10.0
+# In a shared folder, the index and its log belong to the writer's user alone at first.
+# Only then the group gets access.
+OPENING_SECONDS = 2.0
+_OPENING_PAUSE_SECONDS = 0.02
 
 
 _SEQ = operator.attrgetter("seq")
@@ -406,12 +411,32 @@ def connect_read_only(layout: CacheLayout) -> sqlite3.Connection:
         )
     if layout.index.with_name(layout.index.name + "-journal").exists():
         _roll_back(layout)
+    deadline = time.monotonic() + OPENING_SECONDS
+    while True:
+        try:
+            return _opened_read_only(layout)
+        except sqlite3.OperationalError as error:
+            if not layout.index.exists():
+                raise CacheMissingError(
+                    f"the cache at {layout.directory} was removed"
+                ) from None
+            if not _cannot_open(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_OPENING_PAUSE_SECONDS)
+
+
+def _opened_read_only(layout: CacheLayout) -> sqlite3.Connection:
+    connection = _connect(layout, "ro")
     try:
-        return _connect(layout, "ro")
-    except sqlite3.OperationalError:
-        if layout.index.exists():
-            raise
-        raise CacheMissingError(f"the cache at {layout.directory} was removed") from None
+        connection.execute("PRAGMA schema_version").fetchall()  # opens the log, too
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _cannot_open(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
 
 
 def _roll_back(layout: CacheLayout) -> None:
