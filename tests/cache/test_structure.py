@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlite_utils import Database
 
 from growcache.cache.check import check, repair
+from growcache.cache.files import CacheLayout
+from growcache.cache.index.database import IndexFile
 from growcache.cache.index.migrations import migrations
 from growcache.cache.index.reader import (
     read_editions,
@@ -31,7 +34,7 @@ from growcache.cache.index.schema import (
 )
 from growcache.cache.side_files import Edition
 from growcache.cache.status import read_status
-from growcache.errors import CachePathError
+from growcache.errors import CacheError, CachePathError
 from tests.cache.making import add, opened
 
 
@@ -143,6 +146,16 @@ def test_an_index_of_a_newer_version_is_refused_and_stays(tmp_path: Path) -> Non
         with pytest.raises(CachePathError, match=message):
             read(root)
     assert read_bytes(root) == before
+
+
+def test_an_index_that_is_refused_is_closed(tmp_path: Path) -> None:
+    layout = CacheLayout(tmp_path)
+    with closing(sqlite3.connect(layout.index)) as connection:
+        connection.execute("CREATE TABLE shards (number)")
+    with pytest.raises(CacheError) as refused:
+        IndexFile.open(layout)
+    assert str(layout.index) not in [file.path for file in psutil.Process().open_files()]
+    del refused  # until here it holds the frames, and with them a connection that is open
 
 
 def read_bytes(root: Path) -> dict[str, bytes]:

@@ -36,7 +36,8 @@ def begun(run):
 def run(program: str, complaint: str = "") -> str:
     """Return what a program prints, which must end well, and complain of nothing else."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program],
+        # Python 3.12 and newer deprecate a fork of a process with threads, which is tried here.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + program],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,

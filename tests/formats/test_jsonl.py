@@ -43,7 +43,8 @@ def only(text: str | bytes, options: dict[str, Any] | None = None) -> dict[str, 
         ),
         max_size=12,
     ),
-    st.binary(max_size=3).map(lambda b: b.replace(b"\n", b"_")),
+    # No gzip, which would be refused.
+    st.binary(max_size=3).map(lambda b: b.translate(bytes.maketrans(b"\n\x1f", b"__"))),
     st.integers(1, 9),
 )
 def test_each_line_is_of_one_part(

@@ -22,6 +22,8 @@ NEVER = {
     "os.fork",
     "marshal.loads",
 }
+# Python 3.13 and newer also load their built-in modules so.
+IMPORTS = {"<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
 MARK = "EVIL"  # what hostile objects contain
 
 
@@ -55,7 +57,7 @@ def _text(event: str, arguments: tuple[Any, ...]) -> str:
 def _importing() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap_external>":
+        if frame.f_code.co_filename in IMPORTS:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -55,30 +55,38 @@ class IndexFile:
     @classmethod
     def open(cls, layout: CacheLayout) -> Self:
         """Open or create the index, and apply migrations. May raise CacheError."""
-        from sqlite_utils import Database  # readers do not need it, nor its 0.2 s
-
-        from growcache.cache.index.migrations import migrations
-
         try:
             _create_file(layout)
             connection = sqlite3.connect(
                 layout.index, timeout=BUSY_SECONDS, isolation_level=None
             )
-            match tables_state(connection):
-                case "damaged":
-                    raise damaged_index_error(layout, WRONG_TABLES)
-                case "newer":
-                    raise newer_index_error(layout)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() checkpoints
-            connection.execute("PRAGMA temp_store = MEMORY")
-            # So that purged keys leave the file, too.
-            connection.execute("PRAGMA secure_delete = ON")
-            index = cls(layout, Database(connection))
-            migrations.apply(index._db)
+            try:
+                return cls._set_up(layout, connection)
+            except BaseException:
+                connection.close()
+                raise
         except (*SQLITE_ERRORS, TypeError) as error:
             raise index_error(layout, error) from error
+
+    @classmethod
+    def _set_up(cls, layout: CacheLayout, connection: sqlite3.Connection) -> Self:
+        from sqlite_utils import Database  # readers do not need it, nor its 0.2 s
+
+        from growcache.cache.index.migrations import migrations
+
+        match tables_state(connection):
+            case "damaged":
+                raise damaged_index_error(layout, WRONG_TABLES)
+            case "newer":
+                raise newer_index_error(layout)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # maintain() checkpoints
+        connection.execute("PRAGMA temp_store = MEMORY")
+        # So that purged keys leave the file, too.
+        connection.execute("PRAGMA secure_delete = ON")
+        index = cls(layout, Database(connection))
+        migrations.apply(index._db)
         return index
 
     @contextmanager
