@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from tests.ragged import SCHEMAS, ragged_cache
 
 
 @pytest.fixture
-def filled(tmp_path: Path) -> Filled:
-    made = Filled(tmp_path / "cache")
-    made.add(0, 1, 2, 5)
-    return made
+def filled(tmp_path: Path) -> Iterator[Filled]:
+    with Filled(tmp_path / "cache") as made:
+        made.add(0, 1, 2, 5)
+        yield made
 
 
 def names_in(path: Path) -> list[int]:
