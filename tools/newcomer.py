@@ -1,9 +1,8 @@
 """Walk through the documentation as a newcomer, and print how long each step took: ``make walk``.
 
 The steps follow README.md and the pages that it names, in a fresh clone and a fresh virtual environment: the demo, then
-recordings in S3 with a table of labels, cut into windows and split by subject, in PyTorch, in Keras and as a Slurm job. The
-bucket is on an S3 server of this machine; the environment of this program starts it. A step without its
-requirements is skipped, and the table says so.
+recordings in S3 with a table of labels, cut into windows and split by subject, in PyTorch, in Keras and as a Slurm job. This
+program starts the S3 server. A step whose requirements are missing is skipped, and the table says so.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class Walk:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The newcomer's: the virtual environment is active, and the credentials are exported."""
+        """The variables of the newcomer's shell: an active virtual environment, and credentials."""
         kept = {
             name: value
             for name, value in os.environ.items()
