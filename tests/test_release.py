@@ -74,6 +74,19 @@ def test_an_artefact_holds_what_git_tracks_and_nothing_else() -> None:
     )
 
 
+def test_the_wheel_has_the_notebooks_of_the_tutorials_and_no_other_page() -> None:
+    tracked = [*release.LICENCES, "docs/tutorials/eeg.ipynb", "docs/tutorials/index.md"]
+    info = "growcache-1.0.dist-info"
+    wheel = [release.LICENCES[1], *(f"{info}/licenses/{name}" for name in release.LICENCES)]
+    notebook = "growcache/tutorials/eeg.ipynb"
+    assert release.wheel_problems("1.0", [*wheel, notebook], tracked) == []
+    assert release.wheel_problems("1.0", wheel, tracked) == [f"the wheel lacks {notebook}"]
+    other = "growcache/tutorials/other.ipynb"
+    assert release.wheel_problems("1.0", [*wheel, notebook, other], tracked) == [
+        f"the wheel should not have {other}"
+    ]
+
+
 def test_two_builds_are_compared_by_name_and_by_bytes(tmp_path: Path) -> None:
     builds = []
     for folder, contents in (("one", b"1"), ("two", b"2")):
