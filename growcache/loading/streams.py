@@ -22,12 +22,7 @@ from growcache.errors import CorruptShardError, GrowcacheError
 from growcache.loading.framework import Integers
 from growcache.loading.options import LoaderOptions
 from growcache.loading.snapshot import Snapshot
-from growcache.loading.snapshot_choice import (
-    SnapshotChoice,
-    choose_shards,
-    take_snapshot,
-    wait_for_pass,
-)
+from growcache.loading.snapshot_choice import choose_shards, take_new_snapshot, wait_for_pass
 from growcache.loading.waiting import WaitControl, in_a_generation
 from growcache.loading.windows import plan_snapshot
 from growcache.threads import DaemonThread, Future
@@ -71,8 +66,8 @@ def open_stream_pass(
     watch = watch or WaitControl(threading.Event(), lambda: False)
 
     def attempt() -> Snapshot | None:
-        choice = wait_for_stream(options, min_samples, watch)
-        return None if watch.stopped() else take_snapshot(options, watch, choice)
+        view = wait_for_pass(options, min_samples, watch)
+        return None if watch.stopped() else take_new_snapshot(options, watch, view)
 
     while True:
         snapshot = in_a_generation(options.root, attempt)
@@ -86,12 +81,10 @@ def open_stream_pass(
         snapshot.close()  # all of it was evicted between two looks
 
 
-def wait_for_stream(
-    options: LoaderOptions, min_samples: int, watch: WaitControl | None = None
-) -> SnapshotChoice:
-    watch = watch or WaitControl(threading.Event(), lambda: False)
+def wait_for_stream(options: LoaderOptions, min_samples: int) -> None:
+    watch = WaitControl(threading.Event(), lambda: False)
     view = wait_for_pass(options, min_samples, watch)
-    return SnapshotChoice(view) if watch.stopped() else choose_shards(options, watch, view)
+    choose_shards(options.at_generation(view.root), watch, view)
 
 
 class ShardStream:

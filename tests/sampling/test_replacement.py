@@ -33,6 +33,8 @@ from growcache.config import CacheConfig
 from growcache.errors import CacheMissingError
 from growcache.loading import snapshot_choice
 from growcache.loading.maps import MapPool
+from growcache.loading.options import LoaderOptions
+from growcache.loading.streams import open_stream_pass
 from growcache.loading.waiting import chosen_generation
 from growcache.numpy import EpochLoader
 from growcache.sampling.serve import STOP_SECONDS
@@ -438,6 +440,22 @@ def test_a_generation_that_ends_before_its_lease_is_no_error(
     with EpochLoader(cache, batch_size=1, min_samples=1, gather="thread") as loader:
         next(iter(loader))
         assert loader.report.generation == 1
+
+
+def test_a_stream_reads_the_old_generation_until_the_new_one_has_enough(tmp_path: Path) -> None:
+    """A slow link leaves the newest with too few samples for longer than any retry."""
+    cache = tmp_path / "cache"
+    with opened(cache) as plain:
+        add(plain, 0)
+        add(plain, 1)
+        enough = plain.totals().samples
+    begin_generation(cache, any_owner=False)
+    with opened(cache / "generation-1") as newest:
+        add(newest, 0)
+    options = LoaderOptions(cache, batch_size=1, min_samples=enough)
+    opened_pass = open_stream_pass(options, 0, min_samples=1)
+    assert sum(row.samples for row in opened_pass.rows) == enough
+    opened_pass.snapshot.close()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 90))
