@@ -59,9 +59,9 @@ def fill_index(root: Path, shards: int, span: int, now: float) -> None:
         columns = [row[1] for row in index.execute("PRAGMA table_info(shards)")]
         copied = [{"number": "n", "seq": "n", "group_number": "n"}.get(c, c) for c in columns]
         index.execute(
-            "WITH RECURSIVE every(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM every WHERE n + 1 < ?1) "
+            "WITH RECURSIVE every(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM every WHERE n + 1 < ?) "
             f"INSERT OR IGNORE INTO shards SELECT {', '.join(copied)} FROM every "
-            "JOIN shards ON number = n - n % ?2",
+            "JOIN shards ON number = n - n % ?",
             [shards, REAL_EVERY],
         )
         index.execute(
