@@ -41,7 +41,8 @@ from growcache.cache.folders import (
     open_folder,
     remove_entry,
 )
-from growcache.cache.index.reader import IndexContents, read_contents, read_index
+from growcache.cache.index.contents import IndexContents, read_contents
+from growcache.cache.index.reader import read_index
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases, survey_leases

@@ -40,8 +40,8 @@ from growcache.cache.folders import (
     own_and_foreign_names,
     remove_entry,
 )
-from growcache.cache.index.reader import has_our_tables
 from growcache.cache.index.schema import MOST_PATH_BYTES
+from growcache.cache.index.structure import has_our_tables
 from growcache.cache.locks import FileLock, LockedError, close_owned, lock_holder, open_owned
 from growcache.cache.side_files import read_identity
 from growcache.cache.sidecar import Sidecar

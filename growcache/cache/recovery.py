@@ -43,7 +43,7 @@ from growcache.cache.folders import (
     remove_entry,
     remove_shard,
 )
-from growcache.cache.index.reader import DeletedRange, IndexContents
+from growcache.cache.index.contents import DeletedRange, IndexContents
 from growcache.cache.index.schema import ShardState, ShardTableRow
 from growcache.cache.index.writer import IndexDatabase
 from growcache.cache.lease_views import remove_torn_leases

@@ -11,12 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from growcache.cache.files import CacheLayout, generation_paths
-from growcache.cache.index.reader import (
-    IndexView,
-    all_digests,
-    max_lease_bytes,
-    read_index,
-)
+from growcache.cache.index.reader import IndexView, all_digests, max_lease_bytes, read_index
 from growcache.cache.index.schema import ShardRow
 from growcache.cache.lease_views import LeaseCounters, RankNote, protected_shards, read_leases
 from growcache.cache.locks import is_locked

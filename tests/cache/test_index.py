@@ -13,7 +13,7 @@ import pytest
 from growcache.cache import commit
 from growcache.cache.cache import Cache
 from growcache.cache.files import CacheLayout
-from growcache.cache.index import reader
+from growcache.cache.index import connection as index_connection
 from growcache.cache.index.reader import read_index
 from growcache.errors import CacheError
 from tests.cache.making import add, opened
@@ -22,7 +22,7 @@ from tests.forked import ended, exits_with, fork
 
 @pytest.mark.mutant(
     15,
-    "growcache.cache.index.reader:reading_index",
+    "growcache.cache.index.connection:reading_index",
     "with fork_lock(), closing(connect_read_only(layout)) as connection:\n    yield connection",
     "for connection in [connect_read_only(layout)]:\n    yield connection",
 )
@@ -30,13 +30,13 @@ def test_every_look_has_a_connection_of_its_own_that_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that stays open keeps its picture, and keeps the log from being cut."""
-    connect, made = reader.connect_read_only, []
+    connect, made = index_connection.connect_read_only, []
 
     def noted(layout: CacheLayout) -> sqlite3.Connection:
         made.append(connect(layout))
         return made[-1]
 
-    monkeypatch.setattr(reader, "connect_read_only", noted)
+    monkeypatch.setattr(index_connection, "connect_read_only", noted)
     with opened(tmp_path / "cache") as cache:
         add(cache, 0)
         add(cache, 1)
@@ -143,6 +143,6 @@ def test_an_index_that_cannot_be_opened_yet_is_waited_for(closed_index: Path) ->
 def test_an_index_that_cannot_be_opened_at_all_is_an_error(
     closed_index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "OPENING_SECONDS", 0.05)
+    monkeypatch.setattr(index_connection, "OPENING_SECONDS", 0.05)
     with pytest.raises(CacheError, match="unable to open"):
         read_index(closed_index.parent)

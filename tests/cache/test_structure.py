@@ -13,16 +13,10 @@ from sqlite_utils import Database
 
 from growcache.cache.check import check, repair
 from growcache.cache.files import CacheLayout
+from growcache.cache.index.contents import verified_contents
 from growcache.cache.index.database import IndexFile
 from growcache.cache.index.migrations import migrations
-from growcache.cache.index.reader import (
-    read_editions,
-    read_index,
-    read_sealed_tables,
-    table_columns,
-    tables_state,
-    verified_contents,
-)
+from growcache.cache.index.reader import read_editions, read_index
 from growcache.cache.index.schema import (
     MIGRATION_NAMES,
     SEAL_META,
@@ -32,6 +26,7 @@ from growcache.cache.index.schema import (
     ShardTableRow,
     row_seal,
 )
+from growcache.cache.index.structure import read_sealed_tables, table_columns, tables_state
 from growcache.cache.side_files import Edition
 from growcache.cache.status import read_status
 from growcache.errors import CacheError, CachePathError

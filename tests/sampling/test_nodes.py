@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.reader import read_editions, reading_index
+from growcache.cache.index.connection import reading_index
+from growcache.cache.index.reader import read_editions
 from growcache.cache.side_files import Edition
 from growcache.cache.side_files import read_editions as read_side_file
 from growcache.cache.status_model import MovedStatus

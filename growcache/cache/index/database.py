@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from growcache.cache.files import CacheLayout, allocated
-from growcache.cache.index.reader import (
+from growcache.cache.index.connection import (
     BUSY_SECONDS,
-    SQLITE_ERRORS,
-    WRONG_TABLES,
     damaged_index_error,
     newer_index_error,
+)
+from growcache.cache.index.contents import verified_contents
+from growcache.cache.index.schema import SEAL_META
+from growcache.cache.index.structure import (
+    SQLITE_ERRORS,
+    WRONG_TABLES,
     read_sealed_tables,
     tables_state,
-    verified_contents,
 )
-from growcache.cache.index.schema import SEAL_META
 from growcache.errors import CacheError, CacheFullError, IndexInDoubtError
 from growcache.modes import FILE_MODE, share_if_folder_is
 

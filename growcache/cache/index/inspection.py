@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from growcache.cache.files import CacheLayout
-from growcache.cache.index.reader import reading_index, unreadable_index_error
+from growcache.cache.index.connection import reading_index, unreadable_index_error
 from growcache.cache.index.schema import ShardState
 
 Column = npt.NDArray[np.int64]

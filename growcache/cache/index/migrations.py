@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sqlite_utils.migrations import Migrations
 
-from growcache.cache.index.reader import read_sealed_tables
 from growcache.cache.index.schema import SEAL_META, SHARD_COLUMNS, ShardTableRow, row_seal
+from growcache.cache.index.structure import read_sealed_tables
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

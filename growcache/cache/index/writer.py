@@ -13,8 +13,9 @@ from typing import Any
 
 from growcache.cache.files import CacheLayout
 from growcache.cache.history_thinning import move_jobs_on, records_to_drop
+from growcache.cache.index.contents import IndexContents
 from growcache.cache.index.database import IndexFile
-from growcache.cache.index.reader import IndexContents, read_editions
+from growcache.cache.index.reader import read_editions
 from growcache.cache.index.schema import (
     KEPT_JOBS,
     SHARD_COLUMNS,
@@ -142,7 +143,7 @@ class IndexDatabase(IndexFile):
     def _leave_range(self, number: int, samples: int) -> int:
         """Remove a number from the ranges; return the samples that were counted for it."""
         row = self._connection.execute(
-            "SELECT * FROM deleted_ranges WHERE first <= ?1 AND last >= ?1", [number]
+            "SELECT * FROM deleted_ranges WHERE ? BETWEEN first AND last", [number]
         ).fetchone()
         left = split_range(row, number, samples)
         self._connection.execute("DELETE FROM deleted_ranges WHERE first = ?", [row[0]])
@@ -259,9 +260,9 @@ class IndexDatabase(IndexFile):
         for name, job, numbers, delivered in leases:
             rows = [(number,) for number in numbers]
             self._connection.executemany(
-                "INSERT INTO uses SELECT number, ?2, 1 FROM shards WHERE number = ?1 "
+                "INSERT INTO uses SELECT number, ?, 1 FROM shards WHERE number = ? "
                 "AND state < 2 ON CONFLICT DO UPDATE SET uses = uses + 1",
-                [(number, job) for number in numbers],
+                [(job, number) for number in numbers],
             )
             if delivered is not None:
                 self.add_totals(delivered=delivered)
