@@ -87,13 +87,19 @@ def links_of(path: Path) -> list[str]:
     return [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
 
 
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all notebooks, because `growcache demo --notebook` writes them into one."""
+    return tmp_path_factory.mktemp("tutorials")
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_trains_a_model_that_learns(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in NEEDS[path.stem]:
         pytest.importorskip(package)
@@ -107,5 +113,5 @@ def test_it_trains_a_model_that_learns(
         notebook,
         timeout=300,
         skip_cells_with_tag=SKIPPED,
-        resources={"metadata": {"path": str(tmp_path)}},
+        resources={"metadata": {"path": str(shared_folder)}},
     ).execute()
