@@ -85,7 +85,7 @@ def no_thread_stays() -> Iterator[None]:
     if loading_threads() - before:
         gc.collect()  # an error's traceback may hold its loader
     deadline = (
-        time.monotonic() + 20
+        time.monotonic() + 300
     )  # a loader that its own thread collects ends a little later
     while loading_threads() - before and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -38,7 +38,7 @@ def exits_with(code: Callable[[], int]) -> NoReturn:
         os._exit(1)
 
 
-def ended(child: int, seconds: float = 10.0) -> bool:
+def ended(child: int, seconds: float = 300) -> bool:
     """Whether a process ended well in time; one that did not is ended, and says where it was."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

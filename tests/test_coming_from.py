@@ -160,7 +160,7 @@ def run(program: str, name: str, home: Path) -> str:
         [sys.executable, script],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=300,
         cwd=home,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{home}"},
     )
@@ -176,7 +176,6 @@ def assert_trained(printed: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_half_of_growcache_runs(name: str, tmp_path: Path) -> None:
     if name in ("tf_data", "monai"):
@@ -186,7 +185,6 @@ def test_the_half_of_growcache_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_half_runs_where_its_library_is_installed(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(MODULES[name]) is None:

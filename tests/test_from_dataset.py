@@ -23,8 +23,6 @@ from growcache.numpy import EpochLoader
 from growcache.sampling.dataset_service import given_dataset
 from tests.sampling.services import status, wait_until
 
-pytestmark = pytest.mark.timeout(120)
-
 SMALL = {"cache": {"min_free": 0}, "sampling": {"shard_samples": 8}}
 
 
@@ -146,7 +144,7 @@ def test_a_dataset_of_a_script_needs_no_main_guard(tmp_path: Path, given: str) -
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -307,7 +305,7 @@ def test_ranks_that_start_at_once_share_one_service(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=100) for rank in ranks]
+    said = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     epochs = [[json.loads(line) for line in out.splitlines()] for out, _ in said]
     for one, other in zip(*epochs, strict=True):

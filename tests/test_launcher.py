@@ -140,5 +140,5 @@ def test_torchrun_says_it(tmp_path: Path) -> None:
         )
         for node in range(2)
     ]
-    said = [machine.communicate(timeout=60)[0].strip() for machine in machines]
+    said = [machine.communicate(timeout=300)[0].strip() for machine in machines]
     assert said == [f"{node}|2|torchrun (GROUP_RANK, GROUP_WORLD_SIZE)" for node in range(2)]

@@ -52,7 +52,6 @@ def here() -> list[Contestant]:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [TINY, RAGGED])
 def test_all_contestants_deliver_the_same_samples(case: Case, tmp_path: Path) -> None:

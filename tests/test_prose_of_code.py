@@ -14,8 +14,6 @@ from tests.test_prose import BANNED
 LEAST_WORDS = 4  # fewer are a name or a setting
 HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-pytestmark = pytest.mark.timeout(300)  # it reads all sources
-
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each string that is no docstring; of an f-string with … for its values.

@@ -17,8 +17,6 @@ FOLDERS = ("growcache", "examples", "deploy", "benchmarks", "tools")
 HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE_SPAN = re.compile(r"`+[^`]*`+")
 
-pytestmark = pytest.mark.timeout(300)  # it reads all sources
-
 
 def docstrings_of(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each docstring.

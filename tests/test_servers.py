@@ -24,4 +24,4 @@ def test_a_server_does_not_outlive_a_killed_run() -> None:
         assert run.stdout is not None
         server = int(run.stdout.readline())
         run.kill()
-    wait_until(lambda: not is_running(server), "the end of the server", 10)
+    wait_until(lambda: not is_running(server), "the end of the server")

@@ -13,7 +13,7 @@ import pytest
 from tests.browsers import Browser, missing, running_browser
 from tests.tables import DOCS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 SPHINX = ("-m", "sphinx", "--fresh-env", "--fail-on-warning", "--keep-going", "--quiet")
 # What a browser fetches by itself; links that a reader may follow are none of these.
 FETCHED = re.compile(
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("pydata_sphinx_theme")
     out = tmp_path_factory.mktemp("site")
     words = [*SPHINX, "-d", str(out / "doctrees"), "-b", "html", str(DOCS), str(out / "html")]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return out / "html"
 

@@ -274,13 +274,12 @@ def job(
         [sys.executable, *launcher, PROGRAM, name, cache.root, *more],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(PROGRAM.parent.parent)},
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["leave", "memory", "untouched", "forked"])
 @pytest.mark.parametrize("cache", ["tfrecord"], indirect=True)
 def test_a_job_ends_without_a_word(name: str, cache: Filled) -> None:
@@ -289,7 +288,6 @@ def test_a_job_ends_without_a_word(name: str, cache: Filled) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("cache", ["tfrecord"], indirect=True)
 def test_an_error_of_the_step_on_the_device_reaches_the_loop(cache: Filled) -> None:
     done = job("failing", cache)
@@ -300,7 +298,6 @@ def test_an_error_of_the_step_on_the_device_reaches_the_loop(cache: Filled) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 @pytest.mark.parametrize("cache", ["tfrecord"], indirect=True)
 def test_a_trainer(name: str, cache: Filled) -> None:
@@ -311,7 +308,6 @@ def test_a_trainer(name: str, cache: Filled) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("cache", ["tfrecord"], indirect=True)
 def test_two_ranks_on_one_gpu(cache: Filled, tmp_path: Path) -> None:
     done = job("ranks", cache, str(tmp_path), ranks=2)

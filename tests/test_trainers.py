@@ -23,7 +23,7 @@ from tests.train_with import BATCH, EPOCH_SAMPLES, EPOCHS, SAVED_STEP
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = Path(__file__).with_name("train_with.py")
 TRAINERS = ("lightning", "accelerate", "transformers")
 STATEFUL = ("lightning", "accelerate", "torchdata")
@@ -52,7 +52,7 @@ def train(trainer: str, cache: Filled, out: Path, *more: str, ranks: int = 1) ->
         [sys.executable, *launcher, PROGRAM, trainer, cache.root, out, *more],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(PROGRAM.parent.parent)},
     )
     assert done.returncode == 0, done.stderr[-3000:]

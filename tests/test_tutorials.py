@@ -95,7 +95,6 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_trains_a_model_that_learns(

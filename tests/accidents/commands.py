@@ -74,7 +74,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def growcache(
-    *arguments: str | Path, seconds: float = 60, **options: Any
+    *arguments: str | Path, seconds: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until it exits.
 
@@ -132,7 +132,7 @@ class Running:
         return found
 
     def wait_for(
-        self, condition: Callable[[dict[str, Any]], object], seconds: float = 60
+        self, condition: Callable[[dict[str, Any]], object], seconds: float = 300
     ) -> dict[str, Any]:
         """Return the first printed status that meets the condition; fail at the deadline.
 
@@ -190,7 +190,7 @@ def status(cache: Path) -> dict[str, Any]:
 
 
 def wait_for_status(
-    cache: Path, condition: Callable[[dict[str, Any]], object], seconds: float = 60
+    cache: Path, condition: Callable[[dict[str, Any]], object], seconds: float = 300
 ) -> dict[str, Any]:
     """Return the first status that meets the condition; fail at the deadline."""
     deadline = time.monotonic() + seconds
@@ -237,7 +237,7 @@ def damage(paths: Iterable[Path]) -> None:
         path.write_bytes(data)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Return once the condition is met; fail at the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -339,7 +339,6 @@ def watched(pid: int) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in MAKERS],

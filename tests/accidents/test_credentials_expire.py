@@ -202,7 +202,7 @@ def test_a_run_that_was_refused_is_none_that_failed(
         bucket.let_in("KEY-2")
         waits_for(service, "credentials (")
         service.process.terminate()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(300) == 0
     edit_config(config, source__storage_options=bucket.storage_options("KEY-2"))
     with running(config) as service:
         goes_on(service)

@@ -18,7 +18,7 @@ from growcache.errors import ConfigError  # noqa: E402
 from tests.accidents.commands import growcache as run  # noqa: E402
 from tests.accidents.commands import rows_of, write_config, write_objects  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 
 
 class Wrapped(IterableDataset):  # type: ignore[type-arg]

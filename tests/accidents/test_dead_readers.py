@@ -21,8 +21,6 @@ from tests.accidents.commands import (
 )
 from tests.accidents.trainers import loading, trainer
 
-pytestmark = pytest.mark.timeout(240)
-
 READ = "for _ in range(2): next(batches)"
 STATE = "state = loader.state_dict()"
 READY = "say('ready')"

@@ -11,8 +11,6 @@ import pytest
 
 from tests.accidents.commands import growcache, write_config, write_objects
 
-pytestmark = pytest.mark.timeout(180)
-
 MAKING = """
 from {door} import EpochLoader
 EpochLoader("cache", batch_size=0)
@@ -70,7 +68,7 @@ def errors_of(folder: Path, program: str, **environment: str) -> list[str]:
         [sys.executable, script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, **environment},
     )

@@ -13,8 +13,6 @@ import pytest
 
 from tests.accidents.commands import growcache, rows_of, write_config, write_objects
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def exported(folder: Path, source: dict[str, Any], *arguments: str) -> Path:
     """Fill a small cache, export it, and return the export's folder."""
@@ -39,7 +37,7 @@ def run(program: str, folder: Path) -> str:
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, (program, done.stderr)

@@ -31,7 +31,6 @@ from tests.accidents.trainers import loading, trainer
 from tests.accidents.users import can_be_others, done_as, started
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.skipif(not can_be_others(), reason="needs rights to be another user"),
 ]
 

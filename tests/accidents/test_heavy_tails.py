@@ -13,8 +13,6 @@ import pytest
 from growcache import Snapshot
 from tests.accidents.commands import growcache, status, write_config
 
-pytestmark = pytest.mark.timeout(300)
-
 LEAST, MOST = 50, 900_000
 FALSE_ALARM = 1e-6
 

@@ -182,7 +182,7 @@ def test_a_listing_that_cannot_be_read_is_waited_for(
             commands.wait_until(lambda: "waits for the store" in service.errors)
             assert service.alive
             mended = True
-            service.process.wait(60)
+            service.process.wait(300)
         assert service.process.returncode == 0
         assert "Traceback" not in service.errors
     assert cached(tmp_path / "cache") == {*GOOD}
@@ -220,7 +220,7 @@ def test_empty_pages_for_ever_can_be_interrupted(tmp_path: Path, client: str) ->
     ):
         commands.wait_until(lambda: len(asked) > 20)
         os.kill(service.process.pid, signal.SIGINT)
-        assert service.process.wait(60) == 0
+        assert service.process.wait(300) == 0
         assert "Traceback" not in service.errors
 
 

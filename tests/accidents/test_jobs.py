@@ -20,8 +20,6 @@ from tests.accidents.commands import (
 )
 from tests.accidents.trainers import Trainer, loading, trainer
 
-pytestmark = pytest.mark.timeout(240)
-
 SAMPLES = 40 * 16
 EPOCH = "for _ in loader: pass"
 

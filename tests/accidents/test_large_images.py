@@ -109,7 +109,7 @@ def test_a_sample_that_no_group_can_hold_is_not_decoded(tmp_path: Path) -> None:
         shutil.copy(large, tmp_path / "images" / f"small_large{number}.png")
     with running(config, "--until-full", "--refresh") as service:
         with watched(service.process.pid) as peak:
-            service.process.wait(240)
+            service.process.wait(300)
         assert service.process.returncode == 0, service.errors
     found = status(tmp_path / "cache")
     assert (found["samples"], found["holes"]) == (SMALL, 8)

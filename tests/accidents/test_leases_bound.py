@@ -17,8 +17,6 @@ from tests.accidents.commands import (
 )
 from tests.accidents.trainers import loading, trainer
 
-pytestmark = pytest.mark.timeout(240)
-
 MAX_BYTES = 6_000_000
 MANY = """
 import os, growcache

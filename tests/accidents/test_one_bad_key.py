@@ -29,8 +29,6 @@ BAD = "00003.npy"
 EVERY = Counter((number, row) for number in range(OBJECTS) for row in range(ROWS))
 GOOD = Counter({sample: 1 for sample in EVERY if sample[0] != 3})
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Bucket]:

@@ -12,8 +12,6 @@ import pytest
 
 from tests.accidents.commands import growcache, write_config, write_objects
 
-pytestmark = pytest.mark.timeout(120)
-
 CODE = """
 from pathlib import Path
 

@@ -14,8 +14,6 @@ import pytest
 from growcache.numpy import EpochLoader
 from tests.accidents.commands import growcache, wait_until, write_config, write_objects
 
-pytestmark = pytest.mark.timeout(180)
-
 SAMPLES = 128
 
 

@@ -25,8 +25,6 @@ OBJECTS, ROWS = 40, 4
 GONE = [f"{number:05d}.npy" for number in range(0, OBJECTS, 3)]
 EVERY = Counter((number, row) for number in range(OBJECTS) for row in range(ROWS))
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Bucket]:

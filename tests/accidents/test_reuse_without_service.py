@@ -21,8 +21,6 @@ from tests.accidents.commands import (
     write_objects,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def stopped_cache(folder: Path, **cache: Any) -> Path:
     """Return the config of a partly filled cache whose service has stopped."""
@@ -60,7 +58,7 @@ def test_it_holds_and_says_what_it_waits_for(
     config = stopped_cache(tmp_path, max_reuse=2, on_max_reuse="wait")
     cache = config.with_suffix("")
     first = Trainer(cache, 1)  # uses by an earlier loader count too
-    first.thread.join(60)
+    first.thread.join(300)
     first.close()
     second = Trainer(cache, 3)
     wait_until(lambda: "waiting for new samples" in caplog.text)
@@ -68,7 +66,7 @@ def test_it_holds_and_says_what_it_waits_for(
     assert "2 times" in caplog.text
     assert "start it with: growcache run" in caplog.text
     with running(config):  # counts the uses since, and adds samples
-        second.thread.join(60)
+        second.thread.join(300)
         assert second.epochs == 3
         second.close()
         wait_for_status(cache, lambda found: found["reuse"] > 0 and not found["leases"])
@@ -79,7 +77,7 @@ def test_it_holds_and_says_what_it_waits_for(
 def test_without_a_limit_nothing_stays_behind(tmp_path: Path) -> None:
     cache = stopped_cache(tmp_path).with_suffix("")
     trainer = Trainer(cache, 5)
-    trainer.thread.join(60)
+    trainer.thread.join(300)
     trainer.close()
     assert trainer.epochs == 5
     assert not list((cache / "leases").glob("*.lease"))

@@ -13,8 +13,6 @@ import pytest
 
 from tests.accidents.commands import growcache, write_config
 
-pytestmark = pytest.mark.timeout(300)
-
 OBJECTS = 24
 ROWS = 16
 TORCH = pytest.param("torch", marks=pytest.mark.torch)
@@ -58,7 +56,7 @@ def trained(cache: Path, framework: str, seed: int = 0, **options: Any) -> dict[
         ],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
         cwd=Path(__file__).parents[2],
     )

@@ -18,8 +18,6 @@ from tests.accidents.commands import (
     write_objects,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:

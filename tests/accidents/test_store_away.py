@@ -48,7 +48,7 @@ def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) ->
             lambda now: message in (now["waiting_for"] or ""), seconds=5 * 5
         )
         assert found["state"] == "waiting"
-        service.wait_for(lambda now: message in service.errors, seconds=5 * 10)
+        service.wait_for(lambda now: message in service.errors)
         with guarded(tmp_path / "objects", port=port):
             service.wait_for(lambda now: now["drawn"] > 200)
             service.wait_for(lambda now: "the store answers again" in service.errors)
@@ -74,7 +74,7 @@ def test_a_terminal_is_told_too(tmp_path: Path) -> None:
     reader = threading.Thread(target=_read_all, args=(terminal, shown), daemon=True)
     reader.start()
     try:
-        deadline = time.monotonic() + 5 * 10
+        deadline = time.monotonic() + 300
         while b"connection refused by 127.0.0.1:9" not in b" ".join(bytes(shown).split()):
             assert time.monotonic() < deadline, bytes(shown[-2000:])
             time.sleep(0.05)

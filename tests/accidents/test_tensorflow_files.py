@@ -24,7 +24,7 @@ from tests.accidents.commands import (
     write_objects,
 )
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.slow

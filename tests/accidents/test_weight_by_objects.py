@@ -13,8 +13,6 @@ import yaml
 from growcache import Snapshot
 from tests.accidents.commands import growcache, status, write_config
 
-pytestmark = pytest.mark.timeout(180)
-
 LENGTHS = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 89, 3]
 Drawn = list[tuple[str, int]]  # object and row, in the order of the draws
 

@@ -64,6 +64,6 @@ def done_as(uid: int, words: list[str]) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
         cwd="/",
     )

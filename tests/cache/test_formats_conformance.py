@@ -462,7 +462,6 @@ pickle.dump(rows, open(sys.argv[4], "wb"))
 
 
 @pytest.mark.tensorflow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("program", "package"),
     [

@@ -93,7 +93,6 @@ def read_by_a_loader(root: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "first",
     range(1, EVERY + 1),

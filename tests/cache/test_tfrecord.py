@@ -250,7 +250,6 @@ np.savez(sys.argv[2], x=x, y=y)
 
 @pytest.mark.tensorflow
 @pytest.mark.slow  # every day tests/test_interop.py has them read whole caches
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("program", "package"),
     [(READ_WITH_TENSORFLOW, "tensorflow"), (READ_WITH_THE_PACKAGE, "tfrecord")],

@@ -41,7 +41,7 @@ def run(program: str, complaint: str = "") -> str:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def outer(inside):
         time.sleep(0.3)  # the fork waits by now
         thread = threading.Thread(target=other)
         thread.start()
-        thread.join(5)
+        thread.join(300)
         print("joined" if not thread.is_alive() else "hung", flush=True)
 thread = begun(outer)
 print(forked(lambda: 0))
@@ -102,7 +102,7 @@ def last():
     threading.Thread(target=enters).start()
     assert not entered.wait(0.3)
 hooks["last"] = last
-print(forked(entered.is_set), entered.wait(10))
+print(forked(entered.is_set), entered.wait(300))
 """)
         == "0 True"
     )

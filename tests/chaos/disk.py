@@ -117,7 +117,7 @@ class Watcher:
         """End the process; return all its observations."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(300)
         stop(self._process)
         return self.seen()
 

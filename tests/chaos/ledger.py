@@ -53,7 +53,7 @@ class Books:
 def read_books(root: Path) -> Books:
     """Read the index; raise `sqlite3.Error` if that fails."""
     uri = f"file:{quote(str(CacheLayout(root).index))}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None)) as db:
+    with closing(sqlite3.connect(uri, uri=True, timeout=300, isolation_level=None)) as db:
         db.execute("BEGIN")
         rows = db.execute("SELECT number, seq, state, samples, digest FROM shards").fetchall()
         ranges = db.execute("SELECT first, last FROM deleted_ranges").fetchall()

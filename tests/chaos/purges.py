@@ -138,7 +138,7 @@ class Purges:
 
     def _command(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "growcache", name, str(self._root), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _is_empty_cache(words: str) -> bool:

@@ -561,7 +561,7 @@ class Chaos:
         """Run a growcache command on the cache; return a violation if it exits unexpectedly."""
         name, *options = words
         command = [sys.executable, "-m", "growcache", name, str(self._root), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode == expect:
             return []
         said = (done.stdout + done.stderr)[-500:]

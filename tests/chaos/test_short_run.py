@@ -23,7 +23,6 @@ def played(rounds: int, readers: tuple[str, ...]) -> Tally:
     return tally
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_two_rounds() -> None:
     tally = played(2, NUMPY)
@@ -32,7 +31,6 @@ def test_two_rounds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_few_rounds_with_every_reader() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")

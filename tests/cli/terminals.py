@@ -65,7 +65,7 @@ class Terminal:
         """Type a line, with Enter."""
         os.write(self._main, line.encode() + b"\n")
 
-    def wait_for(self, found: str | Callable[[str], bool], seconds: float = 20) -> str:
+    def wait_for(self, found: str | Callable[[str], bool], seconds: float = 300) -> str:
         """Return the text once it holds what is awaited."""
         end = time.monotonic() + seconds
         while not (found in self.text if isinstance(found, str) else found(self.text)):
@@ -74,7 +74,7 @@ class Terminal:
             time.sleep(0.02)
         return self.text
 
-    def end(self, seconds: float = 20) -> int:
+    def end(self, seconds: float = 300) -> int:
         """Return the exit code once it has ended."""
         code = self.process.wait(seconds)
         self._reader.join(seconds)
@@ -85,7 +85,7 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._reader.join(5)
+        self._reader.join(300)
         os.close(self._main)
 
     def _read(self) -> None:

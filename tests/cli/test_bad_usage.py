@@ -264,7 +264,7 @@ def start(here: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
         cwd=here,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

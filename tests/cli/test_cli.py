@@ -82,7 +82,7 @@ def test_an_empty_listing_ends_the_run(config: Path) -> None:
         [*COMMAND, "run", config, "--set", "source.url=/nowhere/*.npy"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) <= 2
@@ -92,7 +92,7 @@ def test_an_empty_listing_ends_the_run(config: Path) -> None:
 
 def test_run_writes_json_lines_where_there_is_no_terminal(config: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, "run", config, "--until-full"], capture_output=True, timeout=50
+        [*COMMAND, "run", config, "--until-full"], capture_output=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, b"")
     last = [json.loads(line) for line in done.stdout.splitlines()][-1]
@@ -109,7 +109,7 @@ def test_a_signal_stops_the_service_cleanly(config: Path, number: signal.Signals
         assert read_status(config.parent / "cache").state != "stopped"
         process.send_signal(number)
         process.stdout.read()
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     assert read_status(config.parent / "cache").state == "stopped"
     assert list((config.parent / "cache" / "incoming").iterdir()) == []
 
@@ -119,7 +119,7 @@ def test_help_is_there_at_once() -> None:
     took = []
     for _ in range(3):  # the first start may have had to compile
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=300)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "demo" in done.stdout
@@ -134,14 +134,14 @@ def test_a_sampler_starts_without_the_command_line() -> None:
         "print(*({'typer', 'rich', 'torch', 'tensorflow', 'boto3'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_when_the_reader_goes_away_it_ends_quietly(filled: Filled) -> None:
     command = f"{' '.join(COMMAND)} status {filled.root} --json --watch | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=30)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["samples"] == 30
 
@@ -153,7 +153,7 @@ def test_status_tells_the_counts(filled: Filled, capsys: pytest.CaptureFixture[s
 
 def test_status_as_json(filled: Filled) -> None:
     done = subprocess.run(
-        [*COMMAND, "status", filled.root, "--json"], capture_output=True, timeout=30
+        [*COMMAND, "status", filled.root, "--json"], capture_output=True, timeout=300
     )
     found = json.loads(done.stdout)
     assert (found["state"], found["samples"], found["shards"]) == ("stopped", 30, 3)
@@ -170,7 +170,7 @@ def test_check_finds_damage(filled: Filled, capsys: pytest.CaptureFixture[str]) 
 def test_check_as_json(filled: Filled) -> None:
     filled.damage(2)
     done = subprocess.run(
-        [*COMMAND, "check", filled.root, "--json"], capture_output=True, timeout=30
+        [*COMMAND, "check", filled.root, "--json"], capture_output=True, timeout=300
     )
     found = json.loads(done.stdout)
     assert done.returncode == 1
@@ -191,7 +191,7 @@ def test_peek_shows_the_one_that_is_asked_for(filled: Filled) -> None:
     done = subprocess.run(
         [*COMMAND, "peek", filled.root, "--sample", "2:7", "--json"],
         capture_output=True,
-        timeout=30,
+        timeout=300,
     )
     (example,) = json.loads(done.stdout)["examples"]
     assert (example["shard"], example["i"]) == (2, 7)
@@ -231,7 +231,7 @@ def test_clear_empties_a_cache_and_touches_nothing_else(
 
 def test_clear_asks_first(filled: Filled) -> None:
     done = subprocess.run(
-        [*COMMAND, "clear", filled.root], input=b"n\n", capture_output=True, timeout=30
+        [*COMMAND, "clear", filled.root], input=b"n\n", capture_output=True, timeout=300
     )
     assert done.returncode == 1
     assert b"Delete" in done.stdout

@@ -95,7 +95,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
         cwd=here,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stderr == b""
     return here, [json.loads(line) for line in done.stdout.splitlines()]

@@ -66,7 +66,6 @@ def test_what_goes_on_has_a_line_of_its_own() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_the_model_learns_while_the_cache_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +84,6 @@ def test_the_model_learns_while_the_cache_grows(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_without_pytorch_the_cache_is_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

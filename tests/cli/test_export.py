@@ -97,7 +97,6 @@ def test_the_manifest_lists_what_is_there(filled: Filled, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(120)
 def test_the_program_in_the_readme_reads_it_without_growcache(
     filled: Filled, tmp_path: Path
 ) -> None:
@@ -114,7 +113,7 @@ def test_the_program_in_the_readme_reads_it_without_growcache(
         cwd=tmp_path / "copy",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env={"PATH": "/usr/bin", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.stdout.splitlines()[11] == "1001 (4,) 1001.0", done.stderr

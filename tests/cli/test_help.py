@@ -73,7 +73,7 @@ def test_every_example_that_can_be_is_executed(
         [*COMMAND, *words_of(example)],
         input=b"y\n",
         capture_output=True,
-        timeout=30,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr) == (0, b"")
@@ -123,7 +123,7 @@ def test_the_shell_completes(typed: str, offered: list[str], tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         env={
             **os.environ,
             "PATH": f"{bin_}:{os.environ['PATH']}",
@@ -193,7 +193,7 @@ def test_a_pipe_gets_colours_only_when_told(filled: Path) -> None:
             [*COMMAND, "status", filled],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=300,
             env={**os.environ, "PYTHONPATH": str(ROOT)}
             | ({"FORCE_COLOR": "1"} if forced else {}),
         )
@@ -205,7 +205,7 @@ def test_forced_colours_never_break_json_lines(filled: Path) -> None:
         ["bash", "-c", f"{shlex.join(COMMAND)} status {filled} --watch | head -n 1"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1"},
     )
     assert done.stdout.startswith('{"state":"stopped"')
@@ -233,7 +233,7 @@ def test_help_imports_little() -> None:
         "print(*(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert done.stderr == "\n"
 
@@ -250,6 +250,6 @@ def test_a_status_imports_little(option: str, heavy: str, tmp_path: Path) -> Non
         f"print(*(set({heavy.split()!r}) & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert done.stderr == "\n"

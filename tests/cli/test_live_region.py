@@ -59,7 +59,7 @@ class Tmux:
         for name in ("NO_COLOR", "COLUMNS", "LINES"):  # the last two win over the terminal
             environment.pop(name, None)
         return subprocess.run(
-            command, env=environment, check=True, capture_output=True, text=True, timeout=10
+            command, env=environment, check=True, capture_output=True, text=True, timeout=300
         ).stdout
 
     def type(self, line: str) -> None:
@@ -69,7 +69,7 @@ class Tmux:
     def screen(self) -> str:
         return self("capture-pane", "-p")
 
-    def wait_for(self, found: str, *, times: int = 1, seconds: float = 20) -> str:
+    def wait_for(self, found: str, *, times: int = 1, seconds: float = 300) -> str:
         end = time.monotonic() + seconds
         while (screen := self.screen()).count(found) != times:
             assert time.monotonic() < end, f"{found!r} is not there {times} times:\n{screen}"

@@ -44,7 +44,7 @@ def run(tmp_path: Path, name: str, source: dict[str, object]) -> dict[str, objec
     command = [sys.executable, "-m", "growcache"]
     ran = subprocess.run(
         [*command, "run", str(file), "--until-full"],
-        check=True, timeout=250, stderr=subprocess.PIPE, text=True,
+        check=True, timeout=300, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if "may not publish" in ran.stderr:
         pytest.skip(ran.stderr.splitlines()[0])

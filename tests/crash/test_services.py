@@ -103,7 +103,7 @@ def test_a_sampler_killed_at_a_call(undisturbed: tuple[Path, str], some: int | N
             "from growcache.cli.cli import main; main()"
         )
         command = [sys.executable, "-c", program, "run", str(config), "--until-full"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{name}#{nth}: {done.stderr}"
         assert once.exists()
         _right(folder, config, f"sampler killed at {name}#{nth}")
@@ -129,7 +129,7 @@ def _traced_run(config: Path, what: str, *more: str) -> int:
     if what.startswith("inject"):
         command += ["-e", "trace=" + what.split("=")[1].split(":")[0]]
     command += [sys.executable, "-m", "growcache", "run", str(config), "--until-full"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 

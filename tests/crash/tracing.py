@@ -86,7 +86,7 @@ def missing() -> str | None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=300,
     )
     return f"strace may not trace here: {probe.stderr.strip()}" if probe.returncode else None
 
@@ -167,7 +167,7 @@ def traced(work: Work, *arguments: Any, how: list[str]) -> int:
         first = strace.stderr.readline()
         assert "attached" in first, f"strace: {first}{strace.stderr.read()}"
         ours.send(None)
-        child.join(50)
+        child.join(300)
         if child.exitcode is None:
             child.kill()
             pytest.fail("the work stands still")
@@ -175,7 +175,7 @@ def traced(work: Work, *arguments: Any, how: list[str]) -> int:
         ours.close()
         if child.is_alive():
             child.kill()
-        strace.communicate(timeout=20)
+        strace.communicate(timeout=300)
     child.join()
     assert child.exitcode is not None
     return child.exitcode

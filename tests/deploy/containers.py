@@ -149,7 +149,7 @@ def answer(process: subprocess.Popen[bytes], url: str) -> tuple[int, str]:
         ask,
         url,
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     status, _, text = done.stdout.partition(" ")
     return int(status), text.strip()
 
@@ -157,4 +157,4 @@ def answer(process: subprocess.Popen[bytes], url: str) -> tuple[int, str]:
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
     """Signal process 1 of a container, as ``docker stop`` does, and return its exit code."""
     os.kill(first_pid(process), number)
-    return process.wait(timeout=30)
+    return process.wait(timeout=300)

@@ -67,7 +67,7 @@ class Cluster:
             check=True,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=300,
             env=self.environment | environment,
         )
         return done.stdout.strip()

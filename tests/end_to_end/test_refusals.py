@@ -10,8 +10,6 @@ import pytest
 from tests.sampling.services import run, write_config
 from tests.servers import Bucket
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def refusal(tmp_path: Path, url: str, **storage_options: Any) -> str:
     """Return the one line that the service says when it gives up."""

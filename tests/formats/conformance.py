@@ -219,7 +219,7 @@ check_format({self.form!r}, {self.options!r})
 print(*sys.modules)
 """
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         loaded = set(done.stdout.split())
         names = {*FORMATS.values(), "join", "user"}
         assert {name for name in names if f"growcache.formats.{name}" in loaded} == {

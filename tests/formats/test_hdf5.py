@@ -555,7 +555,7 @@ def test_without_h5py_one_line_says_what_to_install(tmp_path: Path) -> None:
         [sys.executable, "-c", hidden, "run", str(tmp_path / "c.yaml")],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
@@ -576,5 +576,5 @@ with h5py.File(file, "w") as opened:
 kept = open_format("hdf5", {"axis": 0})
 print(len(visited(kept, Held(file.getvalue()))))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, b"100\n"), done.stderr

@@ -61,7 +61,7 @@ def run(config: Path, *more: str) -> None:
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

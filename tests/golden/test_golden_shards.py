@@ -23,7 +23,6 @@ from tests.golden.cases import CASES
 from tests.golden.making import make
 from tests.servers.web import web
 
-pytestmark = pytest.mark.timeout(600)
 SIDE_BY_SIDE = 2
 Found = dict[str, "Future[Facts]"]
 

@@ -38,11 +38,11 @@ def test_nothing_waits_for_the_call_but_who_wants_its_result(hand: DaemonThread)
 
     def call() -> str:
         begin.set()
-        assert end.wait(10)
+        assert end.wait(300)
         return "done"
 
     ahead = hand.submit(call)
-    assert begin.wait(10)
+    assert begin.wait(300)
     end.set()
     assert [ahead.result(), ahead.result()] == ["done", "done"]
 
@@ -81,7 +81,7 @@ def test_a_thread_that_cannot_start_is_an_error_each_time(
 
 def test_who_does_not_want_to_wait_makes_the_call(hand: DaemonThread) -> None:
     begin, made = threading.Event(), list[int]()
-    busy = hand.submit(lambda: begin.wait(10))
+    busy = hand.submit(lambda: begin.wait(300))
     ahead = hand.submit(lambda: made.append(threading.get_ident()))
     ahead.run()
     assert made == [threading.get_ident()]

@@ -151,7 +151,7 @@ def test_a_thread_that_holds_a_batch_keeps_it() -> None:
     def hold() -> None:
         batch = given.get()[100:]
         has.set()
-        may_end.wait(30)
+        may_end.wait(300)
         seen.append(int(batch.sum()))
 
     thread = threading.Thread(target=hold)
@@ -161,7 +161,7 @@ def test_a_thread_that_holds_a_batch_keeps_it() -> None:
     where = address(taken)
     given.put(taken)
     del taken
-    assert has.wait(30)
+    assert has.wait(300)
     for _ in range(5):
         pool.take()[:] = 7
     may_end.set()

@@ -180,7 +180,6 @@ def test_a_child_keeps_the_batches_of_num_workers(make_cache: Callable[..., Fill
         assert child.sees_what_it_saw()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "options",
     [{"gather": "thread"}, {"gather": "process", "batch_transform": dict}],
@@ -240,7 +239,6 @@ def test_a_child_reads_the_snapshot_of_its_parent(make_cache: Callable[..., Fill
         assert ended(child)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("gather", ["thread", "process"])
 def test_an_iterator_of_the_parent_is_refused_in_a_child(
     make_cache: Callable[..., Filled], gather: Any

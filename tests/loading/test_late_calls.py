@@ -38,7 +38,7 @@ def test_a_thread_that_has_nothing_left_to_do_is_not_late() -> None:
 
     def function(sample: Any) -> Any:
         if sample["id"] == 0:
-            goes_on.wait(30)
+            goes_on.wait(300)
         return sample
 
     def tell(row: int, seconds: float) -> None:

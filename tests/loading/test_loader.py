@@ -94,10 +94,10 @@ def test_the_loop_does_not_wait_for_the_function(cache: Any, loader: Any) -> Non
 
     batches = iter(loader(batch_transform=noted, samples_per_epoch=40))
     next(batches)
-    assert made.acquire(timeout=60)
+    assert made.acquire(timeout=300)
     for _ in range(4):
         # The next one is made while the loop does something else.
-        assert made.acquire(timeout=60)
+        assert made.acquire(timeout=300)
         next(batches)
 
 
@@ -117,7 +117,7 @@ def test_closing_does_not_wait_for_the_function_on_all_of_a_block(
 
     made = loader(batch_size=1, batch_transform=slow, gather=gather)
     next(iter(made))
-    assert started.wait(20)
+    assert started.wait(300)
     made.close()
     assert len(calls) < 1.5 * BLOCK_BATCHES
 

@@ -128,7 +128,6 @@ def test_who_goes_on_counts_what_is_left(
             assert before + resumed.report.skipped == total
 
 
-@pytest.mark.timeout(30)
 def test_a_process_that_is_replaced_has_its_losses_counted_once(large: Filled) -> None:
     delivered = 0
     with loader(large, gather="process", drop_last=False) as made:
@@ -140,7 +139,6 @@ def test_a_process_that_is_replaced_has_its_losses_counted_once(large: Filled) -
         assert made.report.skipped == LOST
 
 
-@pytest.mark.timeout(60)
 def test_the_change_to_a_process_counts_nothing_twice(
     large: Filled, eager: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def train(
 ) -> tuple[list[list[list[int]]], list[Any]]:
     """Return what each node delivers in each epoch, and a state of each."""
     world = sum(node.ranks for node in nodes)
-    table, barrier = Table(world), threading.Barrier(world, timeout=10)
+    table, barrier = Table(world), threading.Barrier(world, timeout=300)
     options = {"batch_size": 4, "min_samples": 1, **options}
 
     def loader_of(place: int, rank: int, first: int) -> EpochLoader:

@@ -270,7 +270,6 @@ def kill_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_one_that_is_killed_as_a_pass_begins_begins_it_again(large: Filled) -> None:
     """At moments around that in which the snapshot is told, and nothing of it delivered."""
     delays = [n / 1000 for n in (10, 12, 14, 16, 18)]
@@ -312,7 +311,6 @@ def test_what_ends_a_process_before_it_serves_is_told(
             list(made)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("function", [None, lambda batch: batch], ids=["read", "relayed"])
 def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
     large: Filled, monkeypatch: pytest.MonkeyPatch, function: Any
@@ -328,7 +326,6 @@ def test_memory_that_cannot_be_mapped_is_an_error_in_the_loop(
         assert sum(1 for _ in made) == 17
 
 
-@pytest.mark.timeout(20)
 def test_a_process_that_hears_no_more_is_replaced(
     large: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -365,7 +362,7 @@ def test_closing_ends_a_wait_at_once(make_cache: Callable[..., Filled], function
     time.sleep(0.3)
     began = time.monotonic()
     made.close()
-    reader.join(60)
+    reader.join(300)
     assert time.monotonic() - began < 60
     assert "closed" in str(errors[0])
 

@@ -190,7 +190,7 @@ def test_good_rows_stand_in_for_bad_ones(good: list[bool]) -> None:
 
 def train(cache: Filled, ranks: int, epochs: int, **options: Any) -> list[list[Any]]:
     """Return per rank and epoch the batches; every step waits for all ranks."""
-    barrier = threading.Barrier(ranks, timeout=20)
+    barrier = threading.Barrier(ranks, timeout=300)
     options = {"batch_size": 4, "min_samples": 1, **options}
 
     def one(rank: int) -> list[Any]:
@@ -307,7 +307,7 @@ def test_ranks_resume_where_they_stood(cache: Filled, shuffle: bool, damaged: in
     settings: dict[str, Any] = {"batch_size": 4, "min_samples": 1, "seed": 3}
     settings["shuffle"] = shuffle
     expected = [ids(one[0])[3 * 4 :] for one in train(cache, 2, 1, **settings)]
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
 
     def stopped(rank: int) -> Any:
         with EpochLoader(cache.root, rank=rank, world_size=2, **settings) as loader:
@@ -359,7 +359,7 @@ def test_ranks_choose_the_same_substitutes_whatever_comes_meanwhile(cache: Fille
         )
         cache.add(13, 14)  # they would fit better
         follower = pool.submit(resumed, 1)
-        (plan, mine), (other_plan, others) = leader.result(20), follower.result(20)
+        (plan, mine), (other_plan, others) = leader.result(300), follower.result(300)
     assert plan == other_plan
     shards = {name // 1000 for name in mine + others}
     assert shards & {10, 11, 12}
@@ -432,7 +432,7 @@ def test_a_follower_takes_what_rank_0_took_though_it_was_retired_since(cache: Fi
         assert not settled.done()  # no rank follows yet
         second = follower.take(0, watch(), read_index(cache.root))
         assert second is not None
-        settled.result(10)
+        settled.result(300)
     first.close()
     cache.poll()
     with second:
@@ -580,7 +580,7 @@ def job(
         yield processes
 
 
-def finish(processes: list[subprocess.Popen[str]], seconds: float = 60) -> None:
+def finish(processes: list[subprocess.Popen[str]], seconds: float = 300) -> None:
     for process in processes:
         _, errors = process.communicate(timeout=seconds)
         assert process.returncode == 0, errors
@@ -594,7 +594,6 @@ def epochs_of(out: Path, ranks: int) -> list[list[Any]]:
     ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.torch
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_train_in_step_while_the_cache_grows_and_evicts(
@@ -624,7 +623,6 @@ def test_processes_train_in_step_while_the_cache_grows_and_evicts(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.torch
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_job_goes_on_when_it_is_started_again_after_a_rank_was_killed(
@@ -638,14 +636,14 @@ def test_a_job_goes_on_when_it_is_started_again_after_a_rank_was_killed(
         service(config),
         job(tmp_path / "cache", tmp_path, 2, 10**6, *settings) as first,
     ):
-        wait_until(lambda: out.exists() and out.stat().st_size, 60)
+        wait_until(lambda: out.exists() and out.stat().st_size)
         first[killed].send_signal(signal.SIGKILL)
         # The other one is still there, in its all-reduce or waiting for the dead.
         for path in tmp_path.glob("*.jsonl"):
             path.rename(path.with_suffix(".first"))
         with job(tmp_path / "cache", tmp_path, 2, 3, *settings) as second:
             finish(second)
-        _, errors = first[1 - killed].communicate(timeout=60)
+        _, errors = first[1 - killed].communicate(timeout=300)
         assert first[1 - killed].returncode != 0, errors
     for epoch in epochs_of(tmp_path, 2):
         assert len({len(one["steps"]) for one in epoch}) == 1

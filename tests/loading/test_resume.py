@@ -32,8 +32,6 @@ from tests.sampling.services import (
     write_config,
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 BOUND = 1_000_000
 
 
@@ -109,7 +107,7 @@ def evict_all(cache: Path, config: Path) -> None:
     """Let the service turn the cache over, until nothing is left of what it held."""
     before = live(cache)
     with service(config), reading(cache):
-        wait_until(lambda: not before & live(cache), 90)
+        wait_until(lambda: not before & live(cache))
 
 
 @pytest.mark.slow
@@ -202,9 +200,9 @@ def test_a_killed_trainer_finds_the_rest_of_its_pass_beside_a_service_that_evict
     )
     stopped = 3 * len(batches) // 4
     try:
-        wait_until((notes / "1.json").exists, 60)
+        wait_until((notes / "1.json").exists)
         with service(config), reading(cache):
-            wait_until((notes / f"{stopped}.json").exists, 60)
+            wait_until((notes / f"{stopped}.json").exists)
             wait_until(lambda: read_index(cache).totals.evicted_shards)
             kill(trainer.pid)
             trainer.wait()

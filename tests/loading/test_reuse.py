@@ -188,7 +188,7 @@ def test_who_waits_for_new_samples_holds_no_shard_and_says_so(
         assert set(cache.cache.evict([0])) == {0}
         assert not second.done()
         cache.add(2)
-        assert second.result(20) == list(range(2000, 2010))
+        assert second.result(300) == list(range(2000, 2010))
     assert sum("waiting for new samples: job default" in m for m in caplog.messages) >= 1
 
 
@@ -202,7 +202,7 @@ def test_a_wait_ends_with_the_loader(make_cache: MakeCache) -> None:
         wait_until(lambda: not held(cache.root))
         loader.close()
         with pytest.raises(RuntimeError, match="closed"):
-            second.result(20)
+            second.result(300)
 
 
 def test_a_wait_without_an_end_is_an_error(make_cache: MakeCache) -> None:
@@ -288,7 +288,7 @@ def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache, used_up: b
     """For samples that may be used, or for a batch for each of them."""
     cache = make_cache(max_reuse=1 if used_up else None, on_max_reuse="wait")
     cache.add(0, 1)
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=300)
 
     def one(rank: int) -> list[list[int]]:
         epochs: list[list[int]] = []
@@ -320,7 +320,6 @@ def test_ranks_wait_together_and_hold_no_shard(make_cache: MakeCache, used_up: b
 
 
 @pytest.mark.tensorflow
-@pytest.mark.timeout(120)
 def test_an_endless_dataset_waits_and_holds_no_shard(make_cache: MakeCache) -> None:
     gtf = pytest.importorskip("growcache.tensorflow")
     cache = make_cache(max_reuse=1, on_max_reuse="wait")
@@ -337,12 +336,11 @@ def test_an_endless_dataset_waits_and_holds_no_shard(make_cache: MakeCache) -> N
         assert set(cache.cache.evict([0])) == {0}
         assert not seventh.done()
         cache.add(2)
-        found += seventh.result(30)
+        found += seventh.result(300)
     assert sorted(found[:20]) == [*range(10), *range(1000, 1010)]
     assert found[20] // 1000 == 2
 
 
-@pytest.mark.timeout(120)
 def test_a_full_cache_that_is_used_up_turns_over(tmp_path: Path) -> None:
     url = make_source(tmp_path / "data", 400)
     bound = {"max_bytes": "1400KB", "max_reuse": 1, "on_max_reuse": "wait"}
@@ -371,4 +369,4 @@ def test_a_wait_for_a_whole_batch_holds_no_shard(make_cache: MakeCache) -> None:
         second = pool.submit(ids, loader)
         wait_until(lambda: not held(cache.root))
         cache.add(2)
-        assert set(second.result(20)) < {*range(1000, 1010), *range(2000, 2010)}
+        assert set(second.result(300)) < {*range(1000, 1010), *range(2000, 2010)}

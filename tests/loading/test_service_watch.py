@@ -138,7 +138,7 @@ def test_the_thread_that_counts_looks(
     tmp_path: Path, watches: ServiceWatches, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = filled_without_service(tmp_path / "cache")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     with EpochLoader(root, batch_size=2, min_samples=1) as loader:
         while not caplog.messages and time.monotonic() < deadline:
             for _ in loader:

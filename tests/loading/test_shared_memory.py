@@ -293,11 +293,11 @@ def test_a_forked_child_lets_go_of_memory_whatever_another_thread_did() -> None:
     def take_turn() -> None:
         with shared_sender.buffers.lock:
             taken.set()
-            end.wait(30)
+            end.wait(300)
 
     thread = threading.Thread(target=take_turn)
     thread.start()
-    assert taken.wait(30)
+    assert taken.wait(300)
     child = fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

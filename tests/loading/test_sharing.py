@@ -107,7 +107,7 @@ def test_two_threads_copy_where_the_loop_waits() -> None:
     recorded, both = Recorded(), threading.Barrier(2)
 
     def take(memory: Bytes, starts: Integers, out: Bytes) -> None:
-        both.wait(30)  # else a busy machine leaves both halves to the first thread
+        both.wait(300)  # else a busy machine leaves both halves to the first thread
         recorded.take(memory, starts, out)
 
     with shared(replace(recorded.framework(), take=take)) as lent:
@@ -205,7 +205,7 @@ def test_the_wait_for_the_other_half_is_known() -> None:
     both = threading.Barrier(2)
 
     def slow(memory: Bytes, starts: Integers, out: Bytes) -> None:
-        both.wait(30)
+        both.wait(300)
         if threading.current_thread().name == NAME:
             time.sleep(0.3)  # a busy machine lets the loop begin to wait within a part of it
 
@@ -234,7 +234,7 @@ def test_nobody_waits_for_a_thread_that_does_not_come() -> None:
     recorded, free = Recorded(), threading.Event()
 
     def late() -> None:
-        assert free.wait(30)
+        assert free.wait(300)
 
     framework = Framework(recorded.take, prepare=late, frees_lock=True)
     with closing(ParallelCopies(framework, lambda: True)) as copies:

@@ -29,7 +29,6 @@ def kept() -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("length", [None, 1200], ids=["growing", "fixed"])
 def test_hundreds_of_epochs_keep_nothing(make_cache: Any, length: int | None) -> None:
     cache = make_cache(shape=(32, 32))

@@ -113,7 +113,6 @@ options_of_loaders = st.fixed_dictionaries(
 ) | st.fixed_dictionaries({"batch_size": st.sampled_from([3, 8]), "fixed": st.just(True)})
 
 
-@pytest.mark.timeout(120)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(["small", "large", "ragged", "damaged"]),

@@ -65,7 +65,7 @@ def test_new_samples_wake_the_reader(cache: Any, monkeypatch: pytest.MonkeyPatch
     thread.start()
     assert not done.wait(0.3)
     cache.add(1)
-    assert done.wait(60)
+    assert done.wait(300)
     thread.join()
 
 
@@ -85,7 +85,7 @@ def test_a_cache_that_does_not_exist_yet(
         filler = make_cache()
         assert not done.wait(0.3)
         filler.add(0)
-        assert done.wait(60)
+        assert done.wait(300)
         thread.join()
     (record,) = caplog.records
     assert f"waiting for a cache at {tmp_path / 'cache'}" in record.getMessage()

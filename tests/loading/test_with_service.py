@@ -16,8 +16,6 @@ from growcache.errors import CacheError, ConfigError
 from growcache.numpy import EpochLoader
 from tests.sampling.services import make_source, run, service, write_config
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def first_values(loader: EpochLoader) -> list[list[float]]:
     """Per batch what names its samples' objects."""
@@ -59,7 +57,7 @@ def test_a_fixed_set_is_waited_for_and_then_always_the_same(tmp_path: Path) -> N
     assert not epochs
     code, errors = run(config, "--until-full")
     assert code == 0, errors
-    reader.join(30)
+    reader.join(300)
     with loader:
         assert len(loader) == 3
         epochs += [first_values(loader), first_values(loader)]

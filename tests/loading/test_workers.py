@@ -289,7 +289,6 @@ def test_a_process_that_dies_is_replaced(
     assert caplog.text.count("was killed by SIGABRT; another one takes its place") == 1
 
 
-@pytest.mark.timeout(20)
 def test_a_process_that_hears_no_more_is_replaced(
     cache: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

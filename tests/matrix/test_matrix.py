@@ -20,7 +20,6 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore")  # of the libraries that write
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_cache_holds_what_the_library_reads(case: Case, tmp_path: Path) -> None:

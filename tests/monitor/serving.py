@@ -31,4 +31,4 @@ def serving(
     finally:
         app.state.end_events()
         server.should_exit = True
-        thread.join(20)
+        thread.join(300)

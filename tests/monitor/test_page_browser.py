@@ -27,7 +27,6 @@ from tests.monitor.serving import serving
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 WHOLE = "performance.getEntriesByName('growcache:whole').length"

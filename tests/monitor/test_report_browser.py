@@ -12,7 +12,6 @@ from tests.monitor.test_report import hostile_facts
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 CHARTS = "document.querySelectorAll('.chart canvas').length"

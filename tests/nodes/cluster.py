@@ -71,7 +71,7 @@ class Node:
     def stop_service(self) -> None:
         if self.service is not None:
             self.service.terminate()
-            self.service.wait(30)
+            self.service.wait(300)
             self.service = None
 
 

@@ -10,7 +10,7 @@ from benchmarks.nginx_s3 import nginx
 from tests.nodes.namespaces import missing_tools
 from tests.nodes.scenarios import SCENARIOS
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -103,7 +103,7 @@ def ray_cluster(
         yield cluster
     finally:
         process.stdin.close()
-        process.wait(60)
+        process.wait(300)
         process.stdout.close()
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():

@@ -65,14 +65,14 @@ def service(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def run(config: Path, *arguments: str, seconds: float = 50) -> tuple[int, str]:
+def run(config: Path, *arguments: str, seconds: float = 300) -> tuple[int, str]:
     """Run the service to its end; return (exit code, what it said on stderr)."""
     with service(config, *arguments) as process:
         _, errors = process.communicate(timeout=seconds)
         return process.returncode, errors
 
 
-def wait_until(condition: Any, seconds: float = 30.0, every: float = 0.02) -> None:
+def wait_until(condition: Any, seconds: float = 300, every: float = 0.02) -> None:
     """Return once the condition holds; fail when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -25,8 +25,6 @@ from tests.sampling.services import run, write_config
 from tests.servers import Bucket
 from tests.tables import Table
 
-pytestmark = pytest.mark.timeout(120)
-
 GOOD = 24
 MOST = {"max_skipped": 0.9}
 

@@ -129,7 +129,6 @@ def test_the_bound_holds_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("cache_format", ["tfrecord", "npy"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bound_holds_on_a_disk_for_long(

@@ -23,7 +23,7 @@ def watched(answers: Iterator[bool]) -> tuple[str, list[bool]]:
     """Return why the cluster is left, and what was said of its silence before."""
     said: list[bool] = []
     reason = asyncio.run(
-        asyncio.wait_for(reason_to_reconnect(answers.__next__, said.append), timeout=20)
+        asyncio.wait_for(reason_to_reconnect(answers.__next__, said.append), timeout=300)
     )
     return reason, said
 
@@ -38,7 +38,7 @@ def test_a_refusal_or_a_question_without_an_answer_is_silence_until_an_answer() 
 
     def answers() -> Iterator[bool]:
         yield True
-        yield late.wait(20)
+        yield late.wait(300)
         yield False
 
     assert watched(answers()) == ("the Ray node of this machine died", [True, False])
@@ -50,7 +50,7 @@ def test_a_head_that_stays_silent_is_left() -> None:
     def answers() -> Iterator[bool]:
         yield True
         threading.Timer(0.5, over.set).start()
-        over.wait(20)
+        over.wait(300)
         yield True
 
     reason, said = watched(answers())

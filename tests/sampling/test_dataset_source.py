@@ -25,8 +25,6 @@ from growcache.numpy import EpochLoader
 from growcache.usercode import Maker
 from tests.sampling.services import run, service, status, wait_until
 
-pytestmark = pytest.mark.timeout(120)
-
 MODULE = """
 import os
 import time
@@ -153,9 +151,9 @@ def test_a_hanging_index_is_set_aside_and_the_others_come(tmp_path: Path) -> Non
         tmp_path, source={"options": {"hangs": 50}}, sampling={"timeout_seconds": 2}
     )
     with service(config) as process:
-        wait_until(lambda: status_samples(tmp_path / "c") == 119, 60)
+        wait_until(lambda: status_samples(tmp_path / "c") == 119)
         (tmp_path / "released").touch()
-        wait_until(lambda: status_samples(tmp_path / "c") == 120, 60)
+        wait_until(lambda: status_samples(tmp_path / "c") == 120)
         assert process.poll() is None
     assert status(tmp_path / "c").holes == 0
 

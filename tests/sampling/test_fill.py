@@ -172,7 +172,7 @@ def test_a_spent_budget_ends_a_group_also_where_visits_wait_for_memory() -> None
         for _ in group.visits:
             object_format.answers.put_nowait(None)
         with pytest.raises(BudgetSpentError):
-            await asyncio.wait_for(filling, 5)
+            await asyncio.wait_for(filling, 300)
         return object_format.started
 
     assert "7" not in asyncio.run(work())

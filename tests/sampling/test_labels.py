@@ -265,7 +265,7 @@ def held_table() -> Iterator[tuple[str, threading.Event]]:
             self.end_headers()
 
         def do_GET(self) -> None:
-            may_come.wait(30)
+            may_come.wait(300)
             self.do_HEAD()
             self.wfile.write(body)
 
@@ -294,7 +294,7 @@ def test_the_service_waits_for_the_labels(
     with service(config, "--until-full") as process:
         wait_until(lambda: _waits_for(tmp_path / "c") == "the labels")
         may_come.set()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
         assert (process.returncode, errors) == (0, "")
     assert read_status(tmp_path / "c").samples == 40
 

@@ -26,8 +26,6 @@ from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config
 from tests.servers.imagined import HUGE_ROWS, KEYS, TINY, TINY_ROWS, imagined, size
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, object]]:

@@ -21,8 +21,6 @@ from tests.sampling.services import run, status, write_config
 from tests.servers import Bucket
 from tests.tables import Table, code
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def table(write_tables: bool) -> Iterator[Table]:

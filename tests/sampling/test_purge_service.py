@@ -40,8 +40,6 @@ from tests.sampling.services import (
     write_config,
 )
 
-pytestmark = pytest.mark.timeout(120)
-
 OBJECTS = 60
 PURGED = (3, 17, 44)
 
@@ -160,7 +158,7 @@ def test_a_service_purges_while_a_reader_holds_on(
             )
             waited = threading.Thread(target=main, args=(["purge", str(cache), "--wait"],))
             waited.start()
-        waited.join(30)
+        waited.join(300)
         assert not waited.is_alive()
         assert delivered(cache) == {*range(OBJECTS)} - {*PURGED}
         assert on_disk(cache).isdisjoint(keys_of(url))
@@ -300,7 +298,7 @@ def held_list(keys: list[str]) -> Iterator[tuple[str, threading.Event]]:
             self.end_headers()
 
         def do_GET(self) -> None:
-            may_come.wait(100)
+            may_come.wait(300)
             self.do_HEAD()
             self.wfile.write(body)
 
@@ -342,16 +340,15 @@ def test_nothing_is_drawn_before_the_shared_list_was_read(tmp_path: Path, url: s
         )
         cache = tmp_path / "c"
         with service(config, "--until-full") as process:
-            wait_until(lambda: waits_for(cache) == "the purge list (source.purged)", 50)
+            wait_until(lambda: waits_for(cache) == "the purge list (source.purged)")
             assert not drawn(cache)
             may_come.set()
-            _, errors = process.communicate(timeout=50)
+            _, errors = process.communicate(timeout=300)
             assert (process.returncode, errors) == (0, "")
     assert delivered(cache) == {*range(OBJECTS)} - {*PURGED}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # six processes start, one after another
 def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     """It is read before anything is drawn; what is added later is purged, too."""
     shared = tmp_path / "shared"
@@ -372,7 +369,7 @@ def test_machines_share_a_list(tmp_path: Path, url: str, purge: Said) -> None:
     purge(caches[0], *keys_of(url, (5, 6)))
     shared.write_bytes((caches[0] / "purged").read_bytes())
     with service(nodes[1]):
-        wait_until(lambda: delivered(caches[1]).isdisjoint({5, 6}), seconds=150)
+        wait_until(lambda: delivered(caches[1]).isdisjoint({5, 6}))
         assert purge(caches[1])[0] == 0
     assert set().union(*map(delivered, caches)) == {*range(OBJECTS)} - {*PURGED, 5, 6}
     assert [*map(errors_in, caches)] == [[], []]
@@ -402,7 +399,6 @@ def test_a_stopped_service_goes_on_with_the_list(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_service_purges_both_generations(tmp_path: Path, url: str, purge: Said) -> None:
     config, cache = write_config(tmp_path / "c.yaml", url), tmp_path / "c"
     assert run(config, "--until-full")[0] == 0

@@ -29,7 +29,6 @@ from tests.sampling.services import make_source, run, service, wait_until, write
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray"),
 ]
 
@@ -189,20 +188,20 @@ def check_whole(cache: Path, objects: int = 120) -> None:
 def kill_some(cache: Path, find: Callable[[], list[int]], times: int) -> None:
     """Kill one of the processes again and again, whatever they do."""
     for _ in range(times):
-        wait_until(lambda: status(cache).complete or find(), 60)
+        wait_until(lambda: status(cache).complete or find())
         time.sleep(0.3)
         for pid in find()[:1]:
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: pid not in find(), 30)
+            wait_until(lambda pid=pid: pid not in find())
 
 
 def test_samplers_may_be_killed(cluster: RayCluster, url: str, tmp_path: Path) -> None:
     config, cache = slow_config(tmp_path / "c.yaml", url, cluster), tmp_path / "c"
     with service(config, "--until-full") as process:
-        wait_until(lambda: len(pids(cache)) == 2, 60)
+        wait_until(lambda: len(pids(cache)) == 2)
         assert len({one.node for one in status(cache).worker_states}) == 2
         kill_some(cache, lambda: pids(cache), 4)
-        assert process.wait(120) == 0
+        assert process.wait(300) == 0
     check_whole(cache)
 
 
@@ -214,12 +213,12 @@ def writers(service_pid: int) -> list[int]:
 def test_the_writer_may_be_killed(cluster: RayCluster, url: str, tmp_path: Path) -> None:
     config, cache = slow_config(tmp_path / "c.yaml", url, cluster), tmp_path / "c"
     with service(config, "--until-full") as process:
-        wait_until(lambda: status(cache).samples > 8, 60)
+        wait_until(lambda: status(cache).samples > 8)
         (writer,) = writers(process.pid)
         samplers = pids(cache)
         os.kill(writer, signal.SIGKILL)
-        wait_until(lambda: not any(map(psutil.pid_exists, samplers)), 30)
-        assert process.wait(120) == 0
+        wait_until(lambda: not any(map(psutil.pid_exists, samplers)))
+        assert process.wait(300) == 0
     check_whole(cache)
 
 
@@ -228,10 +227,10 @@ def test_no_sampler_outlives_a_killed_supervisor(
 ) -> None:
     config, cache = slow_config(tmp_path / "c.yaml", url, cluster), tmp_path / "c"
     with service(config) as process:
-        wait_until(lambda: status(cache).samples > 8, 60)
+        wait_until(lambda: status(cache).samples > 8)
         left = [*pids(cache), *writers(process.pid)]
         process.kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, left)), 30)
+        wait_until(lambda: not any(map(psutil.pid_exists, left)))
     run(config, "--until-full", seconds=100)
     check_whole(cache)
 
@@ -241,9 +240,9 @@ def test_a_node_may_be_lost(cluster: RayCluster, url: str, tmp_path: Path) -> No
     config = slow_config(tmp_path / "c.yaml", url, cluster)
     cache = tmp_path / "c"
     with service(config, "--until-full", "--set", "sampling.ray.workers=3") as process:
-        wait_until(lambda: len(pids(cache)) == 3, 60)
+        wait_until(lambda: len(pids(cache)) == 3)
         cluster.remove_node(node)
-        assert process.wait(150) == 0
+        assert process.wait(300) == 0
     check_whole(cache)
 
 
@@ -253,9 +252,9 @@ def test_the_head_may_be_lost(url: str, tmp_path: Path) -> None:
         limit = {"max_bytes_per_second": 10_000}  # all takes 50 seconds
         config, cache = slow_config(tmp_path / "c.yaml", url, cluster, **limit), tmp_path / "c"
         with service(config, "--set", "sampling.ray.workers=1"):
-            wait_until(lambda: status(cache).samples > 4, 60)
+            wait_until(lambda: status(cache).samples > 4)
             cluster.kill_head()
-            wait_until(lambda: f"Ray at {cluster.address} to answer" in waits_for(cache), 60)
+            wait_until(lambda: f"Ray at {cluster.address} to answer" in waits_for(cache))
     with ray_cluster(nodes=1) as cluster:  # the cache goes on with another cluster
         config = write_config(tmp_path / "c.yaml", url, sampling=on_ray(cluster, 1))
         code, errors = run(config, "--until-full", seconds=100)
@@ -268,11 +267,11 @@ def test_the_copy_of_a_slow_permit_wins(cluster: RayCluster, url: str, tmp_path:
     config = slow_config(tmp_path / "c.yaml", url, cluster, timeout_seconds=100)
     cache = tmp_path / "c"
     with service(config, "--until-full") as process:
-        wait_until(lambda: len(pids(cache)) == 2 and status(cache).samples > 40, 60)
+        wait_until(lambda: len(pids(cache)) == 2 and status(cache).samples > 40)
         stopped = pids(cache)[0]
         os.kill(stopped, signal.SIGSTOP)
         try:
-            assert process.wait(100) == 0
+            assert process.wait(300) == 0
         finally:
             if psutil.pid_exists(stopped):
                 os.kill(stopped, signal.SIGCONT)
@@ -297,12 +296,12 @@ def test_copies_that_differ_end_the_run_and_name_both_nodes(
     config = slow_config(tmp_path / "c.yaml", url, cluster, **more)
     cache = tmp_path / "c"
     with service(config) as process:
-        wait_until(lambda: len(pids(cache)) == 2 and status(cache).samples > 40, 60)
+        wait_until(lambda: len(pids(cache)) == 2 and status(cache).samples > 40)
         slow = pids(cache)[0]
         os.kill(slow, signal.SIGSTOP)
         time.sleep(25)  # as long as it takes to be slow, and for a copy to arrive
         os.kill(slow, signal.SIGCONT)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     nodes = [one for one in errors.split() if one.startswith(os.uname().nodename)]
     assert "have different bytes" in errors
@@ -350,7 +349,7 @@ def test_no_node_has_what_samplers_need(cluster: RayCluster, url: str, tmp_path:
     sampling = on_ray(cluster, resources={"camera": 1})
     config = write_config(tmp_path / "c.yaml", url, sampling=sampling)
     with service(config):
-        wait_until(lambda: "a node of Ray with room" in waits_for(tmp_path / "c"), 60)
+        wait_until(lambda: "a node of Ray with room" in waits_for(tmp_path / "c"))
         assert "camera 1" in waits_for(tmp_path / "c")
 
 
@@ -363,7 +362,7 @@ def test_local_samplers_go_on_without_ray(url: str, tmp_path: Path) -> None:
     ray = {"engine": "ray", "ray": {"address": "127.0.0.1:9"}}
     lone = write_config(tmp_path / "lone.yaml", url, sampling={"workers": 0, **ray})
     with service(lone):
-        wait_until(lambda: "Ray at 127.0.0.1:9 to answer" in waits_for(tmp_path / "lone"), 100)
+        wait_until(lambda: "Ray at 127.0.0.1:9 to answer" in waits_for(tmp_path / "lone"))
         assert status(tmp_path / "lone").waiting_reason == "cluster"
     both = write_config(tmp_path / "both.yaml", url, sampling={"workers": 1, **ray})
     code, errors = run(both, "--until-full", seconds=60)
@@ -389,10 +388,10 @@ def test_a_ray_of_its_own_goes_with_the_service(
     sampling = {"engine": "ray", "workers": 0, "ray": {"address": "local", "workers": 1}}
     config = write_config(tmp_path / "c.yaml", url, sampling=sampling)
     with service(config) as process:
-        wait_until(lambda: status(tmp_path / "c").samples == 120, 100)
+        wait_until(lambda: status(tmp_path / "c").samples == 120)
         assert processes_of_ray() > before
         process.send_signal(number)
-        process.wait(30)
-        wait_until(lambda: processes_of_ray() <= before, 30)
+        process.wait(300)
+        wait_until(lambda: processes_of_ray() <= before)
     assert not list(Path(folder.name).iterdir())
     folder.cleanup()

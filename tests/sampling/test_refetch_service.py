@@ -34,8 +34,6 @@ from tests.sampling.services import (
 
 OTHER_BYTES = "0" * 32
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -91,7 +89,7 @@ def fates(cache: Path, lease: Lease) -> dict[int, RefetchOutcome]:
 
 def wait_for(state: str, cache: Path, lease: Lease) -> None:
     """Wait until all wishes of the lease have come to this."""
-    wait_until(lambda: all_are(state, fates(cache, lease)), seconds=90)
+    wait_until(lambda: all_are(state, fates(cache, lease)))
 
 
 def all_are(state: str, found: dict[int, RefetchOutcome]) -> bool:

@@ -98,7 +98,6 @@ def test_shards_alone_are_taken_over_and_nothing_is_drawn_twice(config: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_shards_alone_of_another_configuration_are_refused(config: Path) -> None:
     layout = CacheLayout(root_of(config))
     assert run(config, "--samples", "20") == (0, "")

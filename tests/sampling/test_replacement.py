@@ -95,7 +95,7 @@ def run(work: Path, *more: str) -> tuple[int, str]:
         env=environment(work),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stderr
 
@@ -109,10 +109,10 @@ def service(work: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -128,7 +128,6 @@ def values_in(cache: Path) -> set[int]:
         return {int(np.asarray(snapshot[i]["by"])) for i in range(len(snapshot))}
 
 
-@pytest.mark.timeout(300)
 def test_a_loader_goes_on_through_a_replacement_and_sees_one_generation_at_a_time(
     work: Path,
 ) -> None:
@@ -178,7 +177,6 @@ def has_drawn_more(cache: Path, before: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
     cache = work / "cache"
     for kills in range(2):
@@ -200,7 +198,6 @@ def test_a_replacement_that_is_killed_goes_on(work: Path) -> None:
     "len(generation_numbers(root)) > 1",
     "False",
 )
-@pytest.mark.timeout(300)
 def test_a_replacement_that_ended_before_its_first_sample_costs_nothing(work: Path) -> None:
     cache = work / "cache"
     before = {row.number: row.digest for row in read_index(cache).shards}
@@ -212,7 +209,6 @@ def test_a_replacement_that_ended_before_its_first_sample_costs_nothing(work: Pa
     assert (generation_numbers(cache), before.items() <= after.items()) == ([0], True)
 
 
-@pytest.mark.timeout(300)
 def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Path) -> None:
     cache = work / "cache"
     with EpochLoader(cache, batch_size=16, min_samples=MIN_SAMPLES, seed=0) as loader:
@@ -233,7 +229,6 @@ def test_a_state_of_the_old_generation_resumes_in_it_while_it_is_there(work: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_serve_replaces_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = growcache.load_config("config.yaml", [other(1)[1]])
     monkeypatch.syspath_prepend(str(work))
@@ -258,7 +253,6 @@ def full_and_held(work: Path) -> Iterator[growcache.Snapshot]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
     cache = work / "cache"
     with full_and_held(work) as held:
@@ -268,7 +262,7 @@ def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
             assert (found.state, found.pid) == ("waiting", process.pid)
             assert [lease.pid for lease in found.leases] == [os.getpid()]
             process.terminate()
-            assert process.wait(25) == 0
+            assert process.wait(300) == 0
         assert read_status(cache).state == "stopped"
         assert generation_numbers(cache) == [0]
         with service(work, *other(1), "--replace"):
@@ -279,7 +273,6 @@ def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_parents_end_ends_the_wait_for_room(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +290,6 @@ def test_a_parents_end_ends_the_wait_for_room(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ranks_of_a_job_read_one_generation_at_a_time(work: Path) -> None:
     cache = work / "cache"
     assert run(work, "--until-full") == (0, "")
@@ -329,7 +321,6 @@ def test_ranks_of_a_job_read_one_generation_at_a_time(work: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(300)
 def test_a_tensorflow_reader_goes_on_through_a_replacement(work: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     import growcache.tensorflow as gtf
@@ -349,7 +340,6 @@ def test_a_tensorflow_reader_goes_on_through_a_replacement(work: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -22,9 +22,9 @@ def test_slow_reads_are_requested_again_and_few_others(tmp_path: Path) -> None:
             },
         )
         with service(config, "--until-full") as process:
-            wait_until(lambda: store.counts().served > 100, 60)
+            wait_until(lambda: store.counts().served > 100)
             store.set(slow=[(0.02, 300.0)])
-            wait_until(lambda: process.poll() is not None, 150)
+            wait_until(lambda: process.poll() is not None)
             assert process.returncode == 0
         counts = store.counts()
     assert counts.slow >= 20

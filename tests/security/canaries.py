@@ -34,7 +34,7 @@ class Ran:
 
 
 def growcache(
-    arguments: Sequence[str], folder: Path, environment: dict[str, str], seconds: float = 50
+    arguments: Sequence[str], folder: Path, environment: dict[str, str], seconds: float = 300
 ) -> Ran:
     """Run the command line to its end, and look at the command lines of its samplers."""
     process = subprocess.Popen(

@@ -29,7 +29,7 @@ from tests.security.test_hostile_objects import (
     watched,
 )
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 CORPUS = Path(__file__).parent.parent / "fuzz" / "corpus"
 GOOD = 20  # objects, so that they say what a sample is

@@ -10,7 +10,6 @@ from tests.security.hostile_memory import FAMILIES, MOST_MB, run_family
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_memory_of_a_sampler(name: str, tmp_path: Path) -> None:
     found = run_family(FAMILIES[name](), tmp_path)

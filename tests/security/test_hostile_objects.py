@@ -23,8 +23,6 @@ from tests.sampling.services import write_config
 from tests.security.watched import MARK
 from tests.servers import Bucket
 
-pytestmark = pytest.mark.timeout(180)
-
 HERE = Path(__file__).parent
 KEYS = (
     "../../EVIL.npy", "/EVIL.npy", "a/../../EVIL.npy", "./EVIL.npy", "a//EVIL.npy",
@@ -92,7 +90,7 @@ def watched(folder: Path, *words: str, cache: Path | None = None) -> tuple[int, 
         cwd=folder,
         env=environment,
         capture_output=True,
-        timeout=170,
+        timeout=300,
         check=False,
     )
     return ran.returncode, (ran.stdout + ran.stderr).decode()

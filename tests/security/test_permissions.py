@@ -48,7 +48,6 @@ def no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_umask")
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "cache_format", ["tfrecord", pytest.param("npy", marks=pytest.mark.slow)]
 )
@@ -90,7 +89,6 @@ def test_a_running_service_and_its_reader(tmp_path: Path, cache_format: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("no_umask")
 def test_what_the_other_commands_write(tmp_path: Path) -> None:
     url = make_source(tmp_path / "data", 12)

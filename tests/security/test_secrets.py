@@ -71,7 +71,6 @@ def written(folder: Path, **source: Any) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_signed_address_with_a_password(tmp_path: Path, web: str) -> None:
     config = written(tmp_path, url=web, options={"axis": 0})
     cache = tmp_path / "cache"
@@ -101,7 +100,6 @@ def test_an_address_that_is_refused(tmp_path: Path, web: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_s3_with_keys_in_options_arguments_and_variables(
     tmp_path: Path, bucket: Bucket
 ) -> None:

@@ -94,7 +94,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(ready: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_until(ready: Callable[[], bool], what: str, seconds: float = 300) -> None:
     """Poll until ready; a server that does not come up fails the test that wanted it."""
     deadline = time.monotonic() + seconds
     while not ready():

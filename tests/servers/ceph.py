@@ -163,14 +163,14 @@ class _Node:
 
     def start_gateway(self) -> None:
         self.spawn("radosgw", "-n", "client.admin", "-f")
-        wait_until(self.answers, "radosgw", 60)
+        wait_until(self.answers, "radosgw")
         user = ("--uid=growcache", "--display-name=growcache")
         keys = (f"--access-key={KEY}", f"--secret-key={SECRET}")
         self.run("radosgw-admin", "user", "create", *user, *keys)
 
     def answers(self) -> bool:
         try:
-            urllib.request.urlopen(self.endpoint, timeout=5).close()
+            urllib.request.urlopen(self.endpoint, timeout=30).close()
         except urllib.error.HTTPError as refusal:
             refusal.close()
             return True
@@ -199,7 +199,7 @@ class _Node:
         return subprocess.run(
             [program, *map(str, arguments)],
             capture_output=True,
-            timeout=60,
+            timeout=300,
             check=False,
             env={**os.environ, "CEPH_CONF": str(self.config)},
         )

@@ -53,7 +53,7 @@ def gcs() -> Iterator[str]:
 
 
 def _answers(url: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30):
         return True
     return False
 
@@ -83,5 +83,5 @@ class GcsBucket:
     def _ask(self, method: str, path: str, data: bytes | None) -> None:
         request = urllib.request.Request(self.endpoint + path, data=data, method=method)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=10):
+        with urllib.request.urlopen(request, timeout=300):
             pass

@@ -60,7 +60,7 @@ def overwritten_when_opened(contents: Mapping[Path, bytes]) -> Iterator[list[Pat
     finally:
         for path in contents:  # whoever waits for the first opening has it now
             path.read_bytes()[:1]
-        thread.join(30)
+        thread.join(300)
         for file in files.values():
             os.close(file)
         os.close(descriptor)

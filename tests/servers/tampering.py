@@ -233,7 +233,7 @@ class _Handler(Handler):
         body = self.rfile.read(int(headers.get("Content-Length", 0)))
         if "AWS4" not in self.headers.get("Authorization", ""):  # which signs the host
             headers = {k: v for k, v in headers.items() if k.lower() != "host"}
-        connection = http.client.HTTPConnection(*self.upstream, timeout=30)
+        connection = http.client.HTTPConnection(*self.upstream, timeout=300)
         try:
             connection.request(method, self.path, body or None, headers)
             found = connection.getresponse()

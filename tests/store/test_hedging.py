@@ -56,7 +56,7 @@ async def taught(hedge: Read, *, allowed: bool = True) -> Hedging:
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(body(), 20)
+        await asyncio.wait_for(body(), 300)
 
     asyncio.run(limited())
 

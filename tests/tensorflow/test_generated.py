@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from growcache.tensorflow.pipeline import GeneratorDataset
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.tensorflow
 
 
 class Counting:

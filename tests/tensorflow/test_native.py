@@ -19,7 +19,7 @@ from growcache.tensorflow.native import NativeIteration, NativePipeline, Pipelin
 from tests.filled import Filled
 from tests.tensorflow.conftest import ids, written
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.tensorflow
 
 CACHED = st.builds(
     PipelineSizes, st.integers(0, 10**9), st.integers(0, 10**9), st.booleans()

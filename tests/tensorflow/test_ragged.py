@@ -17,7 +17,7 @@ from growcache.schema import Schema
 from tests.filled import Filled
 from tests.ragged import SCHEMAS, ragged_cache
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.tensorflow
 
 KINDS: dict[str, Any] = {
     **{name: declared["x"] for name, declared in SCHEMAS.items()},

@@ -76,7 +76,7 @@ def run_growcache(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
