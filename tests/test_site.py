@@ -72,6 +72,23 @@ def test_a_page_opens_without_a_network(
     assert [line for line in browser.complaints() if line.startswith("SEVERE")] == []
 
 
+def test_no_page_is_wider_than_a_phone(site: Path, browser: Browser) -> None:
+    browser.resize(390, 850, mobile=True)
+    wide = {}
+    for page in sorted(site.rglob("*.html")):
+        if "_static" in page.parts:
+            continue
+        browser.open(page.as_uri(), "document.readyState == 'complete'")
+        # The theme's container scrolls sideways by itself, so the document never gets wider.
+        width = browser.ask(
+            "Math.max(...[...document.querySelectorAll('html, .bd-article-container')]"
+            ".map((one) => one.scrollWidth))"
+        )
+        if width > 390:
+            wide[str(page.relative_to(site))] = width
+    assert wide == {}
+
+
 def test_the_search_works_without_a_network(site: Path, browser: Browser) -> None:
     browser.resize(1360, 850)
     browser.open(f"{(site / 'search.html').as_uri()}?q=max_bytes")
