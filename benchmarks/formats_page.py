@@ -11,7 +11,7 @@ from benchmarks.formats_cases import CASES
 Figures: TypeAlias = dict[str, Any]
 BEGIN, END = "<!-- formats: written by benchmarks/formats.py -->", "<!-- formats: end -->"
 _COLUMNS = {
-    "format": "",
+    "format": "data",
     "samples/s": "samples/s",
     "MB/s": "MB/s",
     "CPU ms": "CPU, ms per sample",
@@ -24,7 +24,7 @@ _COLUMNS = {
 }
 _FAR = {"amplification": "bytes fetched : needed", "first look MB": "of them a first look, MB"}
 _STARTS = {
-    "format": "",
+    "format": "data",
     "start s": "growcache: to the first shard, s",
     "whole run s": "the whole run, s",
     "whole run CPU ms": "its CPU, ms per sample",

@@ -24,7 +24,7 @@ import pytest
 import typer.main
 
 from growcache.cache import incoming
-from growcache.cache.eviction_policy import Candidate, choose_evictions
+from growcache.cache.eviction_policy import RETIRED_SHARE, Candidate, choose_evictions
 from growcache.cache.formats import CACHE_FORMATS
 from growcache.cache.formats.encoding import MAX_PAYLOAD_BYTES
 from growcache.cache.space import fixed_budget, minimum_bytes
@@ -301,6 +301,7 @@ def test_the_table_belongs_to_the_objects(tmp_path: Path) -> None:
 
 def test_how_epochs_grow() -> None:
     consumption, ratio, room = 500, Fraction(1, 2), 10_000
+    fifth = Fraction(RETIRED_SHARE).limit_denominator(10)
     samples = new = Fraction(1000)
     begins = Fraction(0)
     rows = computed("epochs", "growth")
@@ -312,8 +313,8 @@ def test_how_epochs_grow() -> None:
             f"{round(begins)} s",
         ]
         begins += samples / consumption
-        new = min(ratio * samples, room - samples + Fraction(3, 10) * room)
-        samples = min(samples + new, Fraction(room))
+        new = min(ratio * samples, room - samples)
+        samples = samples + new if samples + new < room else (1 - fifth) * room
     assert len(rows) == 8
 
 
@@ -353,7 +354,7 @@ def test_every_field_of_the_report_is_explained() -> None:
 
 
 def test_the_turnover_of_a_cache() -> None:
-    cache, dataset, link, consumption = 100 * GB, 5000 * GB, 100 * MB, 300 * MB
+    cache, dataset, link, consumption = 100 * GB, 5000 * GB, 100 * MB, 500 * MB
     seconds = 12 * 3600
     assert [row[2] for row in computed("choosing", "turnover")] == [
         f"{cache / link:,.0f} s",

@@ -150,8 +150,8 @@ class Loader:
             device: Device for the batches, such as ``"cuda"`` or ``"cuda:1"``; only PyTorch's
                 loader accepts one. Batches are copied to the device concurrently with the loop,
                 after ``batch_transform``. Large columns that ``batch_transform`` passes on
-                unchanged are copied from page-locked memory. Up to 176 MB of batches are on the
-                device (360 MB with ``gather="thread"``), or five batches if these are larger,
+                unchanged are copied from page-locked memory. Up to 360 MB of batches are on the
+                device (176 MB with ``gather="process"``), or five batches if these are larger,
                 including the loop's. ``"cuda"`` is the device that is current in the loop's
                 thread at its first iteration. None leaves batches in memory. This has not run
                 on a GPU yet.
