@@ -174,6 +174,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_column_has_a_heading(page: Path) -> None:
+    heads = re.findall(r"^ *(\|.*\|)\n *\|[ :|-]+\|$", page.read_text("utf-8"), re.M)
+    assert not [head for head in heads if re.search(r"\|\s*\|", head)]
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     found = Counter(page for index in DOCS.rglob("*.md") for page in toctree(index))
     pages = {page for suffix in ("md", "ipynb") for page in DOCS.rglob(f"*.{suffix}")}
