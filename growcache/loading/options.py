@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from growcache.cache.files import generation_in
+from growcache.cache.files import generation_in, unusable_path_error
 from growcache.errors import ConfigError
 from growcache.loading.maps import Verify
 from growcache.loading.ragged import RAGGED_STYLES, RaggedStyle
@@ -57,7 +57,11 @@ def check_cache_path(path: str | os.PathLike[str]) -> None:
             "where the objects are (source.url)",
             code="GC601",
         )
-    if Path(path).is_file():
+    try:
+        is_file = Path(path).is_file()
+    except OSError as error:
+        raise unusable_path_error(Path(path), error) from error
+    if is_file:
         raise ConfigError(
             f"path: expected the directory of a cache, found a file: {path}", code="GC601"
         )

@@ -180,6 +180,8 @@ def test_what_cannot_become_a_cache_is_not_waited_for(tmp_path: Any) -> None:
             kind("s3://bucket/train", batch_size=8)
         with pytest.raises(ConfigError, match="found a file"):
             kind(tmp_path / "file", batch_size=8)
+        with pytest.raises(ConfigError, match="too long for this system"):
+            kind(tmp_path / ("x" * 300), batch_size=8)
 
 
 def test_numbers_of_numpy_are_numbers(cache: Any, loader: Any) -> None:
