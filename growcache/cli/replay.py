@@ -27,7 +27,8 @@ from growcache.replays import Replay, replay
 from growcache.sampling.sources import first_urls, source_of_url
 from growcache.schema import Array
 from growcache.store.contract import Entry
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.usercode import printable
 
 MOST_ASKED = 16  # objects looked up at once

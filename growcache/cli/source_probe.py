@@ -46,7 +46,8 @@ from growcache.errors import (
 from growcache.formats.signatures import advice_on
 from growcache.store.contract import Entry, StoredObject
 from growcache.store.left_out import UNKNOWN_FORMAT
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.threads import DaemonThread
 
 LISTING_SECONDS = 2.0  # enough to list a small source completely, and a part of a large one

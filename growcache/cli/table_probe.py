@@ -17,7 +17,8 @@ from growcache.cli.propose_labels import ProposedLabels, Table, propose_labels
 from growcache.config_source import SourceConfig, table_kind
 from growcache.errors import GrowcacheError
 from growcache.store.contract import Entry
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.store.urls import LOCAL_SCHEMES, SSH_SCHEMES, WEB_SCHEMES, Location, parse_url
 
 LISTING_SECONDS = 1.0

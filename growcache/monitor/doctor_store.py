@@ -35,7 +35,8 @@ from growcache.sampling.sizing import Partitioning
 from growcache.sampling.sources import open_listings
 from growcache.schema import sample_bytes
 from growcache.store.contract import Entry, StoredObject
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.store.urls import parse_url
 from growcache.threads import DaemonThread
 

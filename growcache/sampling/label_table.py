@@ -30,8 +30,8 @@ from growcache.config_source import SourceConfig, table_kind
 from growcache.errors import ConfigError, FormatError
 from growcache.seeding import Uint64Array, hash64
 from growcache.store.contract import Entry, Store
+from growcache.store.opening import open_store
 from growcache.store.parquet_texts import table_batches
-from growcache.store.store import open_store
 from growcache.store.table_rows import errors_of_setting, json_rows
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 

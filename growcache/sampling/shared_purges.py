@@ -18,8 +18,8 @@ from growcache.cache.sidecar import version_of
 from growcache.config_source import SourceConfig
 from growcache.errors import ConfigError, GrowcacheError, SamplingError, StoreError
 from growcache.store.contract import Entry, Store
+from growcache.store.opening import open_store
 from growcache.store.retries import RetryPolicy
-from growcache.store.store import open_store
 from growcache.store.urls import LOCAL_SCHEMES, parse_url, redact
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from growcache.formats.dataset import open_dataset
 from growcache.store.contract import PAGE_ENTRIES, Entry, Store, StoredObject
 from growcache.store.dataset import DatasetStore
 from growcache.store.manifest import ManifestListing
+from growcache.store.opening import open_store
 from growcache.store.read_slots import ReadMeter
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.store import RemoteStore
 from growcache.usercode import CodeDigest
 
 if TYPE_CHECKING:

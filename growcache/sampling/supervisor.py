@@ -57,7 +57,7 @@ from growcache.sampling.shared_purges import SharedPurges
 from growcache.sampling.sources import first_urls
 from growcache.sampling.status_builder import LISTING, PURGES, TABLES, StatusBuilder
 from growcache.store.catalog import Catalog
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from growcache.usercode import printable
 
 TURN_SECONDS = 0.05  # at the latest; messages and pages cause a turn at once

@@ -24,9 +24,10 @@ from growcache.store.manifest_tables import (
     manifest_rows,
     read_all,
 )
+from growcache.store.opening import open_store
 from growcache.store.retries import RetryPolicy
 from growcache.store.seekable_file import SeekableFile
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.store import RemoteStore
 from growcache.store.table_rows import errors_of_setting
 from growcache.store.urls import (
     BUCKET_SCHEMES,

@@ -16,7 +16,7 @@ from growcache.formats import open_format
 from growcache.formats.base import Visit
 from growcache.schema import Array
 from growcache.store.contract import StoredObject
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.formats.held import Held, Row, visited
 
 h5py = pytest.importorskip("h5py")

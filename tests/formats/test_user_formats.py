@@ -24,7 +24,7 @@ from growcache.formats import base, check_format, open_format, user
 from growcache.formats.base import Visit, endless_entry
 from growcache.formats.items import UserCall, UserThreads
 from growcache.store.contract import StoredObject
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.formats.held import SOURCE, Held, visited
 
 MODULE = """

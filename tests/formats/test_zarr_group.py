@@ -19,7 +19,7 @@ from growcache.formats.zarr_group import GroupArray, agreeing_arrays
 from growcache.formats.zarr_metadata import zarr_metadata
 from growcache.schema import Sample
 from growcache.store.contract import StoredObject
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 
 pytest.importorskip("numcodecs")
 zarr = pytest.importorskip("zarr")

@@ -20,7 +20,7 @@ from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import StoredObject
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.sampling.drawn import drawn_by, edition
 from tests.sampling.outcomes import ODD
 from tests.sampling.services import run, status, write_config

@@ -31,7 +31,7 @@ from growcache.sampling.population import Population
 from growcache.sampling.sizing import Sizing
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from growcache.store.urls import UrlTemplate
 from tests.formats.held import Held
 from tests.sampling.services import run, write_config

@@ -27,7 +27,7 @@ from growcache.sampling.schema_probe import (
 from growcache.sampling.sources import OpenSource, Sources
 from growcache.schema import Array, Field, Schema
 from growcache.store.contract import Entry
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 
 
 def _rows(n: int, dtype: str = "<f4") -> Schema:

@@ -24,6 +24,7 @@ from growcache.sampling.shared_listing import SharedListing, catalog_name
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
 from growcache.store.counts import number_in
+from growcache.store.opening import open_store
 from growcache.store.shared_catalog import (
     PartPacker,
     Pointer,
@@ -32,7 +33,7 @@ from growcache.store.shared_catalog import (
     encode_pointer,
 )
 from growcache.store.shared_folder import open_shared_folder
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.store import RemoteStore
 from tests.sampling.services import service, wait_until, write_config
 from tests.servers import Bucket, S3Server
 from tests.servers.guarded import guarded

@@ -16,7 +16,7 @@ import yaml
 from growcache.config_text import load_config
 from growcache.errors import ConfigError, StoreError
 from growcache.secrecy import hash_secrets, hide_secrets, remember_secrets, url_without_secrets
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from growcache.store.urls import parse_url
 from tests.formats.held import Held
 from tests.sampling.outcomes import npy

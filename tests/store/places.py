@@ -13,7 +13,8 @@ import pytest
 
 from growcache.config_source import SourceConfig
 from growcache.store.contract import Entry
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from tests.cloud import place as own
 from tests.cloud.objects import open_objects
 from tests.servers import Bucket, S3Server

@@ -10,7 +10,8 @@ import pytest
 from growcache.config_source import SourceConfig
 from growcache.errors import AccessError, ConfigError, ObjectChangedError, ObjectMissingError
 from growcache.store.adlfs_options import adlfs_options
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.store.urls import parse_url
 from tests.servers.azure import ACCOUNT, KEY, Azure, AzureContainer
 from tests.servers.imagined_gcs import ImaginedGcs, imagined_gcs

@@ -13,7 +13,7 @@ import pytest
 from growcache.config_source import SourceConfig
 from growcache.errors import AccessError, ConfigError
 from growcache.store.credentials import S3Settings, s3_settings
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.servers import Bucket
 
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
@@ -177,7 +177,7 @@ def test_a_store_opened_by_the_chain(
 def test_static_keys_load_neither_boto3_nor_fsspec(bucket: Bucket) -> None:
     program = (
         "import sys; from growcache.config import SourceConfig\n"
-        "from growcache.store.store import open_store\n"
+        "from growcache.store.opening import open_store\n"
         f"source = SourceConfig(url='s3://b/x', storage_options={bucket.storage_options!r})\n"
         "open_store(source); open_store(SourceConfig(url='/tmp/x'))\n"
         "heavy = {'boto3', 'botocore', 'fsspec', 's3fs', 'torch'} & set(sys.modules)\n"

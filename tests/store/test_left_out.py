@@ -10,7 +10,7 @@ import pytest
 from growcache.cache.status import read_status
 from growcache.config_source import SourceConfig
 from growcache.store.left_out import left_out_by
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from growcache.store.urls import parse_url
 from tests.sampling.services import run, write_config
 

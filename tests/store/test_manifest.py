@@ -23,7 +23,7 @@ from growcache.loading.snapshot import Snapshot
 from growcache.sampling.label_table import parse_table
 from growcache.store.contract import Entry
 from growcache.store.manifest import ManifestListing
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.sampling.services import run, write_config
 from tests.servers import Bucket
 

@@ -11,7 +11,7 @@ import pytest
 from growcache.config_source import SourceConfig
 from growcache.store.catalog import Catalog
 from growcache.store.contract import Entry
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.servers import Bucket, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

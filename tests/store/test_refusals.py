@@ -19,7 +19,8 @@ from growcache.errors import (
 )
 from growcache.errors import TransientStoreError as Transient
 from growcache.store.contract import Entry
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from growcache.store.store_errors import (
     CONNECTION_REFUSED,
     TIMED_OUT,

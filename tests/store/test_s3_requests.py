@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from growcache.config_source import SourceConfig
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.servers import REGION
 from tests.servers.threads import DATED, Handler, in_threads
 from tests.store.places import only, read_once

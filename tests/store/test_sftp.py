@@ -24,7 +24,8 @@ from growcache.errors import (
     TransientStoreError,
 )
 from growcache.store.contract import Entry
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from tests.servers import free_port, wait_until
 from tests.servers.sftp import Relay, Ssh, relay
 from tests.store.places import listed, only, read

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from growcache.config_source import SourceConfig
 from growcache.errors import StoreError, TransientStoreError
 from growcache.store.listing import walk_folders
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 from tests.servers.web import web
 
 NAMES = ["a/1", "a/2", "b/4", "b/c/3", "z"]

@@ -13,7 +13,8 @@ import pytest
 
 from growcache.config_source import SourceConfig
 from growcache.errors import ObjectChangedError
-from growcache.store.store import RemoteStore, open_store
+from growcache.store.opening import open_store
+from growcache.store.store import RemoteStore
 from tests.servers.web import web
 from tests.store.places import only, read_once
 
@@ -26,7 +27,7 @@ PROGRAM = """
 import asyncio, sys
 from growcache.config import SourceConfig
 from growcache.errors import StoreError
-from growcache.store.store import open_store
+from growcache.store.opening import open_store
 
 async def read(store, entry):
     return len(await store.read(entry)), len(await store.read(entry, 5, 9))
