@@ -237,6 +237,13 @@ def damage(paths: Iterable[Path]) -> None:
         path.write_bytes(data)
 
 
+def message_of(traceback: str) -> str:
+    """Return the last message of a traceback, which the hint of its code follows on a line of its own."""
+    *_, message, hint = traceback.strip().splitlines()
+    assert hint.startswith("(GC")
+    return message
+
+
 def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Return once the condition is met; fail at the deadline."""
     deadline = time.monotonic() + seconds

@@ -19,6 +19,7 @@ from tests.accidents.commands import (
     command,
     growcache,
     is_gone,
+    message_of,
     rows_of,
     running,
     status,
@@ -259,7 +260,7 @@ def test_a_path_that_is_too_long_is_said_so(parts: list[int], config: Path) -> N
         loader = subprocess.run(
             [sys.executable, "-c", program, deep], capture_output=True, text=True, check=False
         )
-        assert "too long" in loader.stderr.strip().splitlines()[-1]
+        assert "too long" in message_of(loader.stderr)
 
 
 @pytest.mark.slow

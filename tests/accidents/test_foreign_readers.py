@@ -20,6 +20,7 @@ import pytest
 from tests.accidents.commands import (
     command,
     growcache,
+    message_of,
     rows_of,
     status,
     wait_for_status,
@@ -108,7 +109,7 @@ def test_a_reader_that_is_root_is_heeded_as_any(cache: Path) -> None:
 @pytest.mark.slow
 def test_another_user_is_refused_in_one_line(cache: Path) -> None:
     done = done_as(OTHER, [sys.executable, "-c", TAKE, str(cache)])
-    last = done.stderr.strip().splitlines()[-1]
+    last = message_of(done.stderr)
     assert f"uid {SERVICE}" in last, done.stderr
     assert f"uid {OTHER}" in last
     for name in ("status", "release"):
@@ -236,4 +237,4 @@ def test_a_read_only_mount_is_refused_in_one_line(cache: Path) -> None:
     )
     if "mount:" in done.stderr or "unshare:" in done.stderr:
         pytest.skip("nothing can be mounted here")
-    assert "mount the cache's folder writable" in done.stderr.strip().splitlines()[-1]
+    assert "mount the cache's folder writable" in message_of(done.stderr)
