@@ -100,6 +100,7 @@ class Supervisor:
         # First, because the catalog must not mix two sources.
         cache.claim(configured_values(config))
         self._catalog = Catalog.open(cache.layout.catalog)
+        self._was_listed = len(self._catalog) > 0  # by an earlier run
         subsets = Split(config.split) if config.split is not None else None
         self._objects = Objects(
             self._catalog,
@@ -229,8 +230,11 @@ class Supervisor:
         self._wake()
 
     def _retries_labels(self, error: TransientStoreError) -> bool:
-        """Whether tables are read again forever, by the rule of `ListingIngest`."""
-        return len(self._catalog) > 0 or not isinstance(error, StoreRefusedError)
+        """Whether tables are read again forever.
+
+        A refusal in the first run ends it, because it is probably a configuration error.
+        """
+        return self._was_listed or not isinstance(error, StoreRefusedError)
 
     def _labels_read(self, found: Labels | GrowcacheError) -> None:
         self._status.silences[TABLES].answered()

@@ -16,6 +16,7 @@ import hashlib
 import re
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class GuardedBucket:
     sent: int = 0
     _everybody: Answer | None = None
     _of_keys: dict[str, Answer] = field(default_factory=dict)
+    _delays: dict[str, float] = field(default_factory=dict)
     _known: set[str] | None = None
 
     def storage_options(self, key: str = "KEY-1") -> dict[str, Any]:
@@ -59,9 +61,10 @@ class GuardedBucket:
         """Answer every request so."""
         self._everybody = (status, code)
 
-    def refuse_key(self, key: str, status: int, code: str) -> None:
-        """Answer every request for one object so."""
+    def refuse_key(self, key: str, status: int, code: str, *, seconds: float = 0) -> None:
+        """Answer every request for one object so, after some seconds."""
         self._of_keys[key] = (status, code)
+        self._delays[key] = seconds
 
     def let_in(self, *access_keys: str, refusal: Answer = (403, "InvalidAccessKeyId")) -> None:
         """Answer those who have one of these keys, and refuse all others."""
@@ -71,6 +74,7 @@ class GuardedBucket:
         """Let everybody in again, to every object."""
         self._everybody = self._known = None
         self._of_keys.clear()
+        self._delays.clear()
 
     def verdict(self, key: str, access_key: str) -> Answer | None:
         """Return how a request is refused; None where it is not."""
@@ -78,6 +82,7 @@ class GuardedBucket:
             return self._everybody
         if self._known is not None and access_key not in self._known:
             return self._refusal
+        time.sleep(self._delays.get(key, 0))
         return self._of_keys.get(key)
 
 
