@@ -125,11 +125,7 @@ class Snapshot:
             raise CacheMissingError(f"the cache at {layout.directory} was replaced meanwhile")
         view = view or read_index(layout.root)
         if view.schema is None:
-            raise CacheMissingError(
-                f"the cache at {layout.directory} has no samples yet; wait for them with "
-                "growcache.loading.waiting.wait_for_samples, or use a loader, which waits",
-                code="GC402",
-            )
+            raise _no_schema_error(layout, view)
         wanted = [
             row
             for row in view.shards
@@ -379,6 +375,18 @@ def _release_snapshot(maps: MapPool, keys: list[ShardKey], lease: Lease) -> None
     # In this order: a file that is unlinked while it is mapped frees no space.
     maps.release(keys)
     lease.close()
+
+
+def _no_schema_error(layout: CacheLayout, view: IndexView) -> CacheMissingError:
+    if view.totals.samples:
+        return CacheMissingError(
+            f"{layout.identity} is missing; repair it with: growcache check {layout.root} --repair"
+        )
+    return CacheMissingError(
+        f"the cache at {layout.directory} has no samples yet; wait for them with "
+        "growcache.loading.waiting.wait_for_samples, or use a loader, which waits",
+        code="GC402",
+    )
 
 
 def _is_same_folder(one: Path, other: Path) -> bool:

@@ -44,6 +44,7 @@ from growcache.loading.wait_progress import WaitLine, WaitProgress, wait_line
 POLL_SECONDS = 1.0
 FIRST_POLL_SECONDS = 0.05
 GENERATION_END_SECONDS = 5.0  # a generation without an index is removed within this time
+VANISHING_SECONDS = 2.0  # a cache that is being removed may lose its schema before its samples
 REPEAT_SECONDS = 60.0  # between two messages of one wait
 
 T = TypeVar("T")
@@ -102,11 +103,14 @@ def wait_for_samples(
             failed.
     """
     layout, bound = CacheLayout(path), BoundCheck()
+    vanished_at = time.monotonic() + VANISHING_SECONDS
     views = index_views(path, wake or threading.Event(), stopped)
     with closing(views), wait_line(rank) as line:
         notice = WaitNotice(line)
         for view in views:
-            if _has_enough(view, min_samples, complete):
+            if _has_enough(view, min_samples, complete) and (
+                view.schema is not None or time.monotonic() > vanished_at
+            ):
                 break
             on_wait()
             if known and not layout.root.is_dir():

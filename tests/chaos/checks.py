@@ -19,7 +19,13 @@ PROGRESS_SECONDS = 90.0
 RACE_SECONDS = 0.5  # a reader's clock and ours differ by a scheduling delay
 
 # Messages that a loader may raise while the index is damaged.
-_INDEX_WORDS = ("the index", "no cache at", "was removed", "has no samples yet")
+_INDEX_WORDS = (
+    "the index",
+    "no cache at",
+    "was removed",
+    "has no samples yet",
+    "is missing; repair",
+)
 _TENSORFLOW_DAMAGE = ("DataLossError", "corrupted record", "truncated record")
 
 

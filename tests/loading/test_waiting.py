@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from growcache.cache.files import CacheLayout
 from growcache.cache.index.reader import IndexView
 from growcache.cache.index.schema import CacheTotals
 from growcache.cache.status import write_status
 from growcache.cache.status_model import Status
-from growcache.errors import CacheError, ConfigError
+from growcache.errors import CacheError, CacheMissingError, ConfigError
 from growcache.loading import bound_check, waiting
 from growcache.loading.waiting import samples_wanted, wait_for_samples
+from growcache.numpy import EpochLoader
 
 
 def later(action: Callable[[], Any], seconds: float = 0.2) -> threading.Timer:
@@ -50,6 +52,29 @@ def test_enough_returns_at_once(cache: Any, caplog: pytest.LogCaptureFixture) ->
     cache.add(0, 1)
     assert wait_for_samples(cache.root, 20).totals.samples == 20
     assert not caplog.records
+
+
+def test_a_cache_that_loses_its_schema_first_is_being_removed(cache: Any) -> None:
+    cache.add(0, 1)
+    CacheLayout(cache.root).identity.unlink()
+    removal = later(lambda: cache.root.rename(cache.root.with_name("gone")))
+    with pytest.raises(CacheMissingError, match="was removed while it was read"):
+        wait_for_samples(cache.root, 20, known=True)
+    removal.join()
+
+
+def test_a_schema_that_stays_away_is_an_error(
+    cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "VANISHING_SECONDS", 0.1)
+    cache.add(0, 1)
+    CacheLayout(cache.root).identity.unlink()
+    loader = EpochLoader(cache.root, batch_size=4, min_samples=8, gather="thread")
+    with (
+        loader,
+        pytest.raises(CacheMissingError, match=r"identity\.json is missing; repair it"),
+    ):
+        next(iter(loader))
 
 
 def test_new_samples_wake_the_reader(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
