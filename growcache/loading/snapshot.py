@@ -65,9 +65,7 @@ class Snapshot:
         verify: Verify = "first",
     ) -> None:
         if view.schema is None:
-            raise CacheMissingError(
-                f"the cache at {layout.directory} has no samples yet", code="GC402"
-            )
+            raise _no_schema_error(layout, view)
         self.schema: Schema = view.schema
         self.shards = tuple(shards)
         self.shard_bytes = sum(row.shard_bytes for row in self.shards)

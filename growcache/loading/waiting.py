@@ -103,15 +103,15 @@ def wait_for_samples(
             failed.
     """
     layout, bound = CacheLayout(path), BoundCheck()
-    vanished_at = time.monotonic() + VANISHING_SECONDS
+    vanished_at = math.inf
     views = index_views(path, wake or threading.Event(), stopped)
     with closing(views), wait_line(rank) as line:
         notice = WaitNotice(line)
         for view in views:
-            if _has_enough(view, min_samples, complete) and (
-                view.schema is not None or time.monotonic() > vanished_at
-            ):
-                break
+            if _has_enough(view, min_samples, complete):
+                if view.schema is not None or time.monotonic() > vanished_at:
+                    break
+                vanished_at = min(vanished_at, time.monotonic() + VANISHING_SECONDS)
             on_wait()
             if known and not layout.root.is_dir():
                 raise CacheMissingError(

@@ -139,7 +139,7 @@ def _throttled(inputs: PlanInputs, outcome: Outcome) -> Iterator[Warned]:
         "throttled",
         f"once the cache is full samplers wait for training: {in_count(drawn)} of "
         f"{in_count(_link_samples(inputs))} samples/s that the store could bring are drawn, because "
-        f"snapshots hold their shards, and at most three tenths of a pass are new (reuse {reuse:.1f})",
+        f"snapshots hold their shards, and only a part of each pass is new (reuse {reuse:.1f})",
         "a larger cache.max_bytes delays that; else the link is faster than this training needs",
     )
 
