@@ -53,7 +53,7 @@ def started(service: Running, cache: Path) -> None:
 
 def ends_with_one_line(service: Running) -> str:
     """Wait until the service fails with a one-line error; return the line."""
-    assert service.process.wait(300) == 1, service.errors
+    assert service.process.wait(30) == 1, service.errors
     said = service.errors.strip()
     assert said.count("\n") == 0, said
     assert "Traceback" not in said
@@ -329,6 +329,6 @@ def test_a_clean_stop_still_is_one(config: Path) -> None:
     with running(config) as service:
         started(service, config.with_suffix(""))
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(300) == 0
+        assert service.process.wait(30) == 0
         assert service.errors == ""
     assert status(config.with_suffix(""))["state"] == "stopped"

@@ -69,7 +69,9 @@ def goes_on(service: Running) -> None:
 
 def waits_for(service: Running, words: str) -> dict[str, Any]:
     """Return the first status that waits for the given reason."""
-    found = service.wait_for(lambda now: (now["waiting_for"] or "").startswith(words))
+    found = service.wait_for(
+        lambda now: (now["waiting_for"] or "").startswith(words), seconds=5 * 3
+    )
     assert found["state"] == "waiting"
     return found
 
@@ -200,7 +202,7 @@ def test_a_run_that_was_refused_is_none_that_failed(
         bucket.let_in("KEY-2")
         waits_for(service, "credentials (")
         service.process.terminate()
-        assert service.process.wait(300) == 0
+        assert service.process.wait(30) == 0
     edit_config(config, source__storage_options=bucket.storage_options("KEY-2"))
     with running(config) as service:
         goes_on(service)

@@ -72,7 +72,7 @@ def test_stopped_samplers_of_a_dead_service_are_ended(config: Path) -> None:
         began = time.monotonic()
         done = growcache("run", config, "--until-full")
         # mostly the start of the command on a busy machine
-        assert time.monotonic() - began < 150
+        assert time.monotonic() - began < 30
         assert done.returncode == 0, done.stderr
         assert all(is_gone(pid) for pid in pids)
         assert done.stderr.count("\n") == 1

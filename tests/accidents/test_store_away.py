@@ -44,13 +44,17 @@ def test_a_store_that_comes_goes_and_comes_again(tmp_path: Path, client: str) ->
     config = config_of(tmp_path, s3(f"http://127.0.0.1:{port}", client))
     message = f"connection refused by 127.0.0.1:{port} (endpoint_url in source.storage_options)"
     with running(config) as service:
-        found = service.wait_for(lambda now: message in (now["waiting_for"] or ""))
+        found = service.wait_for(
+            lambda now: message in (now["waiting_for"] or ""), seconds=5 * 5
+        )
         assert found["state"] == "waiting"
-        service.wait_for(lambda now: message in service.errors)
+        service.wait_for(lambda now: message in service.errors, seconds=5 * 10)
         with guarded(tmp_path / "objects", port=port):
             service.wait_for(lambda now: now["drawn"] > 200)
             service.wait_for(lambda now: "the store answers again" in service.errors)
-        found = service.wait_for(lambda now: message in (now["waiting_for"] or ""))
+        found = service.wait_for(
+            lambda now: message in (now["waiting_for"] or ""), seconds=5 * 5
+        )
         assert found["waiting_for"].startswith("the store to answer (")
         before = found["drawn"]
         with guarded(tmp_path / "objects", port=port):
@@ -70,7 +74,7 @@ def test_a_terminal_is_told_too(tmp_path: Path) -> None:
     reader = threading.Thread(target=_read_all, args=(terminal, shown), daemon=True)
     reader.start()
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 5 * 10
         while b"connection refused by 127.0.0.1:9" not in b" ".join(bytes(shown).split()):
             assert time.monotonic() < deadline, bytes(shown[-2000:])
             time.sleep(0.05)
@@ -97,7 +101,9 @@ def test_a_mount_that_goes_makes_no_hole(tmp_path: Path) -> None:
         service.wait_for(lambda now: now["drawn"] > 200)
         (tmp_path / "mount").rename(tmp_path / "away")
         (tmp_path / "mount").mkdir()
-        service.wait_for(lambda now: (now["waiting_for"] or "").startswith("the store ("))
+        service.wait_for(
+            lambda now: (now["waiting_for"] or "").startswith("the store ("), seconds=5 * 5
+        )
         (tmp_path / "mount").rmdir()
         (tmp_path / "away").rename(tmp_path / "mount")
         before = service.last["drawn"]
@@ -123,6 +129,7 @@ def test_a_certificate_that_is_not_trusted_any_more(tmp_path: Path) -> None:
         with guarded(tmp_path / "objects", port=port, tls=_tls(second)):
             found = service.wait_for(
                 lambda now: (now["waiting_for"] or "").startswith("credentials ("),
+                seconds=5 * 3,
             )
             assert "certificate is not trusted" in found["waiting_for"]
             second.cert_pem.write_to_path(str(trusted), append=True)

@@ -109,7 +109,7 @@ def test_a_signal_stops_the_service_cleanly(config: Path, number: signal.Signals
         assert read_status(config.parent / "cache").state != "stopped"
         process.send_signal(number)
         process.stdout.read()
-        assert process.wait(300) == 0
+        assert process.wait(20) == 0
     assert read_status(config.parent / "cache").state == "stopped"
     assert list((config.parent / "cache" / "incoming").iterdir()) == []
 

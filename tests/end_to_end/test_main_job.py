@@ -136,7 +136,7 @@ def test_two_frameworks_train_while_the_cache_grows_and_evicts(
         torch_saw, keras_saw = map(result, trainers)
         found = status(cache)
         process.terminate()
-        process.wait(300)
+        process.wait(15)
         watch.stop()
         assert process.returncode == 0
     print(json.dumps({"torch": torch_saw, "keras": keras_saw, "worst": watch.worst}))

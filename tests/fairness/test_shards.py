@@ -18,6 +18,7 @@ from growcache.sampling.fill import encode_group
 from growcache.sampling.messages import PartVisit, Permit
 from growcache.sampling.sampler_memory import VisitResult
 from growcache.sampling.sizing import ALIKE, RAMP_END, shards_per_group
+from growcache.sampling.space_allocator import IN_TURN_SECONDS
 from growcache.schema import Schema
 from growcache.store.contract import Entry
 from tests.sampling.services import run, service, wait_until, write_config
@@ -153,4 +154,6 @@ def test_a_group_that_hangs_does_not_keep_others_for_long(
     )
     ramp = set(range(RAMP_END))
     with service(config):
-        wait_until(lambda: len(ramp - set(groups(tmp_path / "c"))) == 1, seconds=300)
+        wait_until(
+            lambda: len(ramp - set(groups(tmp_path / "c"))) == 1, seconds=5 * IN_TURN_SECONDS
+        )

@@ -43,7 +43,7 @@ def test_it_lives_as_long_as_the_service(tmp_path: Path, end: signal.Signals) ->
         with urllib.request.urlopen(url + "events", timeout=300) as events:
             assert events.readline() == b"event: status\n"
             process.send_signal(end)
-            process.wait(300)
+            process.wait(20)
         wait_until(lambda: is_gone(url))
         if end == signal.SIGTERM:
             assert process.returncode == 0
@@ -62,5 +62,5 @@ def test_the_command_ends_cleanly(tmp_path: Path) -> None:
     url = process.stderr.readline().removeprefix("dashboard: ").strip()
     assert answer_of(url + "caches.json")[0]["name"] == "none"
     os.kill(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (0, "")

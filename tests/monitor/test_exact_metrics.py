@@ -115,7 +115,7 @@ def test_counters_are_exact_once_all_is_quiet(tmp_path: Path) -> None:
             assert_requests(cache, bucket)
             assert Scrape(cache).sum("store_requests_total") > before
             process.terminate()
-            process.wait(300)
+            process.wait(20)
     assert Scrape(cache).sum("state", state="stopped") == 1
     assert Scrape(cache).sum("samples_drawn_total") == OBJECTS - LEFT_OUT + 1
     last = read_history(cache)[-1]

@@ -103,7 +103,7 @@ def costs_waiting_only(folder: Path, kind: str, times: int, min_free: object) ->
                 assert run.poll() is None, "the service ended"
             last = status(cache)
             run.terminate()
-            assert (run.wait(300), run.stderr.read() if run.stderr else "") == (0, "")
+            assert (run.wait(30), run.stderr.read() if run.stderr else "") == (0, "")
         print(last)
         assert (last.restarts, last.holes) == (0, 0)
         assert reader.complaints == []

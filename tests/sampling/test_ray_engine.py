@@ -192,7 +192,7 @@ def kill_some(cache: Path, find: Callable[[], list[int]], times: int) -> None:
         time.sleep(0.3)
         for pid in find()[:1]:
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: pid not in find())
+            wait_until(lambda pid=pid: pid not in find(), 30)
 
 
 def test_samplers_may_be_killed(cluster: RayCluster, url: str, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_samplers_may_be_killed(cluster: RayCluster, url: str, tmp_path: Path) -
         wait_until(lambda: len(pids(cache)) == 2)
         assert len({one.node for one in status(cache).worker_states}) == 2
         kill_some(cache, lambda: pids(cache), 4)
-        assert process.wait(300) == 0
+        assert process.wait(120) == 0
     check_whole(cache)
 
 
@@ -217,8 +217,8 @@ def test_the_writer_may_be_killed(cluster: RayCluster, url: str, tmp_path: Path)
         (writer,) = writers(process.pid)
         samplers = pids(cache)
         os.kill(writer, signal.SIGKILL)
-        wait_until(lambda: not any(map(psutil.pid_exists, samplers)))
-        assert process.wait(300) == 0
+        wait_until(lambda: not any(map(psutil.pid_exists, samplers)), 30)
+        assert process.wait(120) == 0
     check_whole(cache)
 
 
@@ -230,7 +230,7 @@ def test_no_sampler_outlives_a_killed_supervisor(
         wait_until(lambda: status(cache).samples > 8)
         left = [*pids(cache), *writers(process.pid)]
         process.kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, left)))
+        wait_until(lambda: not any(map(psutil.pid_exists, left)), 30)
     run(config, "--until-full", seconds=100)
     check_whole(cache)
 
@@ -242,7 +242,7 @@ def test_a_node_may_be_lost(cluster: RayCluster, url: str, tmp_path: Path) -> No
     with service(config, "--until-full", "--set", "sampling.ray.workers=3") as process:
         wait_until(lambda: len(pids(cache)) == 3)
         cluster.remove_node(node)
-        assert process.wait(300) == 0
+        assert process.wait(150) == 0
     check_whole(cache)
 
 
@@ -271,7 +271,7 @@ def test_the_copy_of_a_slow_permit_wins(cluster: RayCluster, url: str, tmp_path:
         stopped = pids(cache)[0]
         os.kill(stopped, signal.SIGSTOP)
         try:
-            assert process.wait(300) == 0
+            assert process.wait(100) == 0
         finally:
             if psutil.pid_exists(stopped):
                 os.kill(stopped, signal.SIGCONT)
@@ -391,7 +391,7 @@ def test_a_ray_of_its_own_goes_with_the_service(
         wait_until(lambda: status(tmp_path / "c").samples == 120)
         assert processes_of_ray() > before
         process.send_signal(number)
-        process.wait(300)
-        wait_until(lambda: processes_of_ray() <= before)
+        process.wait(30)
+        wait_until(lambda: processes_of_ray() <= before, 30)
     assert not list(Path(folder.name).iterdir())
     folder.cleanup()

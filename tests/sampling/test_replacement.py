@@ -262,7 +262,7 @@ def test_the_wait_for_room_is_told_and_can_be_ended(work: Path) -> None:
             assert (found.state, found.pid) == ("waiting", process.pid)
             assert [lease.pid for lease in found.leases] == [os.getpid()]
             process.terminate()
-            assert process.wait(300) == 0
+            assert process.wait(25) == 0
         assert read_status(cache).state == "stopped"
         assert generation_numbers(cache) == [0]
         with service(work, *other(1), "--replace"):

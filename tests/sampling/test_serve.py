@@ -168,6 +168,6 @@ def test_the_trainers_end_ends_the_service(
     pid = status(tmp_path / "cache").pid
     assert pid is not None
     trainer.send_signal(number)
-    trainer.wait(300)
+    trainer.wait(20)
     trainer.stdout.close()
-    wait_until(lambda: not alive(pid))
+    wait_until(lambda: not alive(pid), 15)

@@ -160,7 +160,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finishes(
             children = samplers_of(process.pid)
             process.kill()
             process.wait()
-            wait_until(lambda children=children: not any(map(alive, children)))
+            wait_until(lambda children=children: not any(map(alive, children)), 5)
     assert run(config, "--until-full") == (0, "")
     assert digests(cache) == expected
     assert not list((cache / "incoming").iterdir())
@@ -184,7 +184,7 @@ def test_a_sampler_ends_with_the_pipe_that_its_supervisor_has(tmp_path: Path, ur
         wait_until(lambda: b"ready" in (tmp_path / "said").read_bytes())
         assert sampler.poll() is None
         sampler.stdin.close()
-        assert sampler.wait(300) == 0
+        assert sampler.wait(10) == 0
     finally:
         sampler.kill()
         sampler.wait()
@@ -210,7 +210,7 @@ def test_a_signal_stops_everything_and_leaves_nothing(
         children = samplers_of(process.pid)
         assert len(children) == 2
         process.send_signal(number)
-        process.wait(300)
+        process.wait(10)
         assert process.returncode == 0
         assert not any(map(alive, children))
     assert not list((cache / "incoming").iterdir())

@@ -317,7 +317,7 @@ def test_a_store_that_is_closed_ends_all_that_waits_for_a_connection(
         reading = asyncio.ensure_future(store.read(entry))
         await asyncio.to_thread(wait_until, lambda: link.connections > 0, "a connection")
         await store.close()
-        done, _ = await asyncio.wait({reading}, timeout=300)
+        done, _ = await asyncio.wait({reading}, timeout=10)
         assert done
         with pytest.raises(RuntimeError, match="the store was closed"):
             reading.result()
@@ -344,4 +344,4 @@ def test_no_connection_outlives_its_store(
 
     asyncio.run(use())
     gc.collect()
-    wait_until(lambda: link.connections == 0, "the end of all connections")
+    wait_until(lambda: link.connections == 0, "the end of all connections", 5)
